@@ -233,6 +233,15 @@ def parse_invitation(text: str) -> NetworkInvitation:
         raise ConfigError(f"this invitation is damaged: {violation.message}", remedy=_COPY_IT) from None
 
 
+def given_invitation(given: object) -> NetworkInvitation | None:
+    """Return the invitation that a caller gave, as it is or as its text. Raises ConfigError."""
+    if given is None or isinstance(given, NetworkInvitation):
+        return given
+    if not isinstance(given, str):
+        raise ConfigError(f"invite is {given!r:.80} and not an invitation", remedy=f'give invite="{TEXT_PREFIX}…"')
+    return parse_invitation(given)
+
+
 def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: float) -> Capability:
     """Return what `chain` gives to `peer_id`, whose key the connection has proved.
 

@@ -25,10 +25,11 @@ from swarm_compression import warm_up
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError, SessionError, cause
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
+from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
 from torch import nn
 from torch.utils.data import default_collate
 
+from swarm.network.discovery.peer_names import check_peers
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
@@ -143,7 +144,7 @@ class Trainer:
         Raises ConfigError or IntegrityError if the run or the module cannot be trained.
         """
         self._run = load_run(Path(run))
-        self._peers = tuple(peers)
+        self._peers = check_peers(peers)
         self._options = options
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
         self._own = _own_module(self._run, given, options)
@@ -302,8 +303,7 @@ class Trainer:
         with temporary_folder("trainer") as folder:
             path = options.identity or folder / "identity.key"
             identity = Identity.load_or_create(path)
-            invite = options.invite
-            invitation = parse_invitation(invite) if isinstance(invite, str) else invite
+            invitation = given_invitation(options.invite)
             network = await Libp2pNetwork.create(
                 Libp2pOptions(
                     identity_path=path,

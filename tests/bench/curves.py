@@ -18,7 +18,7 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.replica import apply_outer_step
+from swarm.training.state.outer_step import apply_outer_step
 from swarm_compression import get_codec
 from torch import Tensor
 

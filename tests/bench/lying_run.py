@@ -20,7 +20,7 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.run.run_tables import DataConfig, InnerConfig
-from swarm.training.state.replica import apply_outer_step
+from swarm.training.state.outer_step import apply_outer_step
 from swarm.trust.aggregator import AggregationReport, Aggregator
 from swarm.trust.aggregators import get_aggregator
 from swarm.trust.mixing import NO_MIXING, get_mixing

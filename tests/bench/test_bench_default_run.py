@@ -14,7 +14,7 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.lease import Cursor, advance, leases, sample_ids
-from swarm.training.state.replica import apply_outer_step
+from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 

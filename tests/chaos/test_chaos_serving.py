@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from support.serving_fleet import ServingFleet, serving_fleet
 from swarm.client import Generation, SamplingParams
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta
+from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm.training.state.export import export_hf
 from swarm_node.demo import demo_answer
 from swarm_node.demo.demo_state import NodeState

@@ -21,8 +21,9 @@ from support.node_process import environment
 from support.serving_fleet import START_S, ServingFleet, serving_fleet
 from swarm.client import AsyncClient, KeptModel
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta
+from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm.training.state.export import export_hf
 from swarm_protocol.rows import TOKENS
 from swarm_protocol.session_frames import AnswerTokens, Frame, OpenSequence, StepRequest

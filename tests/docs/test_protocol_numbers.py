@@ -76,7 +76,7 @@ SAID = [
     ),
     ("relay.md", f"for {reservations.RELEASE_S:.0f} seconds"),
     ("relay.md", f"At most {reservations.MAX_RELAY_ADDRS} addresses of a relay"),
-    ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
+    ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many that wait"),
     ("records.md", f"the {routing_table.WIDTH} nearest"),
     ("records.md", f"the {record_holders.NUM_REPLICAS} nearest nodes"),
     ("records.md", f"asks the {routing_table.SAMPLE_WIDTH} nearest nodes"),

@@ -26,6 +26,7 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.quorum import quorum
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_mapping import identifying_mapping, to_mapping
 from swarm.training.run.signed_run import parse_text, sign_mapping
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
@@ -71,13 +72,13 @@ def test_identity_page_describes_an_envelope_that_others_accept() -> None:
 
 def test_identity_page_describes_what_a_run_files_signature_covers_and_its_id() -> None:
     config = RunConfig(name="own", outer_steps=2)
-    run = sign_mapping(config, config.to_mapping(), Identity(SEED), 1_767_225_600)
+    run = sign_mapping(config, to_mapping(config), Identity(SEED), 1_767_225_600)
     mapping = parse_text(run.text, "here")
     table = mapping.pop("signature")
     content = {"run": mapping, "peer_id": table["peer_id"], "issued_at": table["issued_at"]}
     signed = b"swarm-run:" + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     KEY.public_key().verify(run.signature, signed)
-    settings = content | {"run": run.config.identifying_mapping()}
+    settings = content | {"run": identifying_mapping(run.config)}
     text = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
     assert run.run_id == "own-" + hashlib.sha256(b"swarm-run:" + text).hexdigest()[:12]
 

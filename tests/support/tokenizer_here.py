@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from swarm.serving.tokenizer.model_assets import read_reply
 from swarm.serving.tokenizer.tokenizer_worker import TokenizerAnswers
-from swarm_protocol.errors import ConfigError, IntegrityError
 
 
 class TokenizerHere:
@@ -27,10 +27,7 @@ class TokenizerHere:
                     Path(folder, name).write_bytes(payload)
             request = {"do": what, "model": self._model, "folder": folder, **values}
             told = json.loads(json.dumps(self._answers.answer(json.loads(json.dumps(request)))))
-        if "error" in told:
-            errors = {error.code: error for error in (ConfigError, IntegrityError)}
-            raise errors[told["error"]](told["message"], remedy=told["remedy"])
-        return told["answer"]
+        return read_reply(self._model, told)
 
     def close(self) -> None:
         """There is nothing to end."""

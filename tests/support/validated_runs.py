@@ -15,6 +15,7 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import CastVote
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_mapping import to_mapping
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm.training.state.replica_state import ReplicaState
@@ -40,7 +41,7 @@ def validated(**changes: object) -> RunConfig:
 
 def run_of(settings: RunConfig) -> SignedRun:
     """Return a run of which there is a file."""
-    return sign_mapping(settings, settings.to_mapping(), AUTHOR, 1_750_000_000)
+    return sign_mapping(settings, to_mapping(settings), AUTHOR, 1_750_000_000)
 
 
 @dataclass

@@ -21,10 +21,11 @@ from swarm_protocol.identity import Identity
 
 from swarm_node.settings import config_sources
 from swarm_node.settings.config import SETTINGS, Config, UsageError, Value, default_text
+from swarm_node.settings.parsers import HubId
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
-    from swarm_node.settings.config import Config
+    from swarm_node.events.emitter import Emitter
 
 T = TypeVar("T")
 
@@ -234,3 +235,9 @@ def signing_identity(flags: Flags) -> Identity:
             else f"{create}; or name the home that has one with --home",
         )
     return Identity.load(home.identity)
+
+
+def say_lookup(model: Path | HubId, emitter: Emitter) -> None:
+    """Say what a hub is about to be asked for, since its answer may take seconds."""
+    if isinstance(model, HubId):
+        emitter.say(f"asking the hub for {model.model_id}")

@@ -16,7 +16,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import check_given
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags, imported
+from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, UNUSED_PACKAGES, share_of_limit
 from swarm_node.settings.config import Config, UsageError
@@ -60,6 +60,7 @@ def join(flags: Flags) -> int:
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        say_lookup(config.model, Emitter(json=flags.json))
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)

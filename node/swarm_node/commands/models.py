@@ -24,7 +24,7 @@ from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.chat import soon
-from swarm_node.commands.command_options import Flags, signing_identity
+from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
@@ -152,8 +152,7 @@ def check(flags: Flags) -> int:
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
-    if not isinstance(model, Path):
-        emitter.say(f"asking the hub for {model.model_id}")
+    say_lookup(model, emitter)
     checked = check_served(model, home)
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))

@@ -19,7 +19,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.limits import MAX_OUTER_STEP
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags, signing_identity
+from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.settings.config import UsageError
@@ -60,7 +60,7 @@ def init(flags: Flags) -> int:
     except ValueError:
         config = RunConfig(name=DEFAULT_NAME)
     if start := flags.options["start"]:
-        config = _starting_from(config, start, flags.home())
+        config = _starting_from(config, start, flags.home(), emitter)
     new_run_file(path, config)
     emitter.emit("run_written", path=str(path))
     emitter.say(f"next: swarm-node run sign {shlex.quote(str(path))}")
@@ -151,9 +151,15 @@ def watch(flags: Flags) -> int:
     return watch_run(which, config, Emitter(json=flags.json))
 
 
-def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
+def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emitter) -> RunConfig:
     """Return `config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError,
     IntegrityError."""
+    try:
+        named = parse_model(checkpoint)
+    except ValueError as error:
+        raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="give a directory or OWNER/NAME") from error
+    say_lookup(named, emitter)
+    # torch and transformers take seconds to import
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
     from swarm.start_checkpoint import model_settings  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
@@ -161,10 +167,6 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
 
     from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
-    try:
-        named = parse_model(checkpoint)
-    except ValueError as error:
-        raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="give a directory or OWNER/NAME") from error
     source = find_source(named, Home(home), lambda *_: None)
     files = open_model(source.directory)
     start = StartConfig(checkpoint=LOCAL)
@@ -292,10 +294,10 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
     yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
-    rule = config.probation
-    yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {config.who_may_join}"
-    if config.who_is_welcome:
-        yield f"invited    {config.who_is_welcome}"
+    rule, entrance = config.probation, config.entrance
+    yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {entrance.who_may_join}"
+    if welcome := entrance.who_is_welcome(len(config.inviters)):
+        yield f"invited    {welcome}"
     if rule.steps:
         yield (
             f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
 
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
 from swarm.training.outside.observer import Observer
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import short
@@ -27,6 +29,8 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
+FIND_S = 5.0
+"""Seconds to look for a member that gives the run's file before the user is told that there is none yet."""
 FIRST_MEMBER_S = 180.0
 """Seconds to wait for a first member: a user who watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
@@ -52,12 +56,28 @@ def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:
     async with visiting(config) as (network, membership):
-        run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
+        run = which if isinstance(which, SignedRun) else await _file_of(which.run_id, network, membership, emitter)
         emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
         watching = RunWatcher(Observer(network, membership, run), run, emitter)
         with recorded(emitter, config.tensorboard, run.run_id, "watch"):
             await watching.until_finished()
     return 0
+
+
+async def _file_of(run_id: str, network: Network, membership: Membership, emitter: Emitter) -> SignedRun:
+    """Return the run's file from its first member, which is awaited for FIRST_MEMBER_S. Raises PeerTimeout."""
+    now_s = asyncio.get_running_loop().time
+    until_s, has_said = now_s() + FIRST_MEMBER_S, False
+    while True:
+        try:
+            return await find_run(network, membership, run_id, timeout_s=FIND_S)
+        except PeerTimeout:
+            if now_s() >= until_s:
+                raise
+        if not has_said:
+            waits = duration(FIRST_MEMBER_S)
+            emitter.say(f"no member of {run_id} is there yet: waiting for one for up to {waits}; Ctrl-C stops this")
+            has_said = True
 
 
 class RunWatcher:

@@ -294,7 +294,8 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
 
 
 def _entrance(config: RunConfig) -> str:
-    return "; ".join(filter(None, (config.who_may_join, config.who_is_welcome)))
+    entrance = config.entrance
+    return "; ".join(filter(None, (entrance.who_may_join, entrance.who_is_welcome(len(config.inviters)))))
 
 
 def _projected_end(facts: RunFacts, at: float) -> float | None:

@@ -156,7 +156,7 @@ class ModelView(View):
     tokens_per_s: float | None
     other_revisions: tuple[RevisionView, ...] = ()  # most servers first, at most 8
     manifest: str | None = None  # digest of the signed manifest; None: unpublished
-    publisher: str | None = None  # peer id of who signed it, once the signature was checked
+    publisher: str | None = None  # peer id of its signer, once the signature was checked
 
 
 class ModelDetail(View):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import DEFAULT_MODEL
 
 from swarm_node.demo.command import INTERVAL_STEPS, MIN_NEW_TOKENS, NUM_NODES, OUTER_STEPS, PROMPT, TEMPERATURE
 

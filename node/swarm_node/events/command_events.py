@@ -15,7 +15,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         "{peer_id} lied: {reason} of {run}; it is banned {how_long} ({path})",
         path="text: the file",
         run="text: the run's id",
-        peer_id="text: who lied",
+        peer_id="text: the peer that lied",
         kind="text: the kind of evidence, such as wrong_reduction",
         step="int: the outer step of the lie",
         reason="text: what it did",
@@ -95,7 +95,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         num_on_probation="int: these, and the trainers on probation whose work members brought",
     ),
     "members": event_spec(
-        "Who trains the watched run, whenever members or their states have changed.",
+        "The members that train the watched run, whenever members or their states have changed.",
         "members: {summary}",
         run="text: the run's id",
         members="list: for each peer_id, state (joining, training, finished), outer_step, tokens_per_s, loss",
@@ -109,7 +109,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         outer_step="int: the outer step to go on from",
         digest="text: digest of that state",
         roster="list: peer ids of those who would decide what follows",
-        left_out="list: peer ids of the last members who would not",
+        left_out="list: peer ids of the last members that would not",
         left_out_names="text: the ends of these",
     ),
     "resume_not_signed": event_spec(

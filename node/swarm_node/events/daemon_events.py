@@ -208,8 +208,8 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "{words}",
         run="text: the run's id",
         kind="text: sender, receiver or link",
-        sender="text: peer id of who sends, empty for a receiver",
-        receiver="text: peer id of who receives, empty for a sender",
+        sender="text: peer id of the sender, empty for a receiver",
+        receiver="text: peer id of the receiver, empty for a sender",
         slowdown="number: its transfer time divided by the usual one",
         words="text: the same in words",
     ),
@@ -229,7 +229,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "convicted in step {step}, banned {how_long}: {peer_id}, {reason}",
         run="text: the run's id",
         step="int: the outer step of the lie",
-        peer_id="text: who lied",
+        peer_id="text: the peer that lied",
         kind="text: the kind of evidence, such as wrong_reduction",
         reason="text: what it did",
         until="int?: the last outer step of which it is kept out; null: it is banned for good",
@@ -251,7 +251,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "the interval of {peer_id} for step {step} was computed once more: {tier}, distance {distance:.3g}",
         run="text: the run's id",
         step="int: the outer step that the interval was for",
-        peer_id="text: whose interval",
+        peer_id="text: the peer whose interval it is",
         tier="text: exact (equal bytes), close (within the run's validation_tolerance) or wrong",
         distance="number: the norm of the difference, relative to that of the recomputed values; at most 1e6",
     ),
@@ -261,8 +261,8 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "{accuser} accuses {peer_id} in step {step} of what is not so",
         run="text: the run's id",
         step="int: the outer step that the interval was for",
-        peer_id="text: who is accused",
-        accuser="text: who accuses",
+        peer_id="text: the accused peer",
+        accuser="text: the peer that accuses it",
     ),
     "contribution_late": event_spec(
         "An outer step was committed without what this node has trained for it: that work is lost, and its "
@@ -366,7 +366,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "draining": event_spec(
         "The node takes nothing new, finishes what it has and leaves.",
         "draining ({reason}): leaving {within}",
-        reason="text: who asked",
+        reason="text: by what the node was asked to leave",
         seconds="number: how long it waits before it stops anyway",
     ),
     "pausing": event_spec(

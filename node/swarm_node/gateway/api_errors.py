@@ -66,7 +66,8 @@ def _from_swarm(error: SwarmError, path: str) -> HttpError:
         case ConfigError():
             # by the first code clients know that they have to shorten the conversation
             code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid_request"
-            param = TEXT_FIELDS.get(path) if error.field == "prompt" else error.field
+            names = {"prompt": TEXT_FIELDS.get(path, ""), "template_kwargs": "chat_template_kwargs"}
+            param = names.get(error.field, error.field)
             return HttpError(400, str(error), code=code, param=param or None)
     return HttpError(500, str(error), code=error.code)
 

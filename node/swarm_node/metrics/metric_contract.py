@@ -230,7 +230,7 @@ TRAINER: MetricGroup = {
         "when a member breaks the protocol in a round; the node's log and the dashboard say who and why",
     ),
     "swarm_trainer_convicted_total": _counter(
-        "Members whom evidence convicts of a lie.",
+        "Members that evidence convicts of a lie.",
         "when this member has checked the evidence; `status`, the node's log and the dashboard say who and why",
     ),
     "swarm_trainer_intervals_validated_total": _counter(

@@ -5,6 +5,8 @@ A client holds its tokenizers and what it has learnt about servers; each generat
 
 from __future__ import annotations
 
+from swarm_protocol.sampler import Grammar
+
 from swarm.client.async_client import AsyncClient, ClientOptions
 from swarm.client.catalog import ModelStatus, OtherRevision
 from swarm.client.publishers import KnownPublishers, UsedRevisions
@@ -18,6 +20,7 @@ __all__ = [
     "Client",
     "ClientOptions",
     "Generation",
+    "Grammar",
     "KeptModel",
     "KnownPublishers",
     "ModelStatus",

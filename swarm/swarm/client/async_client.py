@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_protocol.errors import ConfigError, PeerError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
+from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
@@ -29,6 +29,7 @@ from swarm.client.request import (
     room_for,
 )
 from swarm.client.text_at_home import KeptModels, TextAtHome
+from swarm.network.discovery.peer_names import check_peers
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
@@ -153,7 +154,7 @@ class AsyncClient(TextClient[Generation]):
         share `spot_check` of the answers the servers' work is computed again by others; 0 for none. The others are
         those of `ClientOptions`. Raises ConfigError without peers and for a publisher that is none, StartError.
         """
-        invitation = parse_invitation(invite) if isinstance(invite, str) else invite
+        invitation, peers = given_invitation(invite), check_peers(peers)
         if invitation is not None:
             peers, network_id = peers or invitation.seeds, network_id or invitation.network_id
         options = ClientOptions(
@@ -276,8 +277,9 @@ class AsyncClient(TextClient[Generation]):
         shape and for numbers that are not finite, SessionError when blocks are missing or could not be computed,
         PeerError when nobody answers or the call is too large for the servers; the backward pass does, too.
         """
-        from swarm.remote.gradient import ForwardOptions, attach, waiting_for  # noqa: PLC0415 - brings torch
+        from swarm.remote.gradient import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 
+        check_tensor(x)
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         ran = await self.run_forward(x.detach(), model, wanted)
         return attach(x, ran, waiting_for(asyncio.get_running_loop()))
@@ -362,8 +364,6 @@ async def _joined(
 ) -> AsyncIterator[Network]:
     """Join a network through its daemon's libp2p, under a fresh identity. Raises ConfigError without peers,
     StartError."""
-    if isinstance(peers, str):
-        raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
     if not peers:
         raise ConfigError(
             "a client needs the address of a node: alone it would be a network of its own",

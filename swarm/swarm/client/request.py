@@ -243,17 +243,23 @@ async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
     return token_ids
 
 
+def check_prompt_ids(token_ids: object) -> list[int]:
+    """Return the ids as a list. Raises ConfigError unless they are whole numbers."""
+    if not isinstance(token_ids, Sequence) or not _are(Integral, token_ids):
+        raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
+    return list(token_ids)
+
+
 def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
     """Return the ids as a list. Raises ConfigError unless the model knows them all."""
-    if not all(isinstance(token_id, Integral) for token_id in token_ids):
-        raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
+    token_ids = check_prompt_ids(token_ids)
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
             "the prompt has token ids that the model does not know",
             remedy=f"use 0 to {assets.shape.vocab_size - 1}",
             field="prompt",
         )
-    return list(token_ids)
+    return token_ids
 
 
 class ContextExceeded(ConfigError):

@@ -131,8 +131,9 @@ class Client(TextClient[Iterator[Token]]):
     ) -> Tensor:
         """Compute blocks as `AsyncClient.forward` does; the backward pass may run in any thread, until the client is
         closed."""
-        from swarm.remote.gradient import ForwardOptions, attach  # noqa: PLC0415 - brings torch
+        from swarm.remote.gradient import ForwardOptions, attach, check_tensor  # noqa: PLC0415 - brings torch
 
+        check_tensor(x)
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog
+from swarm.client.request import check_prompt_ids
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
@@ -40,7 +41,7 @@ class TensorCalls:
 
     async def embed(self, ids: Sequence[int] | Tensor, model: str) -> Tensor:
         """Return the input embeddings of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T]."""
-        tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
+        tokens = ids if isinstance(ids, Tensor) else torch.tensor(check_prompt_ids(ids), dtype=torch.int64)
         return await self._in_one_call(model, ForwardOptions(), partial(embed, tokens))
 
     async def pooled(self, token_ids: Sequence[int], model: str) -> Tensor:

@@ -99,6 +99,12 @@ def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
     return (output if x.dim() == 3 else output[0]).to(x.device, x.dtype)
 
 
+def check_tensor(x: object) -> None:
+    """Raises ConfigError for what is no tensor."""
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"the input is {x!r:.80} and not a tensor", remedy="give torch.tensor(…) of it")
+
+
 def check_input(x: Tensor, model: ModelShape, start: int) -> None:
     """Raises ConfigError for an input that no server would take."""
     num_sides = x.dim() - x.is_floating_point()

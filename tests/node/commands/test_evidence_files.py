@@ -17,6 +17,7 @@ from swarm.training.inner import interval
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.run.run_file import write_run
+from swarm.training.run.run_mapping import to_mapping
 from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
@@ -28,7 +29,7 @@ LIAR = IDENTITIES[1].peer_id
 
 def keep(home: Path, *, is_right: bool = False, name: str = LIAR) -> tuple[SignedRun, Path]:
     """Return a run and the file with evidence of it that the home keeps."""
-    run = sign_mapping(RUN, RUN.to_mapping(), AUTHOR, 1_750_000_000)
+    run = sign_mapping(RUN, to_mapping(RUN), AUTHOR, 1_750_000_000)
     case = reduced(run=run.run_id)
     result = case.result() if is_right else times_minus_ten(case.result())
     folder = home / "checkpoints" / run.run_id / "evidence"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -114,6 +116,28 @@ def test_watching_nobody_ends_with_one_line() -> None:
 def test_watching_before_the_first_member_has_started_waits_for_it() -> None:
     events = told(Scripted(*[({}, list[CommittedStep]())] * 120, ({"a": member()}, [step(2)])))
     assert events[-1]["event"] == "run_finished"
+
+
+def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([PeerTimeout("nobody"), PeerTimeout("nobody"), RUN])
+
+    async def find_run(*_: object, timeout_s: float) -> SignedRun:
+        await asyncio.sleep(timeout_s)
+        if isinstance(found := next(looks), PeerTimeout):
+            raise found
+        return found
+
+    monkeypatch.setattr(run_watch, "find_run", find_run)
+    err = io.StringIO()
+    emitter = Emitter(json=True, out=io.StringIO(), err=err)
+    found = virtual_time.run(run_watch._file_of(RUN.run_id, MagicMock(), MagicMock(), emitter))
+    assert found is RUN
+    assert err.getvalue().count("is there yet: waiting for one for up to 3 min; Ctrl-C stops this") == 1
+    looks = iter([PeerTimeout("nobody")] * 100)
+    with pytest.raises(PeerTimeout):
+        virtual_time.run(run_watch._file_of(RUN.run_id, MagicMock(), MagicMock(), emitter))
 
 
 def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:

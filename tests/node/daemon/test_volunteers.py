@@ -25,9 +25,9 @@ from support.node_process import Node, wait_until
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run, write_run
-from swarm.training.run.run_tables import DataConfig, StartConfig
+from swarm.training.run.run_tables import DEFAULT_MODEL, DataConfig, StartConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
 from swarm_node.demo import demo_answer

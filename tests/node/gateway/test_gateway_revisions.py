@@ -14,8 +14,9 @@ from openai import AsyncOpenAI
 from swarm.client import AsyncClient, OtherRevision, UsedRevisions
 from swarm.client.async_client import ClientOptions
 from swarm.serving.model.model_files import open_model
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta
+from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm.training.state.export import export_hf
 from swarm_node.storage.client_models import used_in
 

@@ -18,8 +18,9 @@ from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta
+from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm.training.state.export import export_hf
 from swarm_node.demo import demo_answer
 from swarm_protocol.errors import PeerUnreachable
@@ -265,12 +266,20 @@ def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(
 def test_tools_for_a_model_whose_template_has_no_place_for_them_are_refused(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 4)) as swarm:
-            with pytest.raises(api.BadRequestError, match="takes no tools"):
+            with pytest.raises(api.BadRequestError, match="takes no tools") as refused:
                 await swarm.openai.chat.completions.create(
                     model="small",
                     messages=[{"role": "user", "content": "hi"}],
                     tools=[{"type": "function", "function": {"name": "f"}}],
                 )
+            assert refused.value.param == "tools"
+            with pytest.raises(api.BadRequestError, match="knows no mood") as refused:
+                await swarm.openai.chat.completions.create(
+                    model="small",
+                    messages=[{"role": "user", "content": "hi"}],
+                    extra_body={"chat_template_kwargs": {"mood": 1}},
+                )
+            assert refused.value.param == "chat_template_kwargs"
 
     asyncio.run(main())
 

@@ -255,6 +255,7 @@ GOOD = torch.zeros(2, 3, 32)
     ("x", "options", "what"),
     [
         (torch.full((3, 32), float("nan")), {}, "not finite"),
+        ([1, 2], {}, r"is \[1, 2\] and not a tensor"),
         (torch.zeros(3, 31), {}, "31 columns"),
         (torch.zeros(32), {}, "shape"),
         (torch.zeros(1, 2, 3, 32), {}, "shape"),

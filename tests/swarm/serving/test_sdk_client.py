@@ -703,6 +703,20 @@ def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"peers": [3]}, "peers has 3, which is no address"),
+        ({"peers": 3}, "peers is 3 and not a list"),
+        ({"peers": ["/ip4/127.0.0.1/tcp/1"], "invite": 3}, "invite is 3 and not an invitation"),
+    ],
+)
+def test_client_with_values_of_another_kind_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error, client.Client(**options):
+        pass
+    assert error.value.remedy.startswith("give ")
+
+
+@pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
         ("publishers", "story=12D3KooW", "give publishers=['story=12D3KooW']"),

@@ -14,8 +14,9 @@ from support.round_scripts import PEERS
 from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
-from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import warnings_of
+from swarm.training.run.run_mapping import LATER_SETTINGS, from_mapping, identifying_mapping, to_mapping
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm.trust.mixing import Bucketing, NearestNeighbours
@@ -208,7 +209,7 @@ def test_run_mixes_its_neighbours_by_default_and_one_that_was_signed_before_does
     assert run.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.34, reach=1.2)
     assert run.cluster_aggregator(3).mixing == NearestNeighbours()
     assert LATER_SETTINGS["pre_aggregation"] == "none"
-    assert "pre_aggregation" not in RunConfig(name="run", pre_aggregation="none").identifying_mapping()
+    assert "pre_aggregation" not in identifying_mapping(RunConfig(name="run", pre_aggregation="none"))
     assert RunConfig(name="run", pre_aggregation="none").aggregator_for(10).mixing is None
 
 
@@ -222,16 +223,16 @@ def test_settings_of_the_mixing_are_those_of_the_run() -> None:
 
 
 def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> None:
-    run = RunConfig.from_mapping({"name": "run", "aggregator": "trimmed_mean", "aggregation": {"trim": 0.3}})
-    assert run.to_mapping()["aggregation"] == {"trim": 0.3}
-    assert RunConfig.from_mapping(run.to_mapping()) == run
+    run = from_mapping({"name": "run", "aggregator": "trimmed_mean", "aggregation": {"trim": 0.3}})
+    assert to_mapping(run)["aggregation"] == {"trim": 0.3}
+    assert from_mapping(to_mapping(run)) == run
     with pytest.raises(TypeError):
         run.aggregation["trim"] = 0.1  # type: ignore[index]
 
 
 def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given() -> None:
-    run = RunConfig.from_mapping({"name": "run", "aggregator": "centered_clip", "aggregation": {"radius": 2}})
-    assert run.to_mapping()["aggregation"] == {"radius": 2.0, "iterations": 50}
+    run = from_mapping({"name": "run", "aggregator": "centered_clip", "aggregation": {"radius": 2}})
+    assert to_mapping(run)["aggregation"] == {"radius": 2.0, "iterations": 50}
     assert type(run.aggregation["radius"]) is float
 
 
@@ -261,4 +262,4 @@ def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given
 )
 def test_from_mapping_impossible_aggregation_is_refused_in_words(mapping: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_mapping({"name": "run", **mapping})
+        from_mapping({"name": "run", **mapping})

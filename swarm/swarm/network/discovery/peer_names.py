@@ -54,6 +54,7 @@ _DNSADDR_FORM = re.compile(r"/dnsaddr/([^/]*)(?:/p2p/([^/]+))?")
 _RECORD = "dnsaddr="
 _MAX_NAME_CHARS = 253
 _EXAMPLE = "write it like /dnsaddr/swarm.example.org or /dns4/seed.example.org/tcp/4001/p2p/PEER_ID"
+_LIST = 'give a list of texts, such as peers=["swarm.example.org"] or ["/ip4/203.0.113.7/tcp/4001/p2p/PEER_ID"]'
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _VERSIONS: Mapping[str, tuple[Literal[4, 6], ...]] = {"dns": (4, 6), "dns4": (4,), "dns6": (6,)}
 
@@ -66,6 +67,18 @@ class Lookup(Protocol):
 
     async def texts(self, name: str) -> Sequence[str]:
         """Return the TXT records of a name. Raises LookupFailed."""
+
+
+def check_peers(peers: object) -> tuple[str, ...]:
+    """Return the addresses that a caller gave, in their full form. Raises ConfigError, also unless they are a list."""
+    if isinstance(peers, str):
+        raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
+    if not isinstance(peers, Sequence) or isinstance(peers, bytes):
+        raise ConfigError(f"peers is {peers!r:.80} and not a list of addresses", remedy=_LIST)
+    for each in peers:
+        if not isinstance(each, str):
+            raise ConfigError(f"peers has {each!r:.80}, which is no address", remedy=_LIST)
+    return tuple(map(check_peer, peers))
 
 
 def check_peer(text: str) -> str:

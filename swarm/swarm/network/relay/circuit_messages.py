@@ -54,7 +54,7 @@ def hop_status(status: CircuitStatus) -> bytes:
 
 
 def stop_request(source: bytes) -> bytes:
-    """Return the request to a target. `source`: the binary peer id of who wants to connect."""
+    """Return the request to a target. `source`: the binary peer id of the peer that wants to connect."""
     return _message({_TYPE: StopMessage.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
 
 

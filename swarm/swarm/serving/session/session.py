@@ -11,14 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
-from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
@@ -35,7 +33,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.membership import Membership
-from swarm.router.routing import Hop, NoChain
+from swarm.router.routing import NoChain
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
@@ -60,8 +58,8 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import Stage, StepTimer
-from swarm.serving.session.trace import HopTrace, Replay, Trace
+from swarm.serving.session.stage import Stage
+from swarm.serving.session.trace import Replay, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -278,16 +276,7 @@ class Session:
         if not repair.lost_peer:
             self._trace.num_reused_tokens = min(stage.done for stage in repair.new)
             return
-        replay = Replay(
-            lost_peer=repair.lost_peer,
-            start=repair.start,
-            end=repair.end,
-            reason=repair.error.message if repair.error else "",
-            new_peers=tuple(stage.peer_id for stage in repair.new),
-            num_tokens=action.num_tokens,
-            was_handed_over=repair.is_handover,
-            failover_ms=(self._loop.time() - repair.since_s) * 1000,
-        )
+        replay = action.replay(self._loop.time())
         self._trace.replays.append(replay)
         if self._state.pipeline.is_asked:
             self._pauses.append((replay, repair.since_s))
@@ -371,7 +360,8 @@ class Session:
                 # connect before the sequence that is handed over has to stand still
                 dialling = [self._pool.get(hop.peer_id, self._messages.model.name) for hop in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
-            new = [self._new_stage(hop) for hop in chain]
+            kept = self._home.hops if self._home is not None else ()
+            new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_home=hop in kept) for hop in chain]
             self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
@@ -383,19 +373,6 @@ class Session:
                 f"surviving a failure would take {num_bytes} bytes here, and {self._max_replay_bytes} are allowed",
                 remedy="ask for fewer tokens or allow more memory",
             )
-
-    def _new_stage(self, hop: Hop) -> Stage:
-        return Stage(
-            peer_id=hop.peer_id,
-            start=hop.start,
-            end=hop.end,
-            sequence_id=secrets.token_bytes(limits.SEQUENCE_ID_BYTES),
-            timer=StepTimer(hop.record, hop.end - hop.start),
-            row_bytes=self._messages.row_bytes(hop.start),
-            trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
-            dtype=hop.record.dtype,
-            is_home=self._home is not None and hop in self._home.hops,
-        )
 
     def _set_timer(self) -> None:
         due_s = self._state.next_due_s()

@@ -13,6 +13,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.session_frames import SampledToken
 
 from swarm.serving.session.stage import Repair, Stage, StepReport
+from swarm.serving.session.trace import Replay
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +157,20 @@ class Repaired:
 
     repair: Repair
     num_tokens: int
+
+    def replay(self, now_s: float) -> Replay:
+        """Return what the request's trace says of it."""
+        repair = self.repair
+        return Replay(
+            lost_peer=repair.lost_peer,
+            start=repair.start,
+            end=repair.end,
+            reason=repair.error.message if repair.error else "",
+            new_peers=tuple(stage.peer_id for stage in repair.new),
+            num_tokens=self.num_tokens,
+            was_handed_over=repair.is_handover,
+            failover_ms=(now_s - repair.since_s) * 1000,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,18 @@ All are plain values without I/O. `pipeline` and `session_state` change them.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.limits import PAGE_TOKENS, SEQUENCE_ID_BYTES
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
 from swarm_protocol.session_frames import SampledToken, SequenceReady, Spent
 
+from swarm.router.routing import Hop
 from swarm.serving.session.trace import HopTrace
 
 FLOOR_S = 5.0
@@ -185,6 +187,21 @@ class Stage:
     takes_from: int = 0
     dtype: str = ""
     is_home: bool = False
+
+    @classmethod
+    def at(cls, hop: Hop, *, row_bytes: int, is_home: bool) -> Stage:
+        """Return a new stage on the server of `hop`, whose inputs have `row_bytes` a position."""
+        return cls(
+            peer_id=hop.peer_id,
+            start=hop.start,
+            end=hop.end,
+            sequence_id=secrets.token_bytes(SEQUENCE_ID_BYTES),
+            timer=StepTimer(hop.record, hop.end - hop.start),
+            row_bytes=row_bytes,
+            trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
+            dtype=hop.record.dtype,
+            is_home=is_home,
+        )
 
     @property
     def reported(self) -> int:

@@ -57,7 +57,8 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "RUST_BACKTRACE": "0",
 }
-_ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
+_FIELDS = frozenset({"prompt", "tools", "template_kwargs"})
+"""The parts of a request that the process may name as the cause of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +130,19 @@ class TokenizerProcess:
             asked = json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the request cannot be written as JSON: {error}", remedy="use plain values") from None
-        reply = json.loads(child.ask(asked, within_s=within_s, max_bytes=MAX_ANSWER_BYTES))
-        match reply:
-            case {"answer": answer}:
-                return answer
-            case {"error": str(code), "message": str(message), "remedy": str(remedy)} if code in _ERRORS:
-                raise _ERRORS[code](message, remedy=remedy)
-        raise IntegrityError(f"the process of the tokenizer of {self._model} answers without sense")
+        return read_reply(self._model, json.loads(child.ask(asked, within_s=within_s, max_bytes=MAX_ANSWER_BYTES)))
+
+
+def read_reply(model: str, reply: Any) -> Any:
+    """Return the answer in a reply of the process. Raises ConfigError or IntegrityError, as it says."""
+    match reply:
+        case {"answer": answer}:
+            return answer
+        case {"error": ConfigError.code, "message": str(message), "remedy": str(remedy), "field": str(field)}:
+            raise ConfigError(message, remedy=remedy, field=field if field in _FIELDS else "")
+        case {"error": IntegrityError.code, "message": str(message), "remedy": str(remedy)}:
+            raise IntegrityError(message, remedy=remedy)
+    raise IntegrityError(f"the process of the tokenizer of {model} answers without sense")
 
 
 class _OwnedProcess:

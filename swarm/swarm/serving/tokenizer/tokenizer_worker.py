@@ -100,7 +100,8 @@ class TokenizerAnswers:
         try:
             return {"answer": self._answer(request)}
         except SwarmError as error:
-            return {"error": error.code, "message": error.message, "remedy": error.remedy}
+            field = error.field if isinstance(error, ConfigError) else ""
+            return {"error": error.code, "message": error.message, "remedy": error.remedy, "field": field}
         except (MemoryError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a panic of the tokenizers library is no Exception
@@ -108,6 +109,7 @@ class TokenizerAnswers:
                 "error": ConfigError.code,
                 "message": f"the tokenizer of {request['model']} cannot take this: {one_line(error)}",
                 "remedy": "use other words or another model",
+                "field": "prompt",
             }
 
     def _answer(self, request: dict[str, Any]) -> Any:
@@ -181,12 +183,16 @@ class LoadedTokenizer:
             raise ConfigError(
                 f"the chat template of {self.model} cannot be used: {one_line(error)}",
                 remedy="send a prompt, or use another model",
+                field="prompt",
             ) from error
         for name in template_kwargs:
             if name not in names or (name in _RESERVED and name != "add_generation_prompt"):
-                raise ConfigError(f"the chat template of {self.model} knows no {name}", remedy="leave it out")
+                message = f"the chat template of {self.model} knows no {name}"
+                raise ConfigError(message, remedy="leave it out", field="template_kwargs")
         if tools and "tools" not in names:
-            raise ConfigError(f"the chat template of {self.model} takes no tools", remedy="leave them out")
+            raise ConfigError(
+                f"the chat template of {self.model} takes no tools", remedy="leave them out", field="tools"
+            )
         if not self.tokenizer.chat_template:
             lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
             return self.encode("\n".join([*lines, "assistant:"]))
@@ -204,6 +210,7 @@ class LoadedTokenizer:
             raise ConfigError(
                 f"the model's chat template refuses these messages: {one_line(error)}",
                 remedy="send roles and an order that the model knows, such as user and assistant in turn",
+                field="prompt",
             ) from error
         return self._bounded(encoded)
 
@@ -244,6 +251,7 @@ class LoadedTokenizer:
             raise ConfigError(
                 f"the tokenizer of {self.model} makes {len(token_ids)} tokens of this prompt",
                 remedy=f"shorten the prompt: no model takes over {limits.MAX_SESSION_TOKENS}",
+                field="prompt",
             )
         return [int(token_id) for token_id in token_ids]
 

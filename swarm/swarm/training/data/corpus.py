@@ -40,8 +40,7 @@ from swarm.training.data.source import (
 from swarm.training.data.token_file import TokenFile, TokenHeader, Tokens, read_header
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
 from swarm.training.data.tokenizing import Job, tokenize
-from swarm.training.run.run_config import BYTE_VOCABULARY, END_OF_TEXT
-from swarm.training.run.run_tables import DataConfig
+from swarm.training.run.run_tables import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 from swarm.training.run.seeded import permute
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError
 
-from swarm.training.run.run_config import BYTE_VOCABULARY, END_OF_TEXT
+from swarm.training.run.run_tables import BYTE_VOCABULARY, END_OF_TEXT
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")

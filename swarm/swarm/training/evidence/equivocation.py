@@ -36,8 +36,9 @@ from swarm_protocol.training_messages import GROUP_PURPOSE, Contribution, Group,
 
 from swarm.newest_items import NewestItems
 from swarm.training.round.quorum import electors_of
+from swarm.training.round.voting import vote_of_lock
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.certificate import RunSignatures, vote_of_lock
+from swarm.training.state.certificate import RunSignatures
 
 S = TypeVar("S")
 MAX_PEERS = 512

@@ -88,6 +88,12 @@ def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
     return Lock(attempt=vote.attempt, group_digest=vote.group_digest, outcome=vote.outcome, votes=placed)
 
 
+def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
+    """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
+    vote = origin.vote(lock.outcome, "prepare")
+    return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
+
+
 def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
     voters = [peer for peer, each in state.voting.prepares.items() if each.outcome == outcome]
     others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]

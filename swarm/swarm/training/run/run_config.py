@@ -2,49 +2,39 @@
 explanation.
 
 To add a setting, declare a field here, with `implied` (see `settings.setting`); run files, templates and checks follow.
-Values only. `run_file` reads, signs and writes runs; `run_model` builds what `RunConfig.model` describes.
+Values only. `run_mapping` turns them into the plain values of a file and back; `run_file` reads, signs and writes runs;
+`run_model` builds what `RunConfig.model` describes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol import limits
 
-from swarm.training.run.run_tables import DataConfig, InnerConfig, OuterConfig, StartConfig
+from swarm.training.run.run_tables import DEFAULT_MODEL, MODULE_TYPE, DataConfig, InnerConfig, OuterConfig, StartConfig
 from swarm.training.run.settings import (
-    ImpossibleRun,
-    ImpossibleValues,
     SettingChecks,
     are_peers,
     check_fields,
     choice,
     describe,
-    explanations,
-    implied_values,
     matching,
     number,
-    refuse_unknown_keys,
     setting,
-    table_of,
     whole,
-    with_floats,
 )
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule
 from swarm.trust.aggregator import Aggregator
-from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameter_names, parameters_of
+from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameters_of
 from swarm.trust.mixing import A_THIRD, MOST_LIARS, NO_MIXING, Mixing, NearestNeighbours, get_mixing, mixing_names
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
-
-BYTE_VOCABULARY = 256
-END_OF_TEXT = 0
-"""The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
 """With DEFAULT_MIXING, what three liars of ten do costs least, on equal and on unequal data, and it costs nothing where
@@ -55,40 +45,6 @@ MAX_MAJORITY_S = 7 * 86400.0
 """A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
 INVITATIONS = ("welcome", "required", "none")
 MAX_INVITERS = 16
-MODULE_TYPE = "module"
-"""The `model_type` of a module of its author's own, which no file describes."""
-
-DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "llama",
-        "vocab_size": BYTE_VOCABULARY,
-        "hidden_size": 128,
-        "intermediate_size": 344,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "bos_token_id": END_OF_TEXT,
-        "eos_token_id": END_OF_TEXT,
-    }
-)
-"""A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
-
-_MODEL_KEYS: Mapping[str, str] = {
-    "model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
-    "vocab_size": "Tokens: 256 are the bytes; with a tokenizer, at least as many as it has.",
-    "hidden_size": "Width of the hidden states.",
-    "intermediate_size": "Width of each layer's MLP.",
-    "num_hidden_layers": "Layers.",
-    "num_attention_heads": "Attention heads, which divide hidden_size.",
-    "num_key_value_heads": "Heads of keys and values, which divide num_attention_heads.",
-    "max_position_embeddings": "Longest context, at least data.window_tokens.",
-    "tie_word_embeddings": "Input and output embeddings are the same weights.",
-    "bos_token_id": "Token before a document.",
-    "eos_token_id": "Token that ends a document.",
-}
-
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
 
@@ -388,28 +344,6 @@ class RunConfig:
         )
 
     @property
-    def who_may_join(self) -> str:
-        """Return in words who may contribute."""
-        if self.entrance.required:
-            named = f"{len(self.admission)} peers and " if self.admission else ""
-            return f"{named}those with an invitation may join"
-        return f"{len(self.admission)} peers may join" if self.admission else "anyone may join"
-
-    @property
-    def who_is_welcome(self) -> str:
-        """Return in words what invitations and vouches are good for; empty: for nothing."""
-        entrance, inviters = self.entrance, len(self.inviters)
-        if not entrance.welcomes:
-            return ""
-        by = "the author" + (f" or {inviters} more" if inviters else "")
-        members = ""
-        if entrance.vouchers:
-            vouching = "1 member that vouches" if entrance.vouchers == 1 else f"{entrance.vouchers} members that vouch"
-            members = f", or {vouching} for it,"
-        steps = f"after {entrance.steps} outer steps" if entrance.steps else "at once"
-        return f"a node with an invitation from {by}{members} counts fully {steps}"
-
-    @property
     def only_named(self) -> tuple[str, ...]:
         """The only peers that may contribute; empty: others may, too."""
         return () if self.invitations == "required" else self.admission
@@ -505,77 +439,3 @@ class RunConfig:
         needs = f"{self.aggregator} with these parameters needs at least {fewest} members"
         remedy = f"{needs}, or a fallback such as {DEFAULT_AGGREGATOR}"
         checks.require(bool(self.fallback) or self.min_group >= fewest, "min_group", self.min_group, remedy)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain values, as they stand in a run file. `from_mapping` returns an equal config."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain["model"] = dict(self.model)
-        plain["admission"] = list(self.admission)
-        plain["inviters"] = list(self.inviters)
-        plain["aggregation"] = dict(self.aggregation)
-        for table in _TABLES:
-            plain[table] = asdict(plain[table])
-        return plain
-
-    def identifying_mapping(self) -> dict[str, Any]:
-        """Return what a run's id is made of: `to_mapping` without the later settings that have their implied value."""
-        mapping = self.to_mapping()
-        for path, implied in LATER_SETTINGS.items():
-            table, _, key = path.rpartition(".")
-            values = mapping[table] if table else mapping
-            if values[key] == implied:
-                del values[key]
-            if table and not values:
-                del mapping[table]
-        return mapping
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
-        """Raises ConfigError that names all impossible values, or an unknown key, each with its remedy."""
-        refuse_unknown_keys(mapping, {each.name for each in fields(cls)}, "the run")
-        values = with_floats(cls, mapping)
-        values.setdefault("name", "")
-        _check_aggregation_keys(values)
-        problems = list[str]()
-        for key, table in _TABLES.items():
-            try:
-                values[key] = table_of(table, key, mapping.get(key, {}))
-            except ImpossibleValues as error:
-                problems += error.problems
-                values[key] = table()
-        try:
-            config = cls(**values)
-        except ImpossibleValues as error:
-            problems[:0] = error.problems
-        if problems:
-            raise ImpossibleRun(problems)
-        return config
-
-
-_TABLES: Mapping[str, type[Any]] = {
-    "start": StartConfig,
-    "data": DataConfig,
-    "inner": InnerConfig,
-    "outer": OuterConfig,
-}
-
-LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    implied_values(RunConfig)
-    | {path: value for key, table in _TABLES.items() for path, value in implied_values(table, f"{key}.").items()}
-)
-"""Settings that were added after runs had been signed, such as "data.revision", with their implied values. See
-`settings.setting`."""
-
-ABOUT: Mapping[str, str] = MappingProxyType(
-    explanations(RunConfig)
-    | {path: text for key, table in _TABLES.items() for path, text in explanations(table, f"{key}.").items()}
-    | {f"model.{key}": text for key, text in _MODEL_KEYS.items()}
-)
-"""The explanation of every setting and table, by its name, such as "data.split"."""
-
-
-def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that the chosen aggregator does not have. RunConfig names other problems."""
-    name, given = values.get("aggregator", DEFAULT_AGGREGATOR), values.get("aggregation", {})
-    if name in aggregator_names() and isinstance(given, Mapping):
-        refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")

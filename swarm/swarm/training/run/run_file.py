@@ -1,7 +1,7 @@
 """Run files on disk: written with every setting explained, for people to edit, signed in place, read and checked.
 
 `load_run` checks a file in four steps: it is TOML (`signed_run.parse_text`), its signature is over its values
-(`signed_run.verify_mapping`), the values are possible (`RunConfig.from_mapping`), and the model can be built
+(`signed_run.verify_mapping`), the values are possible (`run_mapping.from_mapping`), and the model can be built
 (`run_model.check_model`).
 
 Signing writes down every setting, so that the defaults of a later version do not change what a run is. The settings
@@ -27,7 +27,8 @@ from typing import Any
 from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 from swarm_protocol.identity import Identity
 
-from swarm.training.run.run_config import ABOUT, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_mapping import ABOUT, completed, from_mapping, to_mapping
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
     SignedRun,
@@ -52,18 +53,9 @@ _HEAD = """\
 """
 
 
-def completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return `written`, with the values of `config` for all settings that it lacks."""
-    full = {**config.to_mapping(), **written}
-    for key, table in config.to_mapping().items():
-        if isinstance(table, Mapping):
-            full[key] = {**table, **written.get(key, {})}
-    return full
-
-
 def template(config: RunConfig, path: str) -> str:
     """Return `config` as a file to edit, unsigned, for `path`."""
-    mapping, defaults = config.to_mapping(), RunConfig(name=config.name).to_mapping()
+    mapping, defaults = to_mapping(config), to_mapping(RunConfig(name=config.name))
     # otherwise an author who chooses another aggregator would have to remove the parameters of this one
     usual = parameters_of(get_aggregator(config.aggregator, {}))
     mapping["aggregation"] = {key: value for key, value in config.aggregation.items() if value != usual[key]}
@@ -160,7 +152,7 @@ def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> Signed
     setting would do nothing."""
     _check_effect(config)
     _check_model(config)
-    return sign_mapping(config, config.to_mapping(), identity, issued_at)
+    return sign_mapping(config, to_mapping(config), identity, issued_at)
 
 
 def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: int | None = None) -> SignedRun:
@@ -198,13 +190,13 @@ def sign_file(
     """
     text = _read(path)
     written = without_signature(parse_text(text, path))
-    mapping = completed(written, RunConfig.from_mapping(written))
+    mapping = completed(written, from_mapping(written))
     text = with_missing(text, written, mapping)
     for (table, key), value in pins.items():
         if value != mapping[table][key]:
             text = with_value(text, table, key, value)
             mapping[table] = {**mapping[table], key: value}
-    config = RunConfig.from_mapping(mapping)
+    config = from_mapping(mapping)
     _check_effect(config)
     _check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at
@@ -264,7 +256,7 @@ def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
 
 
 def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
-    config = RunConfig.from_mapping(without_signature(mapping))
+    config = from_mapping(without_signature(mapping))
     _check_effect(config)
     _check_model(config)
     return config

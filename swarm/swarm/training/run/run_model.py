@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from swarm.building import BUILDING
 from swarm.training.run.layout import MAX_STATE_VALUES, Layout
-from swarm.training.run.run_config import BYTE_VOCABULARY, MODULE_TYPE, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import BYTE_VOCABULARY, MODULE_TYPE
 from swarm.training.run.seeded import stream
 from swarm.training.run.settings import is_digest, refuse_unknown_keys
 

@@ -1,11 +1,14 @@
-"""The tables of a run's file: where its weights begin, its data, and its inner and outer optimizer.
+"""The tables of a run's file: its usual model, where its weights begin, its data, and its inner and outer optimizer.
 
 Values only, each declared once with its limits and its explanation, as in `run_config`, which puts them together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from swarm.training.run.settings import (
     check_fields,
@@ -21,6 +24,46 @@ from swarm.training.run.settings import (
 
 LOCAL = "local"
 """The checkpoint or tokenizer of which each member has its own copy."""
+
+BYTE_VOCABULARY = 256
+END_OF_TEXT = 0
+"""The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
+
+MODULE_TYPE = "module"
+"""The `model_type` of a module of its author's own, which no file describes."""
+
+
+DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "llama",
+        "vocab_size": BYTE_VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": END_OF_TEXT,
+    }
+)
+"""A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
+
+MODEL_KEYS: Mapping[str, str] = {
+    "model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
+    "vocab_size": "Tokens: 256 are the bytes; with a tokenizer, at least as many as it has.",
+    "hidden_size": "Width of the hidden states.",
+    "intermediate_size": "Width of each layer's MLP.",
+    "num_hidden_layers": "Layers.",
+    "num_attention_heads": "Attention heads, which divide hidden_size.",
+    "num_key_value_heads": "Heads of keys and values, which divide num_attention_heads.",
+    "max_position_embeddings": "Longest context, at least data.window_tokens.",
+    "tie_word_embeddings": "Input and output embeddings are the same weights.",
+    "bos_token_id": "Token before a document.",
+    "eos_token_id": "Token that ends a document.",
+}
+"""The explanations of the keys that every kind of model has."""
 
 _is_column = matching(r"[\w.-]{1,64}")
 _COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"
@@ -160,8 +203,8 @@ class InnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """Says what a run makes of the group's mean pseudo-gradient, see `replica.apply_outer_step`. "average" leaves the
-    other settings unused.
+    """Says what a run makes of the group's mean pseudo-gradient, see `apply_outer_step`. "average" leaves the other
+    settings unused.
 
     The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
     """

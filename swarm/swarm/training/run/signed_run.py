@@ -28,7 +28,8 @@ from typing import Any
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity, verify
 
-from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_mapping import from_mapping, identifying_mapping, with_implied
 from swarm.training.run.settings import refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
@@ -57,7 +58,7 @@ class SignedRun:
     """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
 
     def __post_init__(self) -> None:
-        content = _signed_bytes(self.config.identifying_mapping(), self.peer_id, self.issued_at)
+        content = _signed_bytes(identifying_mapping(self.config), self.peer_id, self.issued_at)
         object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
 
@@ -83,22 +84,9 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
         raise IntegrityError(
             f"{path} is not what its author signed", remedy="get the file again, or sign it anew", peer_id=peer_id
         ) from error
-    config = RunConfig.from_mapping(_with_implied(mapping))
+    config = from_mapping(with_implied(mapping))
     text = to_toml({**mapping, "signature": table})
     return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature, text=text)
-
-
-def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was signed, with the implied values of settings that did not exist then. These are not today's
-    defaults."""
-    full = {"aggregator": "mean", **mapping}
-    for setting, implied in LATER_SETTINGS.items():
-        table, _, key = setting.rpartition(".")
-        if not table:
-            full.setdefault(key, implied)
-        elif isinstance(values := full.get(table, {}), Mapping):
-            full[table] = {key: implied, **values}
-    return full
 
 
 def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:

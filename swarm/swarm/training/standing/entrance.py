@@ -59,6 +59,27 @@ class Entrance:
     vouch_steps: int = 0
     vouch_credits: int = 1
 
+    @property
+    def who_may_join(self) -> str:
+        """Return in words who may contribute."""
+        if self.required:
+            named = f"{len(self.listed)} peers and " if self.listed else ""
+            return f"{named}those with an invitation may join"
+        return f"{len(self.listed)} peers may join" if self.listed else "anyone may join"
+
+    def who_is_welcome(self, num_inviters: int) -> str:
+        """Return in words what invitations, of the author and so many inviters, and vouches are good for; empty: for
+        nothing."""
+        if not self.welcomes:
+            return ""
+        by = "the author" + (f" or {num_inviters} more" if num_inviters else "")
+        members = ""
+        if self.vouchers:
+            vouching = "1 member that vouches" if self.vouchers == 1 else f"{self.vouchers} members that vouch"
+            members = f", or {vouching} for it,"
+        steps = f"after {self.steps} outer steps" if self.steps else "at once"
+        return f"a node with an invitation from {by}{members} counts fully {steps}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
+from swarm_protocol.training_messages import Group
 
 from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry, Probation
 from swarm.training.standing.register import Register, credits_after
@@ -194,6 +195,16 @@ class TrainerStandings:
     def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return the members that vouched for peers that evidence has convicted, and still stand for it."""
         return tuple(sorted({peer for each in self.entries if each.peer_id in convicted for peer in each.vouchers}))
+
+
+def lets_begin(entrance: Entrance, group: Group) -> bool:
+    """Return whether a run with this `entrance` may begin with `group`. Everybody knows that a run's first state has no
+    members, so each one has to be invited where the run requires that."""
+    if not entrance.required:
+        return True
+    founding, grants = TrainerStandings(entrance=entrance), grants_in(group.credentials)
+    newcomers = [peer for member in group.members for peer in (member.peer_id, *member.newcomers)]
+    return not any(founding.refuses(each, grants.get(each)) for each in newcomers) and not founding.overused(grants)
 
 
 def grants_in(credentials: Iterable[RunCredential]) -> dict[str, Grant]:

@@ -45,15 +45,14 @@ from swarm_protocol.training_messages import (
 )
 
 from swarm.training.round.quorum import Succession, electors_of
-from swarm.training.round.voting import tally
+from swarm.training.round.voting import tally, vote_of_lock
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.standing.entrance import Entrance
-from swarm.training.standing.standings import TrainerStandings, grants_in
+from swarm.training.standing.standings import lets_begin
 from swarm.training.state.certificate_history import Proof
 
 logger = logging.getLogger(__name__)
-
 
 NUM_PARSED_GROUPS = 8
 """Groups that are not parsed again: each member of a round shows another certificate, with other votes, of one group,
@@ -153,16 +152,13 @@ class RunSignatures:
                 raise PeerViolation(reason, peer_id=signed.signer) from error
 
     def _sign_contribution(self, place: Group | Ready, report: Contribution, sequence: int) -> Contribution:
-        return replace(report, signature=self.identity.sign(self._report_message(place, report, sequence)))
+        return replace(report, signature=self.identity.sign(report_message(self.network_id, place, sequence, report)))
 
     def _check_contribution(self, place: Group | Ready, report: Contribution, sequence: int) -> None:
         try:
-            verify(report.peer_id, self._report_message(place, report, sequence), report.signature)
+            verify(report.peer_id, report_message(self.network_id, place, sequence, report), report.signature)
         except IntegrityError as error:
             raise PeerViolation("it has not signed its report", peer_id=report.peer_id) from error
-
-    def _report_message(self, place: Group | Ready, report: Contribution, sequence: int) -> bytes:
-        return report_message(self.network_id, place, sequence, report)
 
     def sign_vote(self, vote: Vote) -> Vote:
         return replace(vote, signature=self.identity.sign(vote_message(self.network_id, vote)))
@@ -302,7 +298,7 @@ class RunSignatures:
         allows."""
         certificate = Certificate.from_bytes(data)
         if certificate.order:
-            return self._proof_of_order(certificate.order, now)
+            return Proof.of_order(self.read_order(certificate.order, now), certificate.order)
         signed, outcome = self.read_group(certificate.group, now), certificate.outcome
         group = signed.group
         assert outcome is not None
@@ -326,45 +322,15 @@ class RunSignatures:
             raise PeerViolation("a certificate resumes an outcome from before the last resume order")
         if not self.admits(*group.peer_ids, *origin.peer_ids):
             raise PeerViolation("a certificate is of a group with a member that the run does not admit")
-        if not (self._lets_begin(group) and self._lets_begin(origin)):
+        if not all(lets_begin(self.entrance, each) for each in (group, origin) if self._is_first(each)):
             raise PeerViolation("a certificate is of a first group with a member that was not invited")
         return Proof(
             certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters, order=signed.order
         )
 
-    def _lets_begin(self, group: Group) -> bool:
-        """Return whether the run may begin with `group`, if it starts at the run's first state: of that everybody knows
-        that it has no members, so that each one has to be invited. Who of a later group is new, its state says."""
-        is_first = bool(self.genesis) and group.state_digest == self.genesis and not group.order
-        if not is_first or not self.entrance.required:
-            return True
-        founding, grants = TrainerStandings(entrance=self.entrance), grants_in(group.credentials)
-        newcomers = [peer for member in group.members for peer in (member.peer_id, *member.newcomers)]
-        return not any(founding.refuses(each, grants.get(each)) for each in newcomers) and not founding.overused(grants)
-
-    def _proof_of_order(self, data: bytes, now: float) -> Proof:
-        order = self.read_order(data, now)
-        origin = Group(
-            run=order.run,
-            step=order.outer_step + 1,
-            attempt=0,
-            state_digest=order.state_digest,
-            members=tuple(Contribution(peer_id=peer) for peer in order.roster),
-            reduce_s=0.0,
-            vote_s=0.0,
-            order=data,
-        )
-        outcome = Outcome(origin_digest=hashlib.sha256(data).digest(), part_digests=(), state_digest=order.state_digest)
-        certificate = Certificate(order=data).to_bytes()
-        return Proof(
-            certificate=certificate,
-            attempt=0,
-            origin=origin,
-            outcome=outcome,
-            voters=order.roster,
-            order=order,
-            is_order=True,
-        )
+    def _is_first(self, group: Group) -> bool:
+        """Return whether `group` starts at the run's first state. Who of a later group is new, its state says."""
+        return bool(self.genesis) and group.state_digest == self.genesis and not group.order
 
     def formed_at(self, proof: Proof, now: float) -> float:
         """Return when the group whose contributions count was signed, by its coordinator's clock. `proof` is no resume
@@ -405,12 +371,6 @@ class RunSignatures:
     def _check_subject(self, envelope: Envelope, message: Group | PartStatement | IntervalFinding) -> None:
         if message.run != self.run or envelope.subject != _subject(message):
             raise PeerViolation("a group or statement is for another round", peer_id=envelope.peer_id)
-
-
-def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
-    """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
-    vote = origin.vote(lock.outcome, "prepare")
-    return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
 
 
 _OTHER_GROUP = "an outcome comes with another group than it names"

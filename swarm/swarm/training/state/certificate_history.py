@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.commit_messages import Outcome, ResumeOrder
-from swarm_protocol.training_messages import Group
+from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
+from swarm_protocol.training_messages import Contribution, Group
 
 from swarm.training.round.quorum import Succession
 
@@ -52,6 +52,29 @@ class Proof:
     voters: tuple[str, ...]
     order: ResumeOrder | None = None
     is_order: bool = False
+
+    @classmethod
+    def of_order(cls, order: ResumeOrder, data: bytes) -> Proof:
+        """Return what a resume order proves. `data` is the order as its author signed it."""
+        digest = hashlib.sha256(data).digest()
+        return cls(
+            certificate=Certificate(order=data).to_bytes(),
+            attempt=0,
+            origin=Group(
+                run=order.run,
+                step=order.outer_step + 1,
+                attempt=0,
+                state_digest=order.state_digest,
+                members=tuple(Contribution(peer_id=peer) for peer in order.roster),
+                reduce_s=0.0,
+                vote_s=0.0,
+                order=data,
+            ),
+            outcome=Outcome(origin_digest=digest, part_digests=(), state_digest=order.state_digest),
+            voters=order.roster,
+            order=order,
+            is_order=True,
+        )
 
     @property
     def sequence(self) -> int:

@@ -21,8 +21,9 @@ from swarm.network.interface import Network
 from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
 from swarm.training.run.layout import Layout
 from swarm.training.run.methods import Methods
-from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
+from swarm.training.run.run_tables import BYTE_VOCABULARY
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState

@@ -36,46 +36,18 @@ from swarm.training.round.clusters import Clusters, draw_clusters, samples_used,
 from swarm.training.round.quorum import Succession
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_tables import OuterConfig
 from swarm.training.standing.held_out_scores import HeldOutScores
 from swarm.training.standing.standings import TrainerStandings, grants_in
 from swarm.training.state.certificate_history import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
+from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
-
-_BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
 
 NUM_PROPOSALS = 2
 """Number of proposals that are kept: one outcome may be resumed while another is tried."""
 NUM_PARTS = 4
 """Number of rounds whose parts are kept, about a byte a parameter each. A member that is this many steps behind can
 still catch up by parts."""
-
-
-def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, config: OuterConfig) -> None:
-    """Take the outer step: m <- mu m + delta, then theta <- theta - eta (delta + mu m), in place, all fp32 on the CPU.
-
-    "average" is theta <- theta - delta, the members' mean weighted by tokens (local SGD; FedAvg, McMahan et al. 2017,
-    arXiv 1602.05629, algorithm 1), and leaves the momentum as it is.
-
-    `delta_N` is the mean of theta_start - theta_local. DiLoCo (Douillard et al. 2023, arXiv 2311.08105, algorithm 1)
-    with the Nesterov form of torch.optim.SGD. Equal inputs give equal bits, on any machine and with any number of
-    threads, since each product and each sum is rounded separately. (Given an `alpha`, torch fuses them in some SIMD
-    stripes and not in others.) Raises RoundError, with both tensors untouched, if `delta_N` is not finite.
-    """
-    for x_N in (theta_N, momentum_N, delta_N):
-        if x_N.dtype != torch.float32 or x_N.device.type != "cpu" or x_N.shape != (theta_N.numel(),):
-            raise ValueError("the outer step needs three flat fp32 CPU tensors of one size")
-    blocks = [torch.split(x_N, _BLOCK_VALUES) for x_N in (theta_N, momentum_N, delta_N)]
-    if not all(bool(torch.isfinite(delta_C).all()) for delta_C in blocks[2]):
-        raise RoundError("the group's pseudo-gradient is not finite", remedy="the round is tried again")
-    if config.optimizer == "average":
-        theta_N.sub_(delta_N)
-        return
-    for theta_C, momentum_C, delta_C in zip(*blocks, strict=True):
-        momentum_C.mul_(config.momentum).add_(delta_C)
-        step_C = (momentum_C * config.momentum).add_(delta_C).mul_(config.learning_rate)
-        theta_C.sub_(step_C)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

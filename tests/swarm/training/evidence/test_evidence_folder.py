@@ -8,6 +8,7 @@ import pytest
 from support.training_swarm import AUTHOR
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
 from swarm.training.evidence.evidence_folder import EvidenceFolder, check_file, files_in
+from swarm.training.run.run_mapping import to_mapping
 from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.proof_messages import EvidenceFile
@@ -16,7 +17,7 @@ LIAR = IDENTITIES[1].peer_id
 
 
 def signed_run() -> SignedRun:
-    return sign_mapping(RUN, RUN.to_mapping(), AUTHOR, 1_750_000_000)
+    return sign_mapping(RUN, to_mapping(RUN), AUTHOR, 1_750_000_000)
 
 
 def evidence_of(run: SignedRun, *, is_right: bool = False) -> bytes:
@@ -67,7 +68,7 @@ def test_damaged_file_proves_nothing(tmp_path: Path, damage: str) -> None:
 def test_file_with_another_run_or_network_proves_nothing(tmp_path: Path) -> None:
     path = kept(tmp_path)
     file = EvidenceFile.from_bytes(path.read_bytes())
-    other = sign_mapping(RUN, RUN.to_mapping(), AUTHOR, 1_750_000_001)
+    other = sign_mapping(RUN, to_mapping(RUN), AUTHOR, 1_750_000_001)
     for run, network_id in ((other.text.encode(), "test"), (file.run, "elsewhere")):
         path.write_bytes(EvidenceFile(network_id=network_id, run=run, evidence=file.evidence).to_bytes())
         with pytest.raises(IntegrityError, match="proves nothing"):

@@ -13,6 +13,7 @@ from swarm.testing import virtual_time
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.own_module import ModuleInner, OwnModule
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_mapping import from_mapping, to_mapping
 from swarm.training.run.run_model import build_model, check_model, module_run
 from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
@@ -200,7 +201,7 @@ def test_data_that_is_not_the_run_s_is_refused(data: object) -> None:
 def test_module_run_is_checked_and_cannot_be_built_from_its_file() -> None:
     run = run_of()
     assert check_model(run) == 41
-    assert RunConfig.from_mapping(run.to_mapping()) == run
+    assert from_mapping(to_mapping(run)) == run
     with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers"):
         run_of(fragments=3)
     with pytest.raises(ConfigError, match=r"a module of its author's own.*swarm.Trainer"):

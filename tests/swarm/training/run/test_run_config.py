@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import CODECS, DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_config import CODECS, RunConfig
 from swarm.training.run.run_cost import warnings_of
-from swarm.training.run.run_tables import DataConfig, InnerConfig, OuterConfig
+from swarm.training.run.run_mapping import from_mapping, to_mapping
+from swarm.training.run.run_tables import DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig
 from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -90,7 +91,7 @@ def test_run_config_group_upside_down_is_refused() -> None:
 def test_from_mapping_several_impossible_values_names_all_of_them() -> None:
     mapping = {"name": "run", "seed": -1, "inner": {"beta1": 2}, "outer": {"momentum": -1}}
     with pytest.raises(ConfigError) as caught:
-        RunConfig.from_mapping(mapping)
+        from_mapping(mapping)
     assert all(key in str(caught.value) for key in ("seed", "inner.beta1", "outer.momentum"))
 
 
@@ -104,33 +105,33 @@ def test_from_mapping_several_impossible_values_names_all_of_them() -> None:
 )
 def test_from_mapping_unknown_key_suggests_the_nearest(mapping: dict[str, Any], suggestion: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {suggestion}"):
-        RunConfig.from_mapping({"name": "run", **mapping})
+        from_mapping({"name": "run", **mapping})
 
 
 def test_from_mapping_key_like_no_other_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown key 'zzz'"):
-        RunConfig.from_mapping({"name": "run", "zzz": 1})
+        from_mapping({"name": "run", "zzz": 1})
 
 
 def test_from_mapping_value_in_place_of_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="inner must be a table"):
-        RunConfig.from_mapping({"name": "run", "inner": 3})
+        from_mapping({"name": "run", "inner": 3})
 
 
 def test_from_mapping_no_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="name = ''"):
-        RunConfig.from_mapping({})
+        from_mapping({})
 
 
 def test_from_mapping_whole_number_for_a_fraction_becomes_one() -> None:
-    run = RunConfig.from_mapping({"name": "run", "quorum_grace_s": 3, "outer": {"learning_rate": 1}})
+    run = from_mapping({"name": "run", "quorum_grace_s": 3, "outer": {"learning_rate": 1}})
     assert type(run.quorum_grace_s) is float
     assert type(run.outer.learning_rate) is float
 
 
 def test_to_mapping_of_any_run_gives_it_back() -> None:
     run = RunConfig(name="run", seed=3, model={"model_type": "gpt2", "n_layer": 2}, outer=OuterConfig(momentum=0.5))
-    assert RunConfig.from_mapping(run.to_mapping()) == run
+    assert from_mapping(to_mapping(run)) == run
 
 
 def test_run_config_model_cannot_be_changed_afterwards() -> None:
@@ -149,10 +150,10 @@ any_value = st.recursive(
 )
 
 
-@given(mapping=st.dictionaries(st.sampled_from(sorted(RunConfig(name="run").to_mapping())), any_value))
+@given(mapping=st.dictionaries(st.sampled_from(sorted(to_mapping(RunConfig(name="run")))), any_value))
 def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, Any]) -> None:
     try:
-        run = RunConfig.from_mapping(mapping)
+        run = from_mapping(mapping)
     except ConfigError:
         return
     assert run.name
@@ -186,14 +187,14 @@ def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, A
 )
 def test_from_mapping_names_the_impossible_value(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=rf"{re.escape(named)} = "):
-        RunConfig.from_mapping({"name": "test", **changes})
+        from_mapping({"name": "test", **changes})
 
 
 def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
     peers = [Identity(bytes([byte]) * 32).peer_id for byte in range(3)]
-    one = RunConfig.from_mapping({"name": "test", "admission": peers})
-    assert one == RunConfig.from_mapping({"name": "test", "admission": peers[::-1]})
-    assert RunConfig.from_mapping(one.to_mapping()) == one
+    one = from_mapping({"name": "test", "admission": peers})
+    assert one == from_mapping({"name": "test", "admission": peers[::-1]})
+    assert from_mapping(to_mapping(one)) == one
 
 
 FRESH = InnerConfig(fresh_moments=True)

@@ -18,9 +18,10 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.run import run_copy
 from swarm.training.run.methods import Methods
-from swarm.training.run.run_config import MODULE_TYPE, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import MAX_ASKED_AT_ONCE, fetch_run, find_run, serve_run
 from swarm.training.run.run_file import load_run, new_run_file, sign_file, sign_run
+from swarm.training.run.run_tables import MODULE_TYPE
 from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import ABOUT, DEFAULT_MODEL, LATER_SETTINGS, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import (
     inspect_run,
     load_run,
@@ -27,7 +27,8 @@ from swarm.training.run.run_file import (
     with_value,
     write_run,
 )
-from swarm.training.run.run_tables import InnerConfig
+from swarm.training.run.run_mapping import ABOUT, LATER_SETTINGS, from_mapping, to_mapping
+from swarm.training.run.run_tables import DEFAULT_MODEL, InnerConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
@@ -179,7 +180,7 @@ def test_a_run_that_an_earlier_version_signed_keeps_its_signature_and_its_id(tmp
 def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
     """Whatever today's defaults are. The mean was what a run without an aggregator had."""
     assert LATER_SETTINGS.keys() <= ABOUT.keys()
-    config = load_signed(SIGNED_BY_THE_FIRST_VERSION.replace("old", "run").encode()).config.to_mapping()
+    config = to_mapping(load_signed(SIGNED_BY_THE_FIRST_VERSION.replace("old", "run").encode()).config)
     for setting, implied in LATER_SETTINGS.items():
         table, _, key = setting.rpartition(".")
         assert (config[table] if table else config)[key] == implied
@@ -260,12 +261,8 @@ def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, t
 
 
 def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path, tiny_run: RunConfig) -> None:
-    class NewerRun(RunConfig):
-        def to_mapping(self) -> dict[str, Any]:
-            return {**super().to_mapping(), "codecs": "int4"}
-
-    newer = NewerRun(**{key: getattr(tiny_run, key) for key in tiny_run.__dataclass_fields__})
-    write_run(tmp_path / "run.toml", newer, AUTHOR)
+    newer = sign_mapping(tiny_run, {**to_mapping(tiny_run), "codecs": "int4"}, AUTHOR, 1_750_000_000)
+    (tmp_path / "run.toml").write_text(newer.text)
     with pytest.raises(ConfigError, match="did you mean 'codec'"):
         load_run(tmp_path / "run.toml")
 
@@ -318,7 +315,7 @@ def test_sign_run_that_discounts_by_scores_which_nobody_measures_is_refused_and_
     with pytest.raises(ConfigError, match="measures no scores"):
         sign_file(tmp_path / "run.toml", AUTHOR)
     sign_run(replace(silent, discount_low_scores=False), AUTHOR, issued_at=1)
-    (tmp_path / "old.toml").write_text(sign_mapping(silent, silent.to_mapping(), AUTHOR, 1).text)
+    (tmp_path / "old.toml").write_text(sign_mapping(silent, to_mapping(silent), AUTHOR, 1).text)
     assert load_run(tmp_path / "old.toml").config == silent
 
 
@@ -388,7 +385,7 @@ def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, mo
     assert "[inner]\nbatch_windows = 2  # small\n" in text
     written = tomllib.loads(text)
     del written["signature"]
-    assert written == run.config.to_mapping()
+    assert written == to_mapping(run.config)
     # a later version with other defaults, for which it is the same run
     monkeypatch.setattr(InnerConfig.__init__, "__kwdefaults__", {**InnerConfig.__init__.__kwdefaults__, "beta2": 0.5})
     assert load_run(path).run_id == run.run_id
@@ -466,7 +463,7 @@ SIGNATURE = {"peer_id": "me", "issued_at": 7, "signature": "abc="}
 
 
 def settings() -> set[str]:
-    mapping = CONFIG.to_mapping() | {"aggregation": {}}  # each aggregator has its own
+    mapping = to_mapping(CONFIG) | {"aggregation": {}}  # each aggregator has its own
     inner = {f"{key}.{name}" for key, table in mapping.items() if isinstance(table, Mapping) for name in table}
     return set(mapping) | inner
 
@@ -478,7 +475,7 @@ def test_about_explains_every_setting_and_nothing_else() -> None:
 
 def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
     text = template(CONFIG, "story.toml")
-    assert RunConfig.from_mapping(tomllib.loads(text)) == CONFIG
+    assert from_mapping(tomllib.loads(text)) == CONFIG
     lines = text.splitlines()
     bare = [line for before, line in zip(["", *lines], lines, strict=False) if "=" in line and line[0] not in "#["]
     unexplained = [line for line in bare if not lines[lines.index(line) - 1].startswith("# ")]

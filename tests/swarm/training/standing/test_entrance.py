@@ -277,16 +277,18 @@ def test_state_forgets_no_revocation_and_writes_them_as_they_were() -> None:
 
 
 def test_run_says_in_words_who_may_join_and_what_invitations_are_good_for() -> None:
-    default = RunConfig(name="x")
+    default = RunConfig(name="x").entrance
     assert default.who_may_join == "anyone may join"
-    assert default.who_is_welcome == "a node with an invitation from the author counts fully at once"
-    closed = RunConfig(name="x", admission=tuple(PEERS[:2]))
-    assert (closed.who_may_join, closed.who_is_welcome) == ("2 peers may join", "")
-    vouching = RunConfig(name="x", invitations="required", vouchers=2, entry_steps=3, inviters=tuple(PEERS[:1]))
+    assert default.who_is_welcome(0) == "a node with an invitation from the author counts fully at once"
+    closed = RunConfig(name="x", admission=tuple(PEERS[:2])).entrance
+    assert (closed.who_may_join, closed.who_is_welcome(0)) == ("2 peers may join", "")
+    vouching = RunConfig(
+        name="x", invitations="required", vouchers=2, entry_steps=3, inviters=tuple(PEERS[:1])
+    ).entrance
     assert vouching.who_may_join == "those with an invitation may join"
-    assert vouching.who_is_welcome == (
+    assert vouching.who_is_welcome(1) == (
         "a node with an invitation from the author or 1 more, or 2 members that vouch for it, "
         "counts fully after 3 outer steps"
     )
-    one = RunConfig(name="x", vouchers=1)
-    assert "or 1 member that vouches for it, counts" in one.who_is_welcome
+    one = RunConfig(name="x", vouchers=1).entrance
+    assert "or 1 member that vouches for it, counts" in one.who_is_welcome(0)

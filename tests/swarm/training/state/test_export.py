@@ -12,8 +12,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import END_OF_TEXT, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import END_OF_TEXT
 from swarm.training.state.export import export_hf
 from swarm_protocol.errors import ConfigError
 from tokenizers import Tokenizer, models, pre_tokenizers

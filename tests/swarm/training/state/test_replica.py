@@ -18,7 +18,8 @@ from swarm.training.run.run_tables import OuterConfig
 from swarm.training.run.seeded import stream
 from swarm.training.state import replica as module
 from swarm.training.state.lease import admitted
-from swarm.training.state.replica import HashedState, Replica, apply_outer_step
+from swarm.training.state.outer_step import apply_outer_step
+from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Outcome

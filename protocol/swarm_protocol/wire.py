@@ -251,9 +251,7 @@ class WireMessage(Checked):
     def to_bytes(self) -> bytes:
         message_type: Any = type(self)
         if (size_of := message_type._size_of) is not None:
-            handed = _Handed(size_of(self))
-            handed.message = self
-            return handed
+            return handed(self, size_of(self))
         return encoded(self)
 
     @classmethod
@@ -278,6 +276,19 @@ class _Handed(bytes):
     """Stands for the bytes of `message`: it has their length, and their content only where that was encoded, too."""
 
     message: WireMessage
+
+
+def handed(message: WireMessage, content: int | bytes) -> bytes:
+    """Return what stands for the bytes of `message` while messages of its type are handed over. `content` are these
+    bytes, or their number."""
+    stand_in = _Handed(content)
+    stand_in.message = message
+    return stand_in
+
+
+def message_in(data: bytes) -> WireMessage | None:
+    """Return the message that `data` stands for; None if `data` are bytes like any others."""
+    return data.message if isinstance(data, _Handed) else None
 
 
 @contextmanager

@@ -372,6 +372,7 @@ COMMANDS = (
             "PATH": "The scenario file (TOML).",
             "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report).",
             "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
+            "--processes N": "Processes that share the work (default: 2 from 2,000 nodes on). Reports depend on it.",
         },
     ),
     Command(

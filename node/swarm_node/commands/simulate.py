@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 from swarm.simulation.capacity_planner import Try, plan_capacity
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
-from swarm.simulation.world import simulate
+from swarm.simulation.simulation_run import simulate
 from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node.commands.command_options import Flags, read_text
@@ -26,12 +27,16 @@ from swarm_node.settings.parsers import whole_number
 MAX_FILE_BYTES = 16 * 2**20
 """A trace of 100,000 sessions has 3 MB."""
 
+MAX_PROCESSES = 16
+"""More than have something to do: what trainers and servers do is in one of them."""
+
 
 def run(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
     scenario = _load(path, flags.parsed("seed", whole_number(0, 2**31 - 1), "use a whole number"))
+    processes = flags.parsed("processes", whole_number(1, MAX_PROCESSES), "use a whole number") or 0
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
     if not pages[0].parent.is_dir():
@@ -53,10 +58,8 @@ def run(flags: Flags) -> int:
         verdict = f"are not enough: too low is {', '.join(tried.missed)}" if tried.missed else "are enough"
         emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
-    if scenario.plan is None:
-        report = simulate(scenario, on_minute=on_minute)
-    else:
-        report = plan_capacity(scenario, lambda each: simulate(each, on_minute=on_minute), on_try)
+    run_one = partial(simulate, processes=processes, on_minute=on_minute)
+    report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
     _write(report, pages)
     if flags.json:
         emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)

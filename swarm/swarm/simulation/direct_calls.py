@@ -9,17 +9,37 @@ task. State belongs to the one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import math
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+
+from swarm_protocol.failure_messages import decode_failure
+
+from swarm.network.interface import NotServed
 
 T = TypeVar("T")
 
 
 class Answer(asyncio.Future[bytes]):
-    """The answer to a call. It wakes a task as any future does, and goes on with the `waiter` at once."""
+    """The answer to a call. It wakes a task as any future does, and goes on with the `waiter` at once. Implements
+    `simulated_host.Reply`."""
 
     waiter: DirectCall[Any] | None = None
+
+    def resolve_at(self, arrives_s: float, response: bytes) -> None:
+        self.get_loop().call_at(arrives_s, self.resolve, response)
+
+    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
+        error = decode_failure(failure, peer_id) if failure else NotServed(peer_id)
+        self.get_loop().call_at(arrives_s, self.reject, error)
+
+    def time_out(self, until_s: float) -> None:
+        if until_s < math.inf:  # else the caller's own deadline ends its waiting
+            self.get_loop().call_at(until_s, self.reject, TimeoutError())
+
+    def on_cancel(self, cancel: Callable[[], object]) -> None:
+        self.add_done_callback(lambda answer: answer.cancelled() and cancel())
 
     def resolve(self, response: bytes) -> None:
         if not self.done():

@@ -1,6 +1,6 @@
 """The report of a simulation: its figures as JSON, and as one HTML page that needs nothing else. Pure.
 
-It holds nothing of the machine that simulated, so equal scenarios give equal reports.
+It holds nothing of the machine that simulated, so equal scenarios give equal reports in as many processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from swarm.simulation.measurements import Measurements, share, spread
+from swarm.simulation.measurements import Measurements, mean, share, spread
 from swarm.simulation.scenario import Scenario
 
 Figures = dict[str, object]
@@ -74,8 +74,8 @@ class Report:
                 yield f"  {name:<44} {_text(value)}"
 
 
-def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequence[tuple[float, float]]) -> Report:
-    """Return the report. `sent_a_minute` are messages and bytes of each node that was there at both ends."""
+def report_of(scenario: Scenario, measured: Measurements, num_processes: int = 1) -> Report:
+    """Return the report of what so many processes have measured."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {
@@ -102,8 +102,8 @@ def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequenc
             "routing table, most": last.get("peers_max"),
             "peers whose addresses are known, mean": last.get("addresses_mean"),
             "peers whose addresses are known, most": last.get("addresses_max"),
-            "messages sent a minute": spread([messages for messages, _ in sent_a_minute]),
-            "bytes sent a minute": spread([num_bytes for _, num_bytes in sent_a_minute]),
+            "messages sent a minute": spread([messages for messages, _ in measured.sent_a_minute]),
+            "bytes sent a minute": spread([num_bytes for _, num_bytes in measured.sent_a_minute]),
         },
     }
     if scenario.model is not None:
@@ -112,7 +112,8 @@ def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequenc
         sections["Training"] = _training(scenario, measured)
     return Report(
         name=scenario.name,
-        scenario={name: value for name, value in asdict(scenario).items() if name != "sessions"},
+        scenario={name: value for name, value in asdict(scenario).items() if name != "sessions"}
+        | {"processes": num_processes},
         sections=sections,
         samples=measured.samples,
     )
@@ -121,7 +122,7 @@ def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequenc
 def _serving(scenario: Scenario, measured: Measurements) -> Figures:
     counts, samples = measured.counts, measured.samples
     uncovered = [sample["blocks_without_server"] for sample in samples]
-    server_s = _mean([sample["servers"] for sample in samples]) * scenario.minutes * 60
+    server_s = mean([sample["servers"] for sample in samples]) * scenario.minutes * 60
     return {
         "servers at the end": samples[-1]["servers"] if samples else None,
         "blocks without a server": spread(uncovered),
@@ -142,7 +143,7 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
     in_work, waiting, refused = (
         spread([sample[f"trainers_{name}"] for sample in samples]) for name in ("in_work", "waiting", "refused")
     )
-    trainer_s = _mean(trainers) * scenario.minutes * 60
+    trainer_s = mean(trainers) * scenario.minutes * 60
     return {
         "trainers": spread(trainers),
         "trainers in work": in_work,
@@ -158,10 +159,6 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
         "seconds of a round after the interval": spread(measured.round_s),
         "tokens/s committed": counts["committed tokens"] / (scenario.minutes * 60),
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 _STYLE = (

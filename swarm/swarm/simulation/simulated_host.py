@@ -13,11 +13,12 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Protocol
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
-from swarm_protocol.failure_messages import decode_failure, encode_failure
+from swarm_protocol.failure_messages import encode_failure
 
-from swarm.network.interface import NotServed, UnaryHandler
+from swarm.network.interface import UnaryHandler
 from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel
 from swarm.network.rate import Rate
 from swarm.simulation.direct_calls import Answer
@@ -61,6 +62,11 @@ class Links:
             a, b = (index[name] for name in path.between)
             self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
 
+    @property
+    def least_latency_s(self) -> float:
+        """The least latency between any two places."""
+        return min(min(row) for row in self._latency_s)
+
     def latency_s(self, a: Place, b: Place) -> float:
         """Return the latency in one direction. A relay is in the region of the one that it relays for."""
         latency_s = self._latency_s[a.region][b.region]
@@ -85,14 +91,51 @@ def is_relayed(a: Place, b: Place) -> bool:
     return (one == "relayed" or other == "relayed") and one != "open" and other != "open"
 
 
+class Caller(Protocol):
+    """The part of a host that answers go to."""
+
+    peer_id: str
+    place: Place
+    down: Rate
+
+
+class Reply(Protocol):
+    """The answer that the caller of a host waits for. `direct_calls.Answer` is one."""
+
+    def done(self) -> bool: ...
+
+    def resolve_at(self, arrives_s: float, response: bytes) -> None: ...
+
+    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
+        """Raise what `peer_id` answers with, as it is on the wire; where that is empty, nothing of that name is
+        served."""
+
+    def time_out(self, until_s: float) -> None:
+        """Let nobody wait after `until_s`."""
+
+    def on_cancel(self, cancel: Callable[[], object]) -> None:
+        """Have `cancel` called if the caller waits no more."""
+
+
+class DistantHost(Caller, Protocol):
+    """A host that another process simulates."""
+
+    async def called(
+        self, caller: SimulatedHost, protocol: str, request: bytes, sent_s: float, arrives_s: float, until_s: float
+    ) -> bytes:
+        """Call it with what `caller` has sent."""
+
+
 class HostWorld:
-    """All hosts that are up, and the goodbyes of those that are not."""
+    """All hosts that are up, and the goodbyes of those that are not. `elsewhere` are the ones in other processes."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
         self.loop = asyncio.get_running_loop()
         self.hosts: dict[str, SimulatedHost] = {}
+        self.elsewhere: dict[str, DistantHost] = {}
         self.left: dict[str, Place] = {}
+        self.on_goodbye: Callable[[str], None] = lambda _peer_id: None
 
 
 class SimulatedHost:
@@ -119,12 +162,13 @@ class SimulatedHost:
         del self._world.hosts[self.peer_id]
         if goodbye:
             self._world.left[self.peer_id] = self.place
+            self._world.on_goodbye(self.peer_id)
         for task in self._tasks:
             task.cancel()
 
     def sees(self, peer_id: str) -> bool:
         """Return whether this peer is up, as open connections show."""
-        return peer_id in self._world.hosts
+        return peer_id in self._world.hosts or peer_id in self._world.elsewhere
 
     async def serve(self, protocol: str, answer: UnaryHandler) -> None:
         """Answer by a handler that awaits nothing, as the record DHT's do: it costs no task."""
@@ -147,22 +191,25 @@ class SimulatedHost:
         if not self.is_up:
             raise PeerUnreachable("this node has left", peer_id=self.peer_id)
         target = world.hosts.get(peer_id)
-        if target is None:
-            place = world.left.get(peer_id)
-            dial_s = DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place)
-            await asyncio.sleep(min(dial_s, timeout_s))
-            if timeout_s < dial_s:
-                raise TimeoutError
-            raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
-        answer = Answer(loop=loop)
         now = loop.time()
-        arrives_s, until_s = self._send(target, len(request), now), now + timeout_s
-        if arrives_s >= until_s:
-            _time_out(loop, answer, until_s)
-        loop.call_at(arrives_s, target._receive, self, protocol, request, answer, until_s)
-        return await answer
+        if target is not None:
+            answer = Answer(loop=loop)
+            arrives_s, until_s = self._send(target, len(request), now), now + timeout_s
+            if arrives_s >= until_s:
+                answer.time_out(until_s)
+            loop.call_at(arrives_s, target.receive, self, protocol, request, answer, until_s)
+            return await answer
+        if (distant := world.elsewhere.get(peer_id)) is not None:
+            arrives_s = self._send(distant, len(request), now)
+            return await distant.called(self, protocol, request, now, arrives_s, now + timeout_s)
+        place = world.left.get(peer_id)
+        dial_s = DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place)
+        await asyncio.sleep(min(dial_s, timeout_s))
+        if timeout_s < dial_s:
+            raise TimeoutError
+        raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
 
-    def _send(self, target: SimulatedHost, num_bytes: int, now: float) -> float:
+    def _send(self, target: Caller, num_bytes: int, now: float) -> float:
         """Count a message and return its time of arrival."""
         num_bytes += OVERHEAD_BYTES
         self.num_sent += 1
@@ -171,41 +218,35 @@ class SimulatedHost:
         up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
-    def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: Answer, until_s: float) -> None:
+    def receive(self, caller: Caller, protocol: str, request: bytes, answer: Reply, until_s: float) -> None:
         """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
         each call, cancelled with its answer, costs as much as all else that carries a message."""
         if answer.done():
             return
         if not self.is_up:
-            _time_out(self._world.loop, answer, until_s)
+            answer.time_out(until_s)
         elif (quick := self._quick.get(protocol)) is not None:
             response = _run_at_once(quick(caller.peer_id, request))
             arrives_s = self._send(caller, len(response), self._world.loop.time())
             if arrives_s < until_s:
-                self._world.loop.call_at(arrives_s, answer.resolve, response)
+                answer.resolve_at(arrives_s, response)
             else:
-                _time_out(self._world.loop, answer, until_s)
+                answer.time_out(until_s)
         elif (handler := self._answers.get(protocol)) is not None:
             task = self._world.loop.create_task(self._work(handler, caller, request, answer), name=protocol)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
+            answer.on_cancel(task.cancel)
         else:
-            self._return(caller, 0, answer.reject, NotServed(self.peer_id))
+            answer.reject_at(self._send(caller, 0, self._world.loop.time()), b"", self.peer_id)
 
-    async def _work(self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: Answer) -> None:
+    async def _work(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: Reply) -> None:
         try:
             response = await handler(caller.peer_id, request)
-            self._return(caller, len(response), answer.resolve, response)
+            answer.resolve_at(self._send(caller, len(response), self._world.loop.time()), response)
         except SwarmError as error:
-            wire = encode_failure(error)
-            failure = decode_failure(wire, self.peer_id)
-            self._return(caller, len(wire), answer.reject, failure)
-
-    def _return(self, caller: SimulatedHost, num_bytes: int, end: Callable[..., None], *args: object) -> None:
-        """Let a message of `num_bytes` go back to the caller, and do `end` when it arrives."""
-        loop = self._world.loop
-        loop.call_at(self._send(caller, num_bytes, loop.time()), end, *args)
+            failure = encode_failure(error)
+            answer.reject_at(self._send(caller, len(failure), self._world.loop.time()), failure, self.peer_id)
 
 
 def _run_at_once(answering: Awaitable[bytes]) -> bytes:
@@ -216,9 +257,3 @@ def _run_at_once(answering: Awaitable[bytes]) -> bytes:
         response: bytes = done.value
         return response
     raise AssertionError("a handler of the record DHT waits for something")
-
-
-def _time_out(loop: asyncio.AbstractEventLoop, answer: Answer, until_s: float) -> None:
-    """Let nobody wait for `answer` after `until_s`. Without an end, the caller's own deadline ends its waiting."""
-    if until_s < math.inf:
-        loop.call_at(until_s, answer.reject, TimeoutError())

@@ -37,9 +37,11 @@ KEPT_RECORDS = 1 << 18
 
 
 class SharedRecords(RecordValidator):
-    """The envelope of every record that was published lately, by its bytes. One for all nodes."""
+    """The envelope of every record that was published lately, by its bytes. One for all nodes of a process, which are
+    all there are unless the simulation `is_divided`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_divided: bool = False) -> None:
+        self._is_divided = is_divided
         super().__init__(NETWORK_ID, lambda: EPOCH_S + asyncio.get_running_loop().time())
         self._envelopes = NewestItems[bytes, Envelope](KEPT_RECORDS)
 
@@ -47,7 +49,10 @@ class SharedRecords(RecordValidator):
         self._envelopes[data] = envelope
 
     def envelope(self, data: bytes) -> Envelope | None:
-        return self._envelopes.get(data)
+        known = self._envelopes.get(data)
+        if known is None and self._is_divided:  # its publisher is in another process
+            known = self._envelopes[data] = Envelope.parse(data)
+        return known
 
 
 class _Signer(Identity):

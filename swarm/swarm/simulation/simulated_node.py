@@ -31,16 +31,13 @@ class SimulatedNode:
     streams: MemoryNetwork | None = None
     server: SimulatedServer | None = None
     task: asyncio.Task[None] | None = None
-    node_keys: tuple[str, ...] = ()
-    """The keys under which its node record may be stored."""
     base: tuple[int, int] = (0, 0)
     """Messages and bytes that it had sent when the measurement began."""
 
     @property
     def addr(self) -> str:
         """Return the address at which it can be dialled, without its id."""
-        number = self.number
-        return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
+        return addr_of(self.number)
 
     @property
     def record(self) -> NodeRecord:
@@ -57,6 +54,11 @@ class SimulatedNode:
             started_at=EPOCH_S + self.joined_at,
             role="volunteer",
         )
+
+
+def addr_of(number: int) -> str:
+    """Return the address at which a node can be dialled, without its id."""
+    return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
 
 
 async def tend_table(network: SimulatedNetwork) -> None:

@@ -1,39 +1,41 @@
 """The simulated world: nodes that come and go, what they do, and what is measured of them.
 
-Use `simulate`, which runs in virtual time of its own. Each node is one task; the world's task starts and ends them. All
+`simulation_run` runs it in virtual time of its own. Each node is one task; the world's task starts and ends them. All
 randomness comes from the scenario's seed, so equal scenarios give equal reports.
+
+Of a simulation that is divided, each process has a world. All of them draw when each node comes and goes, and each
+simulates those nodes that are its own (`division`, `distant_hosts`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import publish_key
-from swarm_protocol.wire import handing_over
 
 from swarm import heap
 from swarm.network.membership import Membership
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
-from swarm.simulation.measurements import Measurements
-from swarm.simulation.message_sizes import SIZES, UNCHECKED
-from swarm.simulation.report import Report, report_of
+from swarm.simulation.distant_hosts import DistantNode, Exchange
+from swarm.simulation.division import Division
+from swarm.simulation.measurements import Measurements, mean
 from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
 from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork
-from swarm.simulation.simulated_node import SimulatedNode, tend_table
+from swarm.simulation.simulated_node import SimulatedNode, addr_of, tend_table
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
-from swarm.testing import virtual_time
 
 if TYPE_CHECKING:
     from swarm.simulation.simulated_training import TrainingWorld
@@ -62,33 +64,24 @@ _SEED = NodeClass(name="seed", up_mbit=1000.0, down_mbit=1000.0)
 _OPEN = Nat()
 
 
-def simulate(
-    scenario: Scenario,
-    *,
-    on_minute: Callable[[float, int], None] = lambda _minute, _nodes: None,
-    real_limit_s: float = 86400.0,
-) -> Report:
-    """Run a scenario in virtual time. `on_minute` is told each simulated minute, those of the warm-up included, and the
-    number of nodes then.
-
-    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
-    """
-    thresholds = gc.get_threshold()
-    # millions of objects stay, and to look through them again and again takes as long as all else
-    gc.set_threshold(1_000_000, 20, 1000)
-    try:
-        with handing_over(SIZES, unchecked=UNCHECKED):
-            return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
-    finally:
-        gc.set_threshold(*thresholds)
-
-
 class World:
     """Runs one scenario: creates nodes, lets them leave, and measures them."""
 
-    def __init__(self, scenario: Scenario, on_minute: Callable[[float, int], None]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        on_minute: Callable[[float, int], None],
+        *,
+        division: Division | None = None,
+        pipes: Mapping[int, Connection] = MappingProxyType({}),
+    ) -> None:
+        """`pipes` lead to the other processes of a `division`."""
         self.scenario = scenario
         self.measured = Measurements()
+        self._division = division or Division(scenario)
+        self._pipes = pipes
+        self._distant: dict[int, DistantNode] = {}
+        self._prober = random.Random(f"{scenario.seed}/probes/{self._division.index}")
         self.nodes: dict[int, SimulatedNode] = {}
         self._on_minute = on_minute
         self._compacted_bytes = max(LARGE_BYTES, heap.resident_bytes())
@@ -103,13 +96,14 @@ class World:
         self._is_over = False
         self._training: TrainingWorld | None = None
 
-    async def run(self) -> Report:
+    async def run(self) -> Measurements:
         loop, scenario = asyncio.get_running_loop(), self.scenario
         self._began_s = loop.time()
         self._begin_s = self._began_s + scenario.warm_up_minutes * 60
         self._hosts = HostWorld(Links(scenario))
-        self._records = SharedRecords()
-        if scenario.training is not None:
+        self._records = SharedRecords(is_divided=bool(self._pipes))
+        self._exchange = Exchange(self._hosts, self._division.index, self._pipes, self._begin_s + scenario.minutes * 60)
+        if scenario.training is not None and self._division.index == 0:
             # brings torch, which a scenario without trainers does not wait for
             from swarm.simulation.simulated_training import TrainingWorld  # noqa: PLC0415
 
@@ -118,8 +112,11 @@ class World:
         try:
             self._schedule_joins()
             self._spawn(self._probe(), "probes")
+            if self._pipes:
+                self._spawn(self._exchange.run(), "exchange")
             await self._watch()
-            return self._report()
+            self._take_traffic()
+            return self.measured
         finally:
             self._is_over = True
             for node in self.nodes.values():
@@ -129,7 +126,7 @@ class World:
             logging.disable(logging.NOTSET)
 
     def settled(self) -> list[SimulatedNode]:
-        """Return the nodes that have been there for SETTLED_S."""
+        """Return the nodes of this process that have been there for SETTLED_S."""
         before = asyncio.get_running_loop().time() - SETTLED_S
         return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
 
@@ -138,7 +135,7 @@ class World:
     def _schedule_joins(self) -> None:
         loop, scenario = asyncio.get_running_loop(), self.scenario
         for _ in range(NUM_SEEDS):
-            self._seeds.append(self._start(_SEED, leaves_at=None).identity.peer_id)
+            self._seeds.append(self._start(_SEED, leaves_at=None))
         window_s = self._begin_s - self._began_s - SETTLED_S / 2
         begins_s = [self._began_s + 1 + (window_s - 1) * index / scenario.nodes for index in range(scenario.nodes)]
         for index, begin_s in enumerate(begins_s):
@@ -164,7 +161,8 @@ class World:
             case _:
                 return math.inf
 
-    def _start(self, kind: NodeClass, leaves_at: float | None) -> SimulatedNode:
+    def _start(self, kind: NodeClass, leaves_at: float | None) -> str:
+        """Let a node come, here or in another process, and return its peer id."""
         loop, scenario = asyncio.get_running_loop(), self.scenario
         self._num_created += 1
         number = self._num_created
@@ -172,35 +170,47 @@ class World:
         identity = Identity(seed)
         nat = _OPEN if kind is _SEED else self._draw(scenario.nats)
         place = place_at(scenario.regions.index(self._draw(scenario.regions)), nat)
+        if leaves_at is not None and leaves_at < self._begin_s + scenario.minutes * 60:
+            loop.call_at(leaves_at, self._leave, number, kind)
+        if (process := self._division.process_of(number, kind)) != self._division.index:
+            distant = self._distant[number] = DistantNode(number, identity.peer_id, place, process, self._exchange)
+            self._exchange.add(number, addr_of(number), distant)
+            return identity.peer_id
         up, down = Rate(kind.up_mbit * BYTES_PER_MBIT), Rate(kind.down_mbit * BYTES_PER_MBIT)
         host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
         node = SimulatedNode(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
         self.nodes[number] = node
-        if leaves_at is not None and leaves_at < self._begin_s + scenario.minutes * 60:
-            loop.call_at(leaves_at, self._leave, node)
+        self._exchange.add(number, node.addr, host)
         self.measured.count("joined")
         node.task = self._spawn(self._live(node, seed), f"node {number}")
-        return node
+        return identity.peer_id
 
     def _draw(self, among: Sequence[S]) -> S:
         return self._chance.choices(among, [each.share for each in among])[0]
 
-    def _leave(self, node: SimulatedNode) -> None:
+    def _leave(self, number: int, kind: NodeClass) -> None:
         """Let the node leave, with or without a word, and perhaps another one comes for it."""
         if self._is_over:
             return
-        del self.nodes[node.number]
+        says_goodbye = self._chance.random() < self.scenario.churn.goodbye
+        if (node := self.nodes.pop(number, None)) is not None:
+            self._end(node, says_goodbye=says_goodbye)
+        elif not says_goodbye:
+            self._distant[number].stop(goodbye=False)
+        self._distant.pop(number, None)
+        if self.scenario.churn.replace and not self.scenario.sessions:
+            loop = asyncio.get_running_loop()
+            at_s = loop.time() + self._chance.uniform(0, REPLACE_WITHIN_S)
+            loop.call_at(at_s, self._start, kind, at_s + self._stay_s())
+
+    def _end(self, node: SimulatedNode, *, says_goodbye: bool) -> None:
         self.measured.count("left")
-        if self._chance.random() >= self.scenario.churn.goodbye:
+        if not says_goodbye:
             node.host.stop(goodbye=False)
             if self._training is not None:
                 self._training.crash(node.identity.peer_id)
         assert node.task is not None
         node.task.cancel()
-        if self.scenario.churn.replace and not self.scenario.sessions:
-            loop = asyncio.get_running_loop()
-            at_s = loop.time() + self._chance.uniform(0, REPLACE_WITHIN_S)
-            loop.call_at(at_s, self._start, node.kind, at_s + self._stay_s())
 
     async def _live(self, node: SimulatedNode, seed: bytes) -> None:
         entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
@@ -211,9 +221,7 @@ class World:
                 seed, node.host, self._records, addr=node.addr, entries=entries, streams=node.streams
             )
             async with Membership(network) as membership:
-                record = node.record
-                node.node_keys = tuple(publish_key(record, network.peer_id, depth) for depth in range(4))
-                membership.announce(record)
+                membership.announce(node.record)
                 node.network, node.membership = network, membership
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(tend_table(network))
@@ -265,7 +273,7 @@ class World:
                 self.measured.samples.append(self._sample((at_s - self._begin_s) / 60))
             elif at_s >= self._begin_s:
                 self._begin()
-            self._on_minute((at_s - self._began_s) / 60, len(self.nodes))
+            self._on_minute((at_s - self._began_s) / 60, len(self.nodes) + len(self._distant))
             if heap.resident_bytes() > GROWN * self._compacted_bytes:
                 heap.use_huge_pages()
                 self._compacted_bytes = heap.resident_bytes()
@@ -279,14 +287,15 @@ class World:
         counts = [node.network.dht.counts for node in self.nodes.values() if node.membership and node.network]
         sample = {
             "minute": minute,
-            "nodes": len(self.nodes),
-            "records_mean": sum(each.num_records for each in counts) / len(counts),
-            "records_max": max(each.num_records for each in counts),
-            "peers_mean": sum(each.num_peers for each in counts) / len(counts),
-            "peers_max": max(each.num_peers for each in counts),
-            "addresses_mean": sum(each.num_addresses for each in counts) / len(counts),
-            "addresses_max": max(each.num_addresses for each in counts),
+            "nodes": len(self.nodes) + len(self._distant),
+            "records_mean": mean([each.num_records for each in counts]),
+            "records_max": max([each.num_records for each in counts], default=0),
+            "peers_mean": mean([each.num_peers for each in counts]),
+            "peers_max": max([each.num_peers for each in counts], default=0),
+            "addresses_mean": mean([each.num_addresses for each in counts]),
+            "addresses_max": max([each.num_addresses for each in counts], default=0),
         }
+        self.measured.num_sampled.append(len(counts))
         if (model := self.scenario.model) is not None:
             servers = {
                 str(node.number): node.server.record
@@ -297,51 +306,55 @@ class World:
             sample["servers"] = len(servers)
             sample["blocks_without_server"] = sum(end - start for start, end in missing)
             sample["answer_tokens"] = self.measured.counts["answer tokens"]
-        if self.scenario.training is not None:
+        if self._training is not None:
             sample["trainers"] = sum(node.kind.role == "train" for node in self.nodes.values())
-            assert self._training is not None
             sample["share_in_work"] = self._training.share_in_work()
             sample |= {f"trainers_{name}": number for name, number in self._training.situations().items()}
             sample["committed_tokens"] = self.measured.counts["committed tokens"]
         return sample
 
     async def _probe(self) -> None:
-        """Have a random node look for the record of another, again and again."""
-        rate = self.scenario.probes_per_minute / 60
-        await asyncio.sleep(self._begin_s - asyncio.get_running_loop().time())
+        """Have a random node look for the record of another, again and again. Where the node is in another process,
+        that one has its own draw."""
+        rate, loop = self.scenario.probes_per_minute / 60, asyncio.get_running_loop()
+        await asyncio.sleep(self._begin_s - loop.time())
         while rate:
-            await asyncio.sleep(self._chance.expovariate(rate))
-            settled = self.settled()
+            await asyncio.sleep(self._prober.expovariate(rate))
+            before = loop.time() - SETTLED_S
+            settled: list[SimulatedNode | DistantNode] = [*self.settled()]
+            settled += [node for node in self._distant.values() if node.joined_at < before]
             if len(settled) > 1:
-                asker, sought = self._chance.sample(settled, 2)
-                self._spawn(self._look_for(asker, sought), "probe")
+                asker, sought = self._prober.sample(settled, 2)
+                if isinstance(asker, SimulatedNode):
+                    host = sought.host if isinstance(sought, SimulatedNode) else sought
+                    self._spawn(self._look_for(asker, host), "probe")
 
-    async def _look_for(self, asker: SimulatedNode, sought: SimulatedNode) -> None:
+    async def _look_for(self, asker: SimulatedNode, sought: SimulatedHost | DistantNode) -> None:
         assert asker.network is not None
         loop, measured = asyncio.get_running_loop(), self.measured
         began_s = loop.time()
+        keys = [publish_key(asker.record, sought.peer_id, depth) for depth in range(4)]
         try:
-            found = await asker.network.lookup(sought.node_keys, timeout_s=PROBE_TIMEOUT_S)
+            found = await asker.network.lookup(keys, timeout_s=PROBE_TIMEOUT_S)
         except SwarmError:
             if asker.host.is_up:
                 measured.count("lookups")
                 measured.count("lookups failed")
             return
-        if asker.host.is_up and sought.host.is_up:  # else there is nobody to look, or to be found
+        if asker.host.is_up and sought.is_up:  # else there is nobody to look, or to be found
             measured.count("lookups")
-            is_there = any(envelope.peer_id == sought.identity.peer_id for envelope in found)
+            is_there = any(envelope.peer_id == sought.peer_id for envelope in found)
             measured.count("records lost", not is_there)
             measured.take(measured.lookup_hops, asker.network.dht.last_hops)
             measured.take(measured.lookup_s, loop.time() - began_s)
 
-    def _report(self) -> Report:
+    def _take_traffic(self) -> None:
         minutes = self.scenario.minutes
-        sent = [
+        self.measured.sent_a_minute = [
             ((node.host.num_sent - node.base[0]) / minutes, (node.host.sent_bytes - node.base[1]) / minutes)
             for node in self.nodes.values()
             if node.joined_at < self._begin_s
         ]
-        return report_of(self.scenario, self.measured, sent)
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 

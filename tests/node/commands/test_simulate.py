@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from swarm.simulation.measurements import Measurements
+from swarm.simulation.report import Report, report_of
+from swarm.simulation.scenario import Scenario
 from swarm_node import cli
+from swarm_node.commands import simulate
 
 SCENARIO = 'nodes = 5\nminutes = 1\nwarm_up_minutes = 2\n[churn]\nmodel = "trace"\ntrace = "sessions.csv"\n'
 
@@ -22,6 +26,24 @@ def test_simulate_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert report["scenario"]["seed"] == 7
     assert event["sections"] == report["sections"]
     assert Path(event["html"]).read_text().startswith("<!doctype html>")
+
+
+def test_simulate_hands_on_the_number_of_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked_for = tmp_path / "small.toml", list[int]()
+
+    def simulated(scenario: Scenario, *, processes: int, on_minute: object) -> Report:
+        asked_for.append(processes)
+        return report_of(scenario, Measurements(), processes)
+
+    monkeypatch.setattr(simulate, "simulate", simulated)
+    path.write_text("nodes = 5")
+    for options in ([], ["--processes", "3"]):
+        assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), *options]) == 0
+    assert asked_for == [0, 3]
+    assert cli.run(["simulate", str(path), "--processes", "0"]) != 0
+    assert "--processes: '0'" in capsys.readouterr().err
 
 
 def test_simulate_refuses_a_missing_directory_before_it_simulates(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from swarm.network.dht.record_dht import RecordDht
 from swarm.serving.server import span_volunteer
-from swarm.simulation import simulated_network, simulated_serving, simulated_training, world
+from swarm.simulation import simulated_network, simulated_serving, simulated_training, simulation_run, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
-from swarm.simulation.world import simulate
+from swarm.simulation.simulation_run import simulate
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindResponse, Found
 from swarm_protocol.records import ServeRecord
@@ -81,7 +81,7 @@ def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed_and_calls
         return groups[-1]
 
     report = served()
-    monkeypatch.setattr(world, "handing_over", parsing)
+    monkeypatch.setattr(simulation_run, "handing_over", parsing)
     monkeypatch.setattr(simulated_network._SharingDht, "_call_group", group_of_tasks)
     monkeypatch.setattr(simulated_network._SharingDht, "_side_by_side", RecordDht._side_by_side)
     assert simulate(SERVING).to_json() == report.to_json()

@@ -1,0 +1,217 @@
+"""Joins the processes of one simulation: calls of hosts that another process simulates, and clocks that move together.
+
+A conservative parallel simulation (Chandy and Misra, "Distributed Simulation", 1979; Bryant, 1977): no message arrives
+sooner than the least latency after it was sent, so each process may simulate a window of that length by itself. At its
+end the processes exchange what has left theirs, in the order in which it was sent, and wait for each other. So what a
+process simulates depends on the scenario and the number of processes alone.
+
+All processes know when each node comes and when it leaves without a word; goodbyes are exchanged, too. A call keeps the
+time that it would have within one process. Two things differ: messages to one host from two processes may take their
+turns at its downlink in another order, and a caller that gives up does not end what it has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+from swarm_protocol.errors import SwarmError
+
+from swarm.network.memory.memory_link import OVERHEAD_BYTES
+from swarm.network.rate import Rate
+from swarm.simulation.direct_calls import Answer
+from swarm.simulation.packed_messages import Packer
+from swarm.simulation.simulated_host import Caller, HostWorld, Place, SimulatedHost
+
+Letter: TypeAlias = tuple[Any, ...]
+"""Something that a process tells another one. It begins with one of the numbers below."""
+
+_CALL, _ANSWER, _FAILURE, _SILENCE, _GOODBYE = range(5)
+
+
+class _UnknownRate(Rate):
+    """Stands for the downlink of a host elsewhere, at which its own process lets messages take their turns."""
+
+    def reserve(self, num_bytes: float, now_s: float) -> float:  # noqa: ARG002
+        return now_s
+
+
+_UNKNOWN_RATE = _UnknownRate(float("inf"))
+
+
+class DistantNode:
+    """A node that another process simulates. Implements `simulated_host.DistantHost`."""
+
+    down: Rate = _UNKNOWN_RATE
+
+    def __init__(self, number: int, peer_id: str, place: Place, process: int, exchange: Exchange) -> None:
+        self.number = number
+        self.peer_id = peer_id
+        self.place = place
+        self.process = process
+        self.joined_at = exchange.world.loop.time()
+        self._exchange = exchange
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether it is up, as far as this process knows."""
+        return self._exchange.world.elsewhere.get(self.peer_id) is self
+
+    def stop(self, *, goodbye: bool) -> None:
+        """Note that it is gone."""
+        if self._exchange.world.elsewhere.pop(self.peer_id, None) is not None and goodbye:
+            self._exchange.world.left[self.peer_id] = self.place
+
+    async def called(
+        self, caller: SimulatedHost, protocol: str, request: bytes, sent_s: float, arrives_s: float, until_s: float
+    ) -> bytes:
+        exchange, answer = self._exchange, Answer(loop=self._exchange.world.loop)
+        number = next(exchange.call_numbers)
+        exchange.waiting[number] = (answer, until_s)
+        times, ends = (sent_s, arrives_s, until_s), (exchange.packer.number_of(caller.peer_id), self.number)
+        exchange.tell(self.process, _CALL, number, times, ends, protocol, exchange.packer.pack(request), len(request))
+        try:
+            return await answer
+        finally:
+            del exchange.waiting[number]
+
+
+class _DistantReply:
+    """The answer that a `caller` elsewhere waits for, to its call `number`. Implements `simulated_host.Reply`."""
+
+    def __init__(self, exchange: Exchange, caller: DistantNode, answerer: int, number: int) -> None:
+        self._caller = caller
+        self._answerer = answerer
+        self._number = number
+        self._exchange = exchange
+        self._tell = partial(exchange.tell, caller.process)
+
+    def done(self) -> bool:
+        return False
+
+    def resolve_at(self, arrives_s: float, response: bytes) -> None:
+        packed = self._exchange.packer.pack(response)
+        self._send(_ANSWER, arrives_s, packed, len(response))
+
+    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:  # noqa: ARG002 - it is the answerer
+        self._send(_FAILURE, arrives_s, failure, len(failure))
+
+    def _send(self, kind: int, arrives_s: float, content: Any, num_bytes: int) -> None:
+        times = self._exchange.world.loop.time(), arrives_s
+        self._tell(kind, self._number, times, (self._answerer, self._caller.number), content, num_bytes)
+
+    def time_out(self, until_s: float) -> None:  # noqa: ARG002 - the caller's process knows it
+        self._tell(_SILENCE, self._number)
+
+    def on_cancel(self, cancel: Callable[[], object]) -> None:
+        """Do nothing: the caller's process does not tell."""
+
+
+class Exchange:
+    """This process's part in the exchange of letters, until `until_s`. `pipes` lead to each other process, by index,
+    and `index` is this one's. `run` is a task of the world."""
+
+    def __init__(self, world: HostWorld, index: int, pipes: Mapping[int, Connection], until_s: float) -> None:
+        self.world = world
+        self.packer = Packer()
+        self.waiting: dict[int, tuple[Answer, float]] = {}
+        """Answers to calls of hosts elsewhere, by number, and when each is given up."""
+        self.call_numbers = itertools.count()
+        self._index = index
+        self._pipes = sorted(pipes.items())
+        self._began_s = world.loop.time()
+        self._until_s = until_s
+        self._letters: dict[int, list[Letter]] = {process: [] for process in pipes}
+        self._peer_ids: dict[int, str] = {}
+        self._distant: dict[int, DistantNode] = {}
+        world.on_goodbye = self._say_goodbye
+
+    def add(self, number: int, addr: str, host: SimulatedHost | DistantNode) -> None:
+        """Note a node that comes now, here or elsewhere."""
+        self.packer.add(number, host.peer_id, addr)
+        self._peer_ids[number] = host.peer_id
+        if isinstance(host, DistantNode):
+            self._distant[number] = self.world.elsewhere[host.peer_id] = host
+
+    def tell(self, process: int, *letter: Any) -> None:
+        """Put a letter to the others for this process."""
+        self._letters[process].append(letter)
+
+    async def run(self) -> None:
+        """Exchange letters at the end of each window. Raises SwarmError if another process has failed."""
+        window_s = self.world.links.least_latency_s
+        for window in itertools.count(1):
+            ends_s = self._began_s + window * window_s
+            if ends_s >= self._until_s:  # in all processes alike: none waits for another at the end
+                return
+            await asyncio.sleep(ends_s - self.world.loop.time())
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Send and receive the letters of a window. Of two processes the first one sends first: both at once would wait
+        for ever where pipes are full."""
+        for process, pipe in self._pipes:
+            letters, self._letters[process] = self._letters[process], []
+            data = marshal.dumps(letters)
+            try:
+                if self._index < process:
+                    pipe.send_bytes(data)
+                received = marshal.loads(pipe.recv_bytes())  # noqa: S302 - of this program's own process
+                if self._index > process:
+                    pipe.send_bytes(data)
+            except (EOFError, OSError):
+                raise SwarmError("another process of this simulation has ended") from None
+            for letter in received:
+                self._take(letter)
+
+    def _take(self, letter: Letter) -> None:
+        kind, number, *content = letter
+        if kind == _CALL:
+            self._take_call(number, content)
+        elif kind == _GOODBYE:
+            self._distant[number].stop(goodbye=True)
+        elif (waiting := self.waiting.get(number)) is not None:
+            self._take_answer(*waiting, kind, content)
+
+    def _take_call(self, number: int, content: Sequence[Any]) -> None:
+        (sent_s, arrives_s, until_s), (caller_number, host_number), protocol, packed, num_bytes = content
+        caller, host = self._distant[caller_number], self.world.hosts.get(self._peer_ids[host_number])
+        reply = _DistantReply(self, caller, host_number, number)
+        if host is not None:
+            arrives_s = self._arrival(host, caller, num_bytes, sent_s, arrives_s)
+        if host is None or arrives_s >= until_s:
+            reply.time_out(until_s)
+            return
+        request = self.packer.unpack(packed, caller_number)
+        self.world.loop.call_at(arrives_s, host.receive, caller, protocol, request, reply, until_s)
+
+    def _take_answer(self, answer: Answer, until_s: float, kind: int, content: Sequence[Any]) -> None:
+        if kind == _SILENCE:
+            answer.time_out(until_s)
+            return
+        (sent_s, arrives_s), (answerer_number, number), packed, num_bytes = content
+        answerer, host = self._distant[answerer_number], self.world.hosts.get(self._peer_ids[number])
+        if host is not None:
+            arrives_s = self._arrival(host, answerer, num_bytes, sent_s, arrives_s)
+        if arrives_s >= until_s:
+            answer.time_out(until_s)
+        elif kind == _ANSWER:
+            answer.resolve_at(arrives_s, self.packer.unpack(packed, answerer_number))
+        else:
+            answer.reject_at(arrives_s, packed, answerer.peer_id)
+
+    def _arrival(self, host: SimulatedHost, sender: Caller, num_bytes: int, sent_s: float, arrives_s: float) -> float:
+        """Return when a message arrives at `host` that would at `arrives_s`, were there no downlink."""
+        num_bytes += OVERHEAD_BYTES
+        latency_s, s_per_byte = self.world.links.cost(sender.place, host.place)
+        return max(arrives_s, host.down.reserve(num_bytes, sent_s) + num_bytes * s_per_byte + latency_s)
+
+    def _say_goodbye(self, peer_id: str) -> None:
+        number = self.packer.number_of(peer_id)
+        for process in self._letters:
+            self.tell(process, _GOODBYE, number)

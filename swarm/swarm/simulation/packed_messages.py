@@ -1,0 +1,92 @@
+"""Packs messages that are handed over within a process for another process of the same simulation. Pure.
+
+What is packed consists of what `marshal` writes: the messages of the record DHT as tuples in which nodes are numbers,
+and all others as the bytes that they have on the wire. Both processes know the same nodes by the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from swarm_protocol.dht_messages import (
+    Contact,
+    FindRequest,
+    FindResponse,
+    Found,
+    StoreRequest,
+    StoreResponse,
+    contact_of,
+)
+from swarm_protocol.wire import WireMessage, encoded, handed, message_in
+
+Packed: TypeAlias = Any
+"""Bytes, or a tuple that begins with one of the numbers below."""
+
+_FIND, _FOUND, _STORE, _STORED = range(4)
+
+
+class Packer:
+    """Packs and unpacks messages of the nodes that it was told of. A node's number is positive."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._addrs: dict[int, tuple[str, ...]] = {}
+        self._contacts: dict[int, Contact] = {}
+        """By number, and those without addresses by the negative one."""
+
+    def add(self, number: int, peer_id: str, addr: str) -> None:
+        """Note a node: its only address is `addr`."""
+        self._numbers[peer_id] = number
+        self._addrs[number] = (addr,)
+        self._contacts[number] = contact_of(peer_id=peer_id, addrs=(addr,))
+        self._contacts[-number] = contact_of(peer_id=peer_id)
+
+    def number_of(self, peer_id: str) -> int:
+        return self._numbers[peer_id]
+
+    def pack(self, data: bytes) -> Packed:
+        """Pack a message of one of the nodes, as its `to_bytes` has returned it."""
+        match message_in(data):
+            case None:
+                return data
+            case FindRequest() as asked:
+                return _FIND, len(data), asked.keys, asked.only_peers, asked.max_records, bool(asked.addrs)
+            case FindResponse() as answer:
+                found = tuple([(each.records, self._packed_contacts(each.peers)) for each in answer.found])
+                return _FOUND, len(data), found, bool(answer.addrs)
+            case StoreRequest() as stored:
+                return _STORE, len(data), stored.record
+            case StoreResponse() as taken:
+                return _STORED, len(data), taken.held
+            case message:
+                return encoded(message)
+
+    def unpack(self, packed: Packed, sender: int) -> bytes:
+        """Return what `pack` was given by the node `sender`, to be handed to its receiver."""
+        if isinstance(packed, bytes):
+            return packed
+        return handed(self._message(packed, sender), packed[1])
+
+    def _message(self, packed: Packed, sender: int) -> WireMessage:
+        match packed:
+            case _, _, keys, only_peers, max_records, has_addrs:
+                addrs = self._addrs[sender] if has_addrs else ()
+                return FindRequest(keys=keys, only_peers=only_peers, addrs=addrs, max_records=max_records)
+            case _, _, found, has_addrs:
+                contacts = self._contacts
+                return FindResponse(
+                    found=tuple(
+                        [
+                            Found(records=records, peers=tuple([contacts[number] for number in numbers]))
+                            for records, numbers in found
+                        ]
+                    ),
+                    addrs=self._addrs[sender] if has_addrs else (),
+                )
+            case kind, _, content:
+                return StoreRequest(record=content) if kind == _STORE else StoreResponse(held=content)
+        raise AssertionError(f"no message was packed like this: {packed}")
+
+    def _packed_contacts(self, contacts: tuple[Contact, ...]) -> tuple[int, ...]:
+        numbers = self._numbers
+        return tuple([numbers[each.peer_id] if each.addrs else -numbers[each.peer_id] for each in contacts])

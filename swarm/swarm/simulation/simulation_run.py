@@ -1,0 +1,137 @@
+"""Runs a scenario from its beginning to its report, in one process or in several whose virtual clocks move together."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.wire import handing_over
+
+from swarm.simulation.division import Division, num_processes
+from swarm.simulation.measurements import Measurements
+from swarm.simulation.message_sizes import SIZES, UNCHECKED
+from swarm.simulation.report import Report, report_of
+from swarm.simulation.scenario import Scenario
+from swarm.simulation.simulated_host import Links
+from swarm.simulation.world import World
+from swarm.testing import virtual_time
+
+OnMinute = Callable[[float, int], None]
+
+END_S = 60.0
+"""Time in which other processes end after the first one."""
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    processes: int = 1,
+    on_minute: OnMinute = lambda _minute, _nodes: None,
+    real_limit_s: float = 86400.0,
+) -> Report:
+    """Run a scenario in virtual time. `on_minute` is told each simulated minute, those of the warm-up included, and the
+    number of nodes then. `processes` share the work; 0: as many as suit the scenario and this machine. The report
+    depends on their number, which decides nothing but the order of what happens at the same time.
+
+    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
+    """
+    number = num_processes(scenario, processes, Links(scenario).least_latency_s)
+    if number == 1:
+        return report_of(scenario, _run_part(Division(scenario), {}, on_minute, real_limit_s))
+    with _others(scenario, number, real_limit_s) as (pipes, outcomes):
+        try:
+            measured = _run_part(Division(scenario, number), pipes, on_minute, real_limit_s)
+        except SwarmError as error:
+            raise _failure_of(outcomes) or error from None
+        for outcome in outcomes:
+            measured.add(_measured_by(outcome))
+    return report_of(scenario, measured, number)
+
+
+def _run_part(
+    division: Division, pipes: Mapping[int, Connection], on_minute: OnMinute, real_limit_s: float
+) -> Measurements:
+    """Simulate this process's nodes."""
+    thresholds = gc.get_threshold()
+    # millions of objects stay, and to look through them again and again takes as long as all else
+    gc.set_threshold(1_000_000, 20, 1000)
+    try:
+        with handing_over(SIZES, unchecked=UNCHECKED):
+            world = World(division.scenario, on_minute, division=division, pipes=pipes)
+            return virtual_time.run(world.run(), real_timeout_s=real_limit_s, inline_jobs=True)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def _others(
+    scenario: Scenario, number: int, real_limit_s: float
+) -> Iterator[tuple[Mapping[int, Connection], list[Connection]]]:
+    """Run the other processes of a simulation. Yield the pipes to each, and those over which their outcomes come."""
+    context = multiprocessing.get_context("spawn")
+    pipes: list[dict[int, Connection]] = [{} for _ in range(number)]
+    for one in range(number):
+        for other in range(one + 1, number):
+            pipes[one][other], pipes[other][one] = context.Pipe()
+    outcomes, running = list[Connection](), []
+    for index in range(1, number):
+        outcome, told = context.Pipe(duplex=False)
+        division = Division(scenario, number, index)
+        process = context.Process(target=_run_beside, args=(division, pipes[index], told, real_limit_s), daemon=True)
+        process.start()
+        told.close()
+        for pipe in pipes[index].values():
+            pipe.close()  # so that its end is noticed
+        outcomes.append(outcome)
+        running.append(process)
+    try:
+        yield pipes[0], outcomes
+    finally:
+        for pipe in pipes[0].values():
+            pipe.close()
+        for process in running:
+            process.join(END_S)
+            process.kill()
+
+
+def _run_beside(division: Division, pipes: Mapping[int, Connection], outcome: Connection, real_limit_s: float) -> None:
+    """Simulate the nodes of another process than the caller's, which ends all if it is interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found: Measurements | Exception
+    try:
+        found = _run_part(division, pipes, lambda _minute, _nodes: None, real_limit_s)
+    except Exception as error:
+        found = error
+    for pipe in pipes.values():
+        pipe.close()
+    with contextlib.suppress(OSError):
+        outcome.send(found)
+
+
+def _measured_by(outcome: Connection) -> Measurements:
+    """Return what another process has measured. Raises what it has raised."""
+    try:
+        found = outcome.recv()
+    except EOFError:
+        raise SwarmError("another process of this simulation has ended", remedy="is there enough memory?") from None
+    if isinstance(found, Exception):
+        raise found
+    assert isinstance(found, Measurements)
+    return found
+
+
+def _failure_of(outcomes: list[Connection]) -> Exception | None:
+    """Return what another process has raised, if that ended the simulation."""
+    for outcome in outcomes:
+        if outcome.poll(0):
+            with contextlib.suppress(EOFError):
+                found = outcome.recv()
+                if isinstance(found, Exception):
+                    return found
+    return None

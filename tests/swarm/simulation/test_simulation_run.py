@@ -1,0 +1,63 @@
+"""A scenario in two processes: the report of one process, but for chance, and one error where a process fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from typing import Any
+
+import pytest
+from swarm.simulation import simulation_run
+from swarm.simulation.division import Division
+from swarm.simulation.scenario import Churn, Nat, Region, Scenario
+from swarm.simulation.simulation_run import simulate
+from swarm_protocol.errors import SwarmError
+
+SCENARIO = Scenario(
+    nodes=24,
+    minutes=1.5,
+    warm_up_minutes=2,
+    churn=Churn(model="half-life", half_life_minutes=4),
+    regions=(Region(name="near", latency_ms=200), Region(name="far", latency_ms=250)),
+    nats=(Nat(share=0.5), Nat(kind="relayed", share=0.5)),
+)
+
+
+def test_two_processes_find_out_what_one_does_and_the_same_each_time() -> None:
+    whole, halves = simulate(SCENARIO), simulate(SCENARIO, processes=2)
+    assert simulate(SCENARIO, processes=2).to_json() == halves.to_json()
+    assert halves.sections["Nodes"] == whole.sections["Nodes"]
+    assert [each["nodes"] for each in halves.samples] == [each["nodes"] for each in whole.samples]
+    one, two = (dict[str, Any](report.sections["A node's state and traffic"]) for report in (whole, halves))
+    for name in ("messages sent a minute", "bytes sent a minute"):
+        assert two[name]["median"] == pytest.approx(one[name]["median"], rel=0.2)
+    for name in ("records held, mean", "routing table, mean"):
+        assert two[name] == pytest.approx(one[name], rel=0.1)
+    lookups: dict[str, Any] = dict(halves.sections["Lookups"])
+    assert lookups["lookups"] > 40
+    assert lookups["share that found the record"] > 0.9
+    assert (whole.scenario["processes"], halves.scenario["processes"]) == (1, 2)
+
+
+def test_process_whose_counterpart_ends_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation_run.signal, "signal", lambda *_: signal.SIG_DFL)
+    pipe, far_end = multiprocessing.Pipe()
+    outcome, told = multiprocessing.Pipe(duplex=False)
+    far_end.close()
+    simulation_run._run_beside(Division(SCENARIO, 2, 1), {0: pipe}, told, 60.0)
+    with pytest.raises(SwarmError, match="another process of this simulation has ended"):
+        simulation_run._measured_by(outcome)
+
+
+def test_process_that_ends_without_a_word_is_named() -> None:
+    outcome, told = multiprocessing.Pipe(duplex=False)
+    told.close()
+    with pytest.raises(SwarmError, match="another process of this simulation has ended"):
+        simulation_run._measured_by(outcome)
+    assert simulation_run._failure_of([outcome]) is None
+
+
+def test_failure_of_another_process_is_the_one_that_is_raised() -> None:
+    outcome, told = multiprocessing.Pipe(duplex=False)
+    told.send(ValueError("it failed there"))
+    assert str(simulation_run._failure_of([outcome])) == "it failed there"

@@ -18,7 +18,7 @@ def aggregate(
 ) -> tuple[Floats, AggregationReport]:
     """Return the result [N] for a part whose frames are at hand, and the report. Each call of `frames()` yields them
     from the first on. Raises as Aggregation does."""
-    aggregation = Aggregation(aggregator, weights, beacon)
+    aggregation = Aggregation(aggregator, weights, [beacon])
     if aggregation.has_survey:
         for rows in frames():
             aggregation.survey(rows)

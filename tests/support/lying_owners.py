@@ -29,18 +29,18 @@ class Dishonest(Aggregator):
     def survey(self) -> Survey:  # type: ignore[override]
         return self.honest.survey  # type: ignore[no-any-return]
 
-    def decide(self, weights: Any, survey: Doubles, /) -> AggregationDecision:
-        return self.change(self.honest.decide(weights, survey))
+    def decide(self, weight_LM: Any, survey: Doubles, /) -> AggregationDecision:
+        return self.change(self.honest.decide(weight_LM, survey))
 
 
 def times_minus_ten(decision: AggregationDecision) -> AggregationDecision:
-    return replace(
-        decision, coefficients=tuple(-10 * each for each in decision.coefficients), centre=-10 * decision.centre
-    )
+    return replace(decision, coefficients_LM=-10 * decision.coefficients_LM, centre_L=-10 * decision.centre_L)
 
 
 def without_the_first(decision: AggregationDecision) -> AggregationDecision:
-    return replace(decision, coefficients=(0.0, *decision.coefficients[1:]))
+    coefficients_LM = decision.coefficients_LM.copy()
+    coefficients_LM[:, 0] = 0.0
+    return replace(decision, coefficients_LM=coefficients_LM)
 
 
 def owner_that(

@@ -1,10 +1,12 @@
-"""The aggregation of one part, or of one leaf of it: passes the slices by an aggregator and combines them.
+"""The aggregation of leaves, many at a time: passes the slices by an aggregator and combines them.
 
-Equal frames give equal bits on every machine: members are added in the given order; each product of a coefficient
-(rounded to fp32) and a value is rounded to fp32, then added to the sum in fp32; a trimmed mean of coordinates comes
-last. Where slices are mixed first, an aggregator that looks at norms or distances decides on the mixed slices' scalar
-products, which follow from those of the slices, and the result is a sum over slices all the same: no mixed slice is
-made. Only the trimmed mean of each coordinate needs them. Shapes: M members, K mixed slices, F values of a frame.
+Equal frames give equal bits on every machine, and a leaf gives the same ones alone or among others: members are added in
+the given order; each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then added to the sum in
+fp32; a trimmed mean of coordinates comes last. Where slices are mixed first, an aggregator that looks at norms or
+distances decides on the mixed slices' scalar products, which follow from those of the slices, and the result is a sum
+over slices all the same: no mixed slice is made. Only the trimmed mean of each coordinate needs them.
+
+Shapes: L leaves, M members, K mixed slices, V values of a leaf, F values of a frame: L * V.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarm.trust.aggregator import (
     AggregationDecision,
@@ -28,11 +31,13 @@ from swarm.trust.kernels import (
     WEIGHT_BITS,
     Doubles,
     Floats,
+    Whole,
     centred,
+    diagonal,
     median_cut,
     products,
-    square,
     squared_distances,
+    squares,
     trimmed_mean,
 )
 from swarm.trust.mixing import MixedSlices
@@ -51,15 +56,17 @@ class NotFinite(AggregationError):
 
 
 class Aggregation:
-    """Aggregates one part or leaf. `weights` are the members' weights, in their order; a member with 0 is not counted.
-    `beacon` is the leaf's (`mixing.leaf_beacon`), for a mixing that draws.
+    """Aggregates the leaves of a frame. `weights` are the members' weights, in their order; a member with 0 is not
+    counted. `beacons` are the leaves' (`mixing.leaf_beacon`), for a mixing that draws: there are as many leaves, of equal
+    sizes.
 
     Call `survey` with each frame's rows if `has_survey`, then `decide`, then `combine` with each frame's rows, in the
-    same order; the caller decides where they are kept meanwhile. Rows are one fp32 array [F] for each member, consumed
-    one after the other. Raises AggregationError if no member has weight, and NotFinite before it uses a row.
+    same order; the caller decides where they are kept meanwhile. Several frames hold one leaf, or further values of each
+    leaf. Rows are one fp32 array [F] for each member, consumed one after the other. Raises AggregationError if no member
+    has weight, and NotFinite before it uses a row.
     """
 
-    def __init__(self, aggregator: Aggregator, weights: Sequence[int], beacon: bytes = b"") -> None:
+    def __init__(self, aggregator: Aggregator, weights: Sequence[int], beacons: Sequence[bytes] = (b"",)) -> None:
         if any(type(weight) is not int or weight < 0 for weight in weights):
             raise ValueError("weights are whole numbers that are not negative")
         if not any(weights):
@@ -68,7 +75,7 @@ class Aggregation:
         self._num_members = len(weights)
         self._counted = [member for member, weight in enumerate(weights) if weight]
         self._weights = _scaled([weights[member] for member in self._counted])
-        self._beacon = beacon
+        self._beacons = beacons
         self._surveyed = self._input()
         self._survey: Doubles = np.zeros(self._survey_shape())
         self._mixed: MixedSlices | None = None
@@ -80,50 +87,70 @@ class Aggregation:
 
     def survey(self, rows: Iterable[Floats]) -> None:
         if self._surveyed == "norms":
-            for index, (_, row_F) in enumerate(self._checked(rows)):
-                self._survey[index] += square(row_F)
+            for index, x_LV in enumerate(self._checked(rows)):
+                self._survey[:, index] += squares(x_LV)
             return
-        x_MF = np.stack([row_F for _, row_F in self._checked(rows)])
+        x_MLV = np.stack(list(self._checked(rows)))
         if self._surveyed == "distances":
-            x_MF = centred(x_MF, trimmed_mean(x_MF, self._weights, median_cut(self._weights)))
-        self._survey += products(x_MF)
+            x_MF = x_MLV.reshape(len(x_MLV), -1)
+            centred(x_MF, trimmed_mean(x_MF, self._weights, median_cut(self._weights)))
+        self._survey += products(x_MLV.transpose(1, 0, 2))
 
     def decide(self) -> AggregationReport:
-        mixing = self._aggregator.mixing
+        mixing, weight_LM = self._aggregator.mixing, self._weight_LM
         if mixing is not None:
-            self._mixed = mixing.mix(self._weights, self._survey, self._beacon)
+            self._mixed = mixing.mix(self._weights, self._survey, self._beacons)
             self._decision = self._decided(self._mixed)
         else:
             survey = np.sqrt(self._survey) if self._surveyed == "norms" else self._survey
-            self._decision = self._aggregator.decide(self._weights, survey)
-        report = self._decision.report
-        return AggregationReport(kept=self._of_all(report.kept), note=report.note)
+            self._decision = self._aggregator.decide(weight_LM, survey)
+        kept_LM = self._decision.kept_LM
+        kept = () if kept_LM is None else self._of_all(kept_LM.mean(axis=0))
+        return AggregationReport(kept=kept, note=self._decision.note)
 
     @property
     def is_sum(self) -> bool:
-        """Return whether the decided result is the sum of `coefficients` * slices and nothing else."""
+        """Return whether the decided result is the sum of `coefficients` * slices and nothing else, for one leaf."""
         assert self._decision is not None
-        return not self._decision.centre
+        return len(self._beacons) == 1 and not self._decision.centre_L.any()
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """The coefficient of each slice. Valid after `decide`."""
+        """The coefficient of each slice of the only leaf. Valid after `decide`."""
         assert self._decision is not None
-        return self._of_all(self._decision.coefficients)
+        return self._of_all(self._decision.coefficients_LM[0])
 
     def combine(self, rows: Iterable[Floats]) -> Floats:
         """Return the frame's result [F]."""
         decision = self._decision
         assert decision is not None
-        checked = self._checked(rows)
-        if not decision.centre:
-            return _sum((row_F for _, row_F in checked), decision.coefficients)
-        x_MF = np.stack([row_F for _, row_F in checked])
-        mixed, weights, mixed_KF = self._mixed, self._weights, x_MF
-        if mixed is not None:
-            weights, mixed_KF = mixed.weights, np.stack([_sum(x_MF, shares_M) for shares_M in mixed.shares_KM.tolist()])
-        centre_F = trimmed_mean(mixed_KF, weights, decision.cut)
-        return _sum((*x_MF, centre_F), (*decision.coefficients, decision.centre))
+        has_centre = np.flatnonzero(decision.centre_L)
+        if not has_centre.size:
+            return _sum(self._checked(rows), decision.coefficients_LM).ravel()
+        x_MLV = np.stack(list(self._checked(rows)))
+        sum_LV = _sum(x_MLV, decision.coefficients_LM)
+        centre_RV = self._centre(x_MLV[:, has_centre], has_centre, decision.cut_L)
+        sum_LV[has_centre] += centre_RV * decision.centre_L[has_centre, None].astype(np.float32)
+        return sum_LV.ravel()
+
+    def _centre(self, x_MRV: Floats, rows: NDArray[np.intp], cut_L: Whole) -> Floats:
+        """Return the trimmed mean of each coordinate of the leaves `rows` [R, V], whose slices are `x_MRV`."""
+        if self._mixed is None:
+            weight_RK, mixed_KRV = self._weight_LM[rows], x_MRV
+        else:
+            shares_KLM = self._mixed.shares_LKM.transpose(1, 0, 2)
+            weight_RK, mixed_KRV = self._mixed.weight_LK[rows], np.stack([_sum(x_MRV, each[rows]) for each in shares_KLM])
+        centre_RV = np.empty(x_MRV.shape[1:], dtype=np.float32)
+        weights, which_R = np.unique(weight_RK, axis=0, return_inverse=True)
+        for index, weight_K in enumerate(weights):
+            same = np.flatnonzero(which_R.ravel() == index)
+            x_KF = mixed_KRV[:, same].reshape(len(weight_K), -1)
+            centre_RV[same] = trimmed_mean(x_KF, weight_K.tolist(), int(cut_L[rows[same[0]]])).reshape(same.size, -1)
+        return centre_RV
+
+    @property
+    def _weight_LM(self) -> Whole:
+        return np.broadcast_to(np.array(self._weights), (len(self._beacons), len(self._weights)))
 
     def _input(self) -> Survey:
         """Return what has to be known of the slices themselves."""
@@ -133,31 +160,34 @@ class Aggregation:
         return "products" if mixing.needs_products or kind != "nothing" else "nothing"
 
     def _survey_shape(self) -> tuple[int, ...]:
-        num_counted = len(self._counted)
-        return {"nothing": (), "norms": (num_counted,)}.get(self._surveyed, (num_counted, num_counted))
+        num_leaves, num_counted = len(self._beacons), len(self._counted)
+        if self._surveyed == "nothing":
+            return (num_leaves,)
+        return (num_leaves, num_counted) if self._surveyed == "norms" else (num_leaves, num_counted, num_counted)
 
     def _decided(self, mixed: MixedSlices) -> AggregationDecision:
         """Return what the aggregator decides on mixed slices, in terms of the slices."""
-        kind, products_KK, start = self._aggregator.survey, np.zeros(()), None
+        kind, survey, start_L1 = self._aggregator.survey, self._survey, None
         if kind != "nothing":
-            products_KK = mixed.products(self._survey)
+            survey = mixed.products(survey)
         if kind == "norms":
-            products_KK = np.sqrt(np.maximum(products_KK.diagonal(), 0.0))
+            survey = np.sqrt(np.maximum(diagonal(survey), 0.0))
         elif kind == "distances":
-            start = _medoid(products_KK, mixed.weights)
-            products_KK = _from_start(products_KK, start)
-        decision = self._aggregator.decide(mixed.weights, products_KK)
-        coefficients_K = list(decision.coefficients)
-        if start is not None:
-            coefficients_K[start] += decision.centre
-            decision = replace(decision, centre=0.0)
-        coefficients = mixed.coefficients(coefficients_K)
-        kept = () if decision.centre else kept_shares(coefficients, shares(self._weights))
-        report = AggregationReport(kept=kept, note=decision.report.note)
-        return replace(decision, coefficients=coefficients, report=report)
+            start_L1 = _medoid(survey, mixed.weight_LK)[:, None]
+            survey = _from_start(survey, start_L1)
+        decision = self._aggregator.decide(mixed.weight_LK, survey)
+        coefficients_LK = decision.coefficients_LM
+        if start_L1 is not None:
+            at_start_L1 = np.take_along_axis(coefficients_LK, start_L1, axis=1) + decision.centre_L[:, None]
+            coefficients_LK = coefficients_LK.copy()
+            np.put_along_axis(coefficients_LK, start_L1, at_start_L1, axis=1)
+            decision = replace(decision, centre_L=np.zeros(len(coefficients_LK)))
+        coefficients_LM = mixed.coefficients(coefficients_LK)
+        kept_LM = None if decision.centre_L.any() else kept_shares(coefficients_LM, shares(self._weight_LM))
+        return replace(decision, coefficients_LM=coefficients_LM, kept_LM=kept_LM)
 
-    def _checked(self, rows: Iterable[Floats]) -> Iterator[tuple[int, Floats]]:
-        """Yield the rows that count, with their members' positions."""
+    def _checked(self, rows: Iterable[Floats]) -> Iterator[Floats]:
+        """Yield the rows that count, each as [L, V]."""
         num_rows = num_values = 0
         for member, row_F in enumerate(rows):
             num_rows += 1
@@ -168,42 +198,43 @@ class Aggregation:
                 # the extremes of a row with a NaN are NaN
                 if num_values and not (np.isfinite(row_F.min()) and np.isfinite(row_F.max())):
                     raise NotFinite(member)
-                yield member, row_F
+                num_leaves = len(self._beacons)
+                yield row_F.reshape(num_leaves, num_values // num_leaves)
         if num_rows != self._num_members:
             raise ValueError(f"{num_rows} rows of {self._num_members} members")
 
-    def _of_all(self, values: Sequence[float]) -> tuple[float, ...]:
+    def _of_all(self, values: Doubles) -> tuple[float, ...]:
         """Return `values` of the counted members with a 0 for each other member."""
-        if not values:
-            return ()
-        known = dict(zip(self._counted, values, strict=True))
+        known = dict(zip(self._counted, values.tolist(), strict=True))
         return tuple(known.get(member, 0.0) for member in range(self._num_members))
 
 
-def _medoid(products_KK: Doubles, weights: Sequence[int]) -> int:
-    """Return the slice with the least weighted median distance to all; of equal ones the first."""
-    away = np.sqrt(squared_distances(products_KK)).tolist()
-    medians = [weighted_median(away_K, weights) for away_K in away]
-    return medians.index(min(medians))
+def _medoid(products_LKK: Doubles, weight_LK: Whole) -> NDArray[np.intp]:
+    """Return of each leaf the slice with the least weighted median distance to all [L]; of equal ones the first."""
+    away_LKK, num_slices = np.sqrt(squared_distances(products_LKK)), weight_LK.shape[1]
+    weight_SK = np.repeat(weight_LK, num_slices, axis=0)
+    return np.argmin(weighted_median(away_LKK.reshape(-1, num_slices), weight_SK).reshape(-1, num_slices), axis=1)
 
 
-def _from_start(products_KK: Doubles, start: int) -> Doubles:
-    """Return the scalar products of the slices less slice `start`."""
-    to_start_K = products_KK[:, start]
-    from_start_KK: Doubles = products_KK - to_start_K[:, None] - to_start_K[None, :] + to_start_K[start]
-    return from_start_KK
+def _from_start(products_LKK: Doubles, start_L1: NDArray[np.intp]) -> Doubles:
+    """Return the scalar products of the slices less the slice of each leaf's start."""
+    to_start_LK = np.take_along_axis(products_LKK, start_L1[:, :, None], axis=2)[:, :, 0]
+    own_L1 = np.take_along_axis(to_start_LK, start_L1, axis=1)
+    from_start_LKK: Doubles = products_LKK - to_start_LK[:, :, None] - to_start_LK[:, None, :] + own_L1[:, :, None]
+    return from_start_LKK
 
 
-def _sum(rows: Iterable[Floats], coefficients: Sequence[float]) -> Floats:
-    sum_F: Floats | None = None
-    for row_F, coefficient in zip(rows, coefficients, strict=True):
-        if sum_F is None:
-            sum_F, product_F = np.zeros_like(row_F), np.empty_like(row_F)
-        if coefficient:
-            np.multiply(row_F, np.float32(coefficient), out=product_F)
-            np.add(sum_F, product_F, out=sum_F)
-    assert sum_F is not None
-    return sum_F
+def _sum(rows: Iterable[Floats], coefficients_LM: Doubles) -> Floats:
+    """Return the sum [L, V] of the slices `rows`, each [L, V], by their coefficients in each leaf."""
+    sum_LV: Floats | None = None
+    for x_LV, coefficient_L in zip(rows, coefficients_LM.T, strict=True):
+        if sum_LV is None:
+            sum_LV, product_LV = np.zeros(x_LV.shape, np.float32), np.empty(x_LV.shape, np.float32)
+        if coefficient_L.any():
+            np.multiply(x_LV, coefficient_L[:, None].astype(np.float32), out=product_LV)
+            np.add(sum_LV, product_LV, out=sum_LV)
+    assert sum_LV is not None
+    return sum_LV
 
 
 def _scaled(weights: Sequence[int]) -> tuple[int, ...]:

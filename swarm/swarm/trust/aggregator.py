@@ -1,23 +1,25 @@
-"""Defines what an aggregator is: a short pure decision about the members' slices of one leaf, with M or M x M numbers
+"""Defines what an aggregator is: a short pure decision about the members' slices of each leaf, with M or M x M numbers
 as input.
 
 The loops over values are in `aggregation` and `kernels`. The result of every aggregator is
 
     sum over members of coefficient * slice  +  centre * (a point that the aggregation knows, see `Aggregator.survey`)
 
-Decisions use fp64 with correctly rounded sums (`math.fsum`), so that they are the same bits on every machine. Nothing
-here knows peers or codecs. Shapes: M members.
+An aggregator decides about many leaves at a time, since Python costs more for a leaf than its arithmetic. Each leaf's
+decision is the same bits as if it were alone, and on every machine: decisions use elementwise operations in fp64, which
+IEEE 754 rounds alike everywhere, and sums in a fixed order (`kernels.ordered_sum`). Nothing here knows peers or codecs.
+Shapes: L leaves, M members.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from swarm.trust.kernels import Doubles
+import numpy as np
+
+from swarm.trust.kernels import Doubles, Whole, diagonal, matrix_product, ordered_sum
 from swarm.trust.mixing import Mixing
 
 Survey: TypeAlias = Literal["nothing", "norms", "products", "distances"]
@@ -27,22 +29,37 @@ Survey: TypeAlias = Literal["nothing", "norms", "products", "distances"]
 class AggregationReport:
     """Holds what the aggregation did to each member, in the members' order.
 
-    `kept` is the share of each slice's weight that was left: 1 for all, 0 for a slice that was left out; it is empty
-    where each coordinate is aggregated on its own. `note` says why the result is less robust than the run asks for."""
+    `kept` is the share of each slice's weight that was left, in the mean of the leaves: 1 for all, 0 for a slice that
+    was left out; it is empty where each coordinate is aggregated on its own. `note` says why the result is less robust
+    than the run asks for."""
 
     kept: tuple[float, ...] = ()
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AggregationDecision:
-    """Holds what an aggregator decided: `coefficients` and `centre` of the module's formula. `cut` is the weight to
-    trim at each end where the centre is a trimmed mean of each coordinate."""
+    """Holds what an aggregator decided about each leaf: `coefficients_LM` and `centre_L` of the module's formula.
+    `cut_L` is the weight to trim at each end where the centre is a trimmed mean of each coordinate. `kept_LM` and
+    `note` are those of the report; None where each coordinate is aggregated on its own."""
 
-    coefficients: tuple[float, ...]
-    centre: float = 0.0
-    cut: int = 0
-    report: AggregationReport = AggregationReport()
+    coefficients_LM: Doubles
+    centre_L: Doubles
+    cut_L: Whole
+    kept_LM: Doubles | None = None
+    note: str = ""
+
+
+def decided_sum(coefficients_LM: Doubles, kept_LM: Doubles | None = None, note: str = "") -> AggregationDecision:
+    """Return the decision for a sum of slices without a centre."""
+    num_leaves = len(coefficients_LM)
+    return AggregationDecision(
+        coefficients_LM=coefficients_LM,
+        centre_L=np.zeros(num_leaves),
+        cut_L=np.zeros(num_leaves, dtype=np.int64),
+        kept_LM=kept_LM,
+        note=note,
+    )
 
 
 def bounded(default: float, low: float, high: float) -> Any:
@@ -64,8 +81,8 @@ class Aggregator(ABC):
 
     name: ClassVar[str]
     survey: ClassVar[Survey]
-    """The input of `decide`: nothing; norms [M]; scalar products [M, M] of the slices; or those of the slices less a
-    start, which is then the centre of the formula: the median of each coordinate, or the medoid of mixed slices. The
+    """The input of `decide`: nothing; norms [L, M]; scalar products [L, M, M] of the slices; or those of the slices less
+    a start, which is then the centre of the formula: the median of each coordinate, or the medoid of mixed slices. The
     centre of an aggregator that surveys nothing is the trimmed mean of each coordinate."""
 
     mixing: Mixing | None = None
@@ -88,40 +105,37 @@ class Aggregator(ABC):
         return self.survey == "nothing" and self.mixing is None
 
     @abstractmethod
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        """Return the decision, with one coefficient for each of `weights`, which are positive."""
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        """Return the decision, with one coefficient for each of `weight_LM`, which are positive."""
 
     def fewest_members(self) -> int:
         """Return how many members must contribute for the robustness that the parameters promise."""
         return 1
 
 
-def shares(weights: Sequence[int]) -> tuple[float, ...]:
-    total = sum(weights)
-    return tuple(weight / total for weight in weights)
+def shares(weight_LM: Whole) -> Doubles:
+    """Return each weight's share of its leaf's."""
+    shares_LM: Doubles = weight_LM / weight_LM.sum(axis=1, keepdims=True)
+    return shares_LM
 
 
-def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
-    """Return the lowest value that, with all below it, has at least half of the weight."""
-    below, total = 0, sum(weights)
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        below += weight
-        if 2 * below >= total:
-            return value
-    raise ValueError("the median of nothing")
+def weighted_median(value_LM: Doubles, weight_LM: Whole) -> Doubles:
+    """Return of each leaf the lowest value that, with all below it, has at least half of the weight [L]."""
+    order_LM = np.argsort(value_LM, axis=1, kind="stable")
+    below_LM = np.cumsum(np.take_along_axis(weight_LM, order_LM, axis=1), axis=1)
+    first_L = np.argmax(2 * below_LM >= below_LM[:, -1:], axis=1)
+    middle_L = np.take_along_axis(order_LM, first_L[:, None], axis=1)
+    return np.take_along_axis(value_LM, middle_L, axis=1)[:, 0]
 
 
-def distances(products_MM: Doubles, coefficients: Sequence[float]) -> tuple[float, ...]:
-    """Return the distance from each member's slice to the point sum of coefficient * slice, all relative to the
+def distances(products_LMM: Doubles, coefficients_LM: Doubles) -> Doubles:
+    """Return the distance [L, M] from each member's slice to the point sum of coefficient * slice, all relative to the
     centre."""
-    pull = [math.fsum((row * coefficients).tolist()) for row in products_MM]
-    square = math.fsum(each * coefficient for each, coefficient in zip(pull, coefficients, strict=True))
-    own = products_MM.diagonal().tolist()
-    return tuple(
-        math.sqrt(max(0.0, math.fsum((norm, -each, -each, square)))) for norm, each in zip(own, pull, strict=True)
-    )
+    pull_LM = matrix_product(products_LMM, coefficients_LM[:, :, None])[:, :, 0]
+    square_L = ordered_sum(pull_LM * coefficients_LM)
+    return np.sqrt(np.maximum(0.0, diagonal(products_LMM) - 2 * pull_LM + square_L[:, None]))
 
 
-def kept_shares(coefficients: Sequence[float], fair: Sequence[float]) -> tuple[float, ...]:
-    """Return the share of its pull that each slice keeps, where `fair` is all of it."""
-    return tuple(min(1.0, max(0.0, each / share)) for each, share in zip(coefficients, fair, strict=True))
+def kept_shares(coefficients_LM: Doubles, fair_LM: Doubles) -> Doubles:
+    """Return the share of its pull that each slice keeps, where `fair_LM` is all of it."""
+    return np.clip(coefficients_LM / fair_LM, 0.0, 1.0)

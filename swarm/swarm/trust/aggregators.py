@@ -2,33 +2,37 @@
 
 Each is a class here, or in a module of its own, with its place in `_AGGREGATORS` and a row in the tests' table; what it
 has to be is said in `aggregator`. Robustness holds by weight (tokens that the round has granted), except where an
-aggregator says that it counts members. Shapes: M members.
+aggregator says that it counts members. Shapes: L leaves, M members.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swarm.trust.aggregator import (
     AggregationDecision,
-    AggregationReport,
     Aggregator,
     Survey,
     bounded,
+    decided_sum,
     distances,
     parameter_fields,
     shares,
     weighted_median,
 )
 from swarm.trust.flag_aggregator import FlagAggregator
-from swarm.trust.kernels import Doubles, median_cut
+from swarm.trust.kernels import Doubles, Whole, diagonal, ordered_sum, squared_distances
 from swarm.trust.mixing import Mixing
 
 _STILL = 1e-7
-"""The iteration ends when no coefficient changes by more: fp32 resolves no less."""
+"""The iteration for a leaf ends when none of its coefficients changes by more: fp32 resolves no less."""
+_NO_REST = 1e-12
+"""A smaller share of the start is the rounding of a sum of shares."""
 FROM_THE_GROUP = -1
 """The number of liars that means: as many as are fewer than a third of those that contribute. Votes hold with no
 more."""
@@ -41,8 +45,8 @@ class Mean(Aggregator):
     name: ClassVar[str] = "mean"
     survey: ClassVar[Survey] = "nothing"
 
-    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
-        return AggregationDecision(coefficients=shares(weights))
+    def decide(self, weight_LM: Whole, _survey: Doubles, /) -> AggregationDecision:
+        return decided_sum(shares(weight_LM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +63,9 @@ class NormClippedMean(Aggregator):
 
     ratio: float = bounded(1.0, 0.1, 10.0)
 
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        norms = tuple(survey.tolist())
-        limit = self.ratio * weighted_median(norms, weights)
-        kept = tuple(1.0 if norm <= limit else limit / norm for norm in norms)
-        return AggregationDecision(
-            coefficients=tuple(share * each for share, each in zip(shares(weights), kept, strict=True)),
-            report=AggregationReport(kept=kept),
-        )
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        kept_LM = _within(survey, self.ratio * weighted_median(survey, weight_LM))
+        return decided_sum(shares(weight_LM) * kept_LM, kept_LM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,8 @@ class MultiKrum(Aggregator):
 
     liars: int = bounded(FROM_THE_GROUP, FROM_THE_GROUP, 126)
 
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        num_members = len(weights)
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        num_members = weight_LM.shape[1]
         wanted = (num_members - 1) // 3 if self.liars == FROM_THE_GROUP else self.liars
         liars = min(wanted, max(0, (num_members - 3) // 2))
         note = (
@@ -95,28 +94,22 @@ class MultiKrum(Aggregator):
             if liars < wanted
             else ""
         )
-        scores = [_score(survey, member, num_members - liars - 2) for member in range(num_members)]
-        order = sorted(range(num_members), key=lambda member: (scores[member], member))
-        selected = set(order[: num_members - liars])
-        chosen = [weight if member in selected else 0 for member, weight in enumerate(weights)]
-        return AggregationDecision(
-            coefficients=shares(chosen),
-            report=AggregationReport(kept=tuple(float(member in selected) for member in range(num_members)), note=note),
-        )
+        order_LM = np.argsort(_scores(survey, num_members - liars - 2), axis=1, kind="stable")
+        kept_LM = np.ones(weight_LM.shape)
+        np.put_along_axis(kept_LM, order_LM[:, num_members - liars :], 0.0, axis=1)
+        return decided_sum(shares(np.where(kept_LM > 0, weight_LM, 0)), kept_LM, note)
 
     def fewest_members(self) -> int:
         liars = 1 if self.liars == FROM_THE_GROUP else self.liars
         return 2 * liars + 3 if liars else 1
 
 
-def _score(products_MM: Doubles, member: int, num_nearest: int) -> float:
-    own_M, cross_M = products_MM.diagonal().tolist(), products_MM[member].tolist()
-    squares = sorted(
-        max(0.0, math.fsum((own_M[member], own_M[other], -2 * cross_M[other])))
-        for other in range(len(own_M))
-        if other != member
-    )
-    return math.fsum(squares[: max(0, num_nearest)])
+def _scores(products_LMM: Doubles, num_nearest: int) -> Doubles:
+    """Return the sum of the squared distances from each slice to its nearest others [L, M]."""
+    square_LMM = squared_distances(products_LMM)
+    member_M = np.arange(square_LMM.shape[1])
+    square_LMM[:, member_M, member_M] = -1.0  # a slice is its own nearest, and not counted
+    return ordered_sum(np.sort(square_LMM, axis=2)[:, :, 1 : 1 + max(0, num_nearest)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +121,8 @@ class CoordinateMedian(Aggregator):
     name: ClassVar[str] = "median"
     survey: ClassVar[Survey] = "nothing"
 
-    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
-        return AggregationDecision(coefficients=(0.0,) * len(weights), centre=1.0, cut=median_cut(weights))
+    def decide(self, weight_LM: Whole, _survey: Doubles, /) -> AggregationDecision:
+        return _centre_alone(weight_LM, _median_cut(weight_LM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +138,19 @@ class TrimmedMean(Aggregator):
 
     trim: float = bounded(0.34, 0.0, 0.49)
 
-    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
-        cut = min(math.ceil(self.trim * sum(weights)), median_cut(weights))
-        return AggregationDecision(coefficients=(0.0,) * len(weights), centre=1.0, cut=cut)
+    def decide(self, weight_LM: Whole, _survey: Doubles, /) -> AggregationDecision:
+        cut_L = np.ceil(self.trim * weight_LM.sum(axis=1)).astype(np.int64)
+        return _centre_alone(weight_LM, np.minimum(cut_L, _median_cut(weight_LM)))
+
+
+def _median_cut(weight_LM: Whole) -> Whole:
+    cut_L: Whole = (weight_LM.sum(axis=1) - 1) // 2
+    return cut_L
+
+
+def _centre_alone(weight_LM: Whole, cut_L: Whole) -> AggregationDecision:
+    num_leaves = len(weight_LM)
+    return AggregationDecision(coefficients_LM=np.zeros(weight_LM.shape), centre_L=np.ones(num_leaves), cut_L=cut_L)
 
 
 # Aggregators that look for a point near most slices start at the coordinate median, so that no slice, however far, is
@@ -170,22 +173,12 @@ class GeometricMedian(Aggregator):
     smoothing: float = bounded(1e-4, 1e-9, 1.0)
     iterations: int = bounded(50, 1, 1000)
 
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        start = distances(survey, (0.0,) * len(weights))
-        unit = weighted_median(start, weights)
-        if unit == 0:
-            return _start_alone(weights, start)
-        point, reached = (0.0,) * len(weights), start
-        for _ in range(self.iterations):
-            pulls = [
-                weight / max(self.smoothing * unit, length) for weight, length in zip(weights, reached, strict=True)
-            ]
-            total = math.fsum(pulls)
-            former, point = point, tuple(pull / total for pull in pulls)
-            reached = distances(survey, point)
-            if _stands_still(former, point):
-                break
-        return AggregationDecision(coefficients=point, report=_report(reached, unit))
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        def moved(rows: Rows, _point_RM: Doubles, reached_RM: Doubles, unit_R: Doubles) -> Doubles:
+            pull_RM = weight_LM[rows] / np.maximum(self.smoothing * unit_R[:, None], reached_RM)
+            return pull_RM / ordered_sum(pull_RM)[:, None]
+
+        return _fixed_point(weight_LM, survey, 1.0, self.iterations, moved, centre_is_rest=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,42 +195,52 @@ class CenteredClip(Aggregator):
     radius: float = bounded(2.0, 0.01, 100.0)
     iterations: int = bounded(50, 1, 1000)
 
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        start = distances(survey, (0.0,) * len(weights))
-        limit = self.radius * weighted_median(start, weights)
-        if limit == 0:
-            return _start_alone(weights, start)
-        fair, point, reached = shares(weights), (0.0,) * len(weights), start
-        for _ in range(self.iterations):
-            pulls = [
-                share * (1.0 if length <= limit else limit / length)
-                for share, length in zip(fair, reached, strict=True)
-            ]
-            stays = 1 - math.fsum(pulls)
-            former, point = point, tuple(each * stays + pull for each, pull in zip(point, pulls, strict=True))
-            reached = distances(survey, point)
-            if _stands_still(former, point):
-                break
-        return AggregationDecision(
-            coefficients=point, centre=1 - math.fsum(point), cut=median_cut(weights), report=_report(reached, limit)
-        )
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        fair_LM = shares(weight_LM)
+
+        def moved(rows: Rows, point_RM: Doubles, reached_RM: Doubles, limit_R: Doubles) -> Doubles:
+            pull_RM = fair_LM[rows] * _within(reached_RM, limit_R)
+            return point_RM * (1 - ordered_sum(pull_RM))[:, None] + pull_RM
+
+        return _fixed_point(weight_LM, survey, self.radius, self.iterations, moved, centre_is_rest=True)
 
 
-def _start_alone(weights: Sequence[int], start: Sequence[float]) -> AggregationDecision:
+Rows: TypeAlias = NDArray[np.intp]
+_Step: TypeAlias = Callable[[Rows, Doubles, Doubles, Doubles], Doubles]
+"""Returns the next point of those leaves whose iteration goes on, `rows`, given their points, the distances from there
+to the slices, and their units."""
+
+
+def _fixed_point(
+    weight_LM: Whole, products_LMM: Doubles, radius: float, iterations: int, moved: _Step, *, centre_is_rest: bool
+) -> AggregationDecision:
+    """Return the decision for the point at which `moved` stands still, or arrives in at most `iterations`. The unit is
+    `radius` times the weighted median distance from the start. The start counts for the rest of the point, or for
+    nothing; where the unit is 0, it is the result."""
+    start_LM = distances(products_LMM, np.zeros(weight_LM.shape))
+    unit_L = radius * weighted_median(start_LM, weight_LM)
+    point_LM, reached_LM = np.zeros(weight_LM.shape), start_LM.copy()
+    rows = np.flatnonzero(unit_L)
+    for _ in range(iterations):
+        if not rows.size:
+            break
+        former_RM = point_LM[rows]
+        point_RM = moved(rows, former_RM, reached_LM[rows], unit_L[rows])
+        point_LM[rows], reached_LM[rows] = point_RM, distances(products_LMM[rows], point_RM)
+        rows = rows[(np.abs(point_RM - former_RM) > _STILL).any(axis=1)]
+    rest_L = 1 - ordered_sum(point_LM) if centre_is_rest else np.zeros(len(unit_L))
     return AggregationDecision(
-        coefficients=(0.0,) * len(weights),
-        centre=1.0,
-        cut=median_cut(weights),
-        report=AggregationReport(kept=tuple(float(length == 0) for length in start)),
+        coefficients_LM=point_LM,
+        centre_L=np.where(unit_L == 0, 1.0, np.where(np.abs(rest_L) < _NO_REST, 0.0, rest_L)),
+        cut_L=_median_cut(weight_LM),
+        kept_LM=np.where(unit_L[:, None] == 0, start_LM == 0, _within(reached_LM, unit_L)),
     )
 
 
-def _report(reached: Sequence[float], limit: float) -> AggregationReport:
-    return AggregationReport(kept=tuple(1.0 if length <= limit else limit / length for length in reached))
-
-
-def _stands_still(former: Sequence[float], point: Sequence[float]) -> bool:
-    return all(abs(after - before) <= _STILL for before, after in zip(former, point, strict=True))
+def _within(length_LM: Doubles, limit_L: Doubles) -> Doubles:
+    """Return by how much to shorten each slice so that it is no longer than its leaf's limit: 1 for not at all."""
+    limit_LM = np.broadcast_to(limit_L[:, None], length_LM.shape)
+    return np.divide(limit_LM, length_LM, out=np.ones(length_LM.shape), where=length_LM > limit_LM)
 
 
 _AGGREGATORS: dict[str, type[Aggregator]] = {

@@ -1,9 +1,9 @@
 """The Flag Aggregator: the mean of the slices within the subspace that explains most of the slices best.
 
 Everything follows from the slices' scalar products [M, M]: an orthonormal basis of the subspace is a combination of
-slices, and so is what it makes of their mean. Shapes: M members, K dimensions of the subspace.
+slices, and so is what it makes of their mean. Shapes: L leaves, M members, K dimensions of the subspace.
 
-The eigenvectors of the small symmetric matrix have the same bits on every machine, which LAPACK does not promise.
+The eigenvectors of the small symmetric matrices have the same bits on every machine, which LAPACK does not promise.
 Jacobi's method with disjoint rotations in parallel (Golub and Van Loan, Matrix Computations, 4th edition, section
 8.5.5): each sweep rotates every pair of rows and columns once, half of the matrix at a time, with nothing but
 elementwise operations in fp64, which IEEE 754 rounds alike everywhere.
@@ -11,8 +11,6 @@ elementwise operations in fp64, which IEEE 754 rounds alike everywhere.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -22,15 +20,15 @@ from numpy.typing import NDArray
 
 from swarm.trust.aggregator import (
     AggregationDecision,
-    AggregationReport,
     Aggregator,
     Survey,
     bounded,
+    decided_sum,
     kept_shares,
     shares,
     weighted_median,
 )
-from swarm.trust.kernels import Doubles, matrix_product
+from swarm.trust.kernels import Doubles, Whole, diagonal, matrix_product, ordered_sum
 
 _LEAST_MISS = 1e-3
 """A slice that the subspace explains to this share or better gains no more weight."""
@@ -55,39 +53,40 @@ class FlagAggregator(Aggregator):
 
     iterations: int = bounded(5, 1, 100)
 
-    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        norms = [math.sqrt(max(0.0, square)) for square in survey.diagonal().tolist()]
-        there = [member for member, norm in enumerate(norms) if norm > 0]
-        limit = weighted_median(norms, weights)
-        coefficients = [0.0] * len(weights)
-        if limit:
-            norm_M = np.array([norms[member] for member in there])
-            gram_MM = survey[np.ix_(there, there)] / (norm_M[:, None] * norm_M[None, :])
-            fair = shares(weights)
-            pull_M = np.array([fair[member] * min(norms[member], limit) for member in there])
-            projected_M = self._projected(gram_MM, np.array([fair[member] for member in there]), pull_M)
-            for member, coefficient in zip(there, (projected_M / norm_M).tolist(), strict=True):
-                coefficients[member] = coefficient
-        kept = kept_shares(coefficients, shares(weights))
-        return AggregationDecision(coefficients=tuple(coefficients), report=AggregationReport(kept=kept))
+    def decide(self, weight_LM: Whole, survey: Doubles, /) -> AggregationDecision:
+        norm_LM = np.sqrt(np.maximum(0.0, diagonal(survey)))
+        fair_LM, limit_L = shares(weight_LM), weighted_median(norm_LM, weight_LM)
+        coefficients_LM = np.zeros(norm_LM.shape)
+        # leaves that miss the same members' slices, which are zeros, have matrices of one size
+        patterns, pattern_L = np.unique(norm_LM > 0, axis=0, return_inverse=True)
+        for index, is_there_M in enumerate(patterns):
+            rows, there = np.flatnonzero((pattern_L.ravel() == index) & (limit_L > 0)), np.flatnonzero(is_there_M)
+            if rows.size:
+                norm_RM, fair_RM = norm_LM[np.ix_(rows, there)], fair_LM[np.ix_(rows, there)]
+                gram_RMM = survey[np.ix_(rows, there, there)] / (norm_RM[:, :, None] * norm_RM[:, None, :])
+                pull_RM = fair_RM * np.minimum(norm_RM, limit_L[rows, None])
+                coefficients_LM[np.ix_(rows, there)] = self._projected(gram_RMM, fair_RM, pull_RM) / norm_RM
+        return decided_sum(coefficients_LM, kept_shares(coefficients_LM, fair_LM))
 
-    def _projected(self, gram_MM: Doubles, fair_M: Doubles, pull_M: Doubles) -> Doubles:
-        """Return the projection of the sum of `pull_M` * direction as coefficients of the directions [M], whose scalar
-        products are `gram_MM`."""
-        num_dimensions = (len(gram_MM) + 2) // 2
-        weight_M = fair_M
+    def _projected(self, gram_LMM: Doubles, fair_LM: Doubles, pull_LM: Doubles) -> Doubles:
+        """Return the projection of the sum of `pull_LM` * direction as coefficients of the directions [L, M], whose
+        scalar products are `gram_LMM`."""
+        num_dimensions = (gram_LMM.shape[1] + 2) // 2
+        weight_LM = fair_LM
         for _ in range(self.iterations):
-            root_M = np.sqrt(weight_M)
-            values_M, vectors_MM = symmetric_eigen(root_M[:, None] * gram_MM * root_M[None, :])
-            is_real_K = values_M[-num_dimensions:] > _LEAST_VALUE * values_M[-1]
-            values_K, vectors_MK = values_M[-num_dimensions:][is_real_K], vectors_MM[:, -num_dimensions:][:, is_real_K]
-            # column k of this combines the directions to the k-th vector of an orthonormal basis
-            basis_MK = root_M[:, None] * vectors_MK / np.sqrt(values_K)[None, :]
-            parts_MK = matrix_product(gram_MM, basis_MK)
-            explained_M = np.array([math.fsum(row) for row in (parts_MK * parts_MK).tolist()])
-            weight_M = fair_M / np.sqrt(np.maximum(_LEAST_MISS, 1 - explained_M))
-        along_K1 = matrix_product(np.ascontiguousarray(parts_MK.T), pull_M[:, None])
-        return matrix_product(basis_MK, along_K1)[:, 0]
+            root_LM = np.sqrt(weight_LM)
+            values_LM, vectors_LMM = symmetric_eigen(root_LM[:, :, None] * gram_LMM * root_LM[:, None, :])
+            values_LK = values_LM[:, -num_dimensions:]
+            is_real_LK = values_LK > _LEAST_VALUE * values_LM[:, -1:]
+            scale_LK = np.sqrt(np.where(is_real_LK, values_LK, 1.0))
+            # column k of this combines the directions to the k-th vector of an orthonormal basis, or is zero
+            basis_LMK = root_LM[:, :, None] * vectors_LMM[:, :, -num_dimensions:] / scale_LK[:, None, :]
+            basis_LMK = np.where(is_real_LK[:, None, :], basis_LMK, 0.0)
+            parts_LMK = matrix_product(gram_LMM, basis_LMK)
+            explained_LM = ordered_sum(parts_LMK * parts_LMK)
+            weight_LM = fair_LM / np.sqrt(np.maximum(_LEAST_MISS, 1 - explained_LM))
+        along_LK1 = matrix_product(parts_LMK.transpose(0, 2, 1), pull_LM[:, :, None])
+        return matrix_product(basis_LMK, along_LK1)[:, :, 0]
 
 
 _MAX_SWEEPS = 12
@@ -95,22 +94,26 @@ _MAX_SWEEPS = 12
 _NEGLIGIBLE = 1e-14
 
 
-def symmetric_eigen(a_MM: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the eigenvalues [M], ascending, and the eigenvectors as the columns of [M, M]. `a_MM` is symmetric and
-    finite, with magnitudes of which the squares are, too."""
-    a_MM, vectors_MM = a_MM.copy(), np.eye(len(a_MM))
-    scale = float(np.abs(a_MM).max(initial=0.0))
+def symmetric_eigen(a_LMM: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the eigenvalues [L, M], ascending, and the eigenvectors as the columns of [L, M, M]. `a_LMM` are symmetric
+    and finite, with magnitudes of which the squares are, too. No matrix depends on the others."""
+    a_LMM, vectors_LMM = a_LMM.copy(), np.zeros(a_LMM.shape)
+    vectors_LMM[:] = np.eye(a_LMM.shape[1])
+    scale_L, rows = np.abs(a_LMM).max(axis=(1, 2), initial=0.0), np.arange(len(a_LMM))
     for _ in range(_MAX_SWEEPS):
-        for low_P, high_P in _rounds(len(a_MM)):
-            cos_P, sin_P = _rotations(a_MM, low_P, high_P)
-            _rotate(a_MM, low_P, high_P, cos_P, sin_P)
-            _rotate(a_MM.T, low_P, high_P, cos_P, sin_P)
-            _rotate(vectors_MM.T, low_P, high_P, cos_P, sin_P)
-        if float(np.abs(a_MM - np.diag(a_MM.diagonal())).max(initial=0.0)) <= _NEGLIGIBLE * scale:
+        a_RMM, vectors_RMM = a_LMM[rows], vectors_LMM[rows]
+        for low_P, high_P in _rounds(a_LMM.shape[1]):
+            cos_RP, sin_RP = _rotations(a_RMM, low_P, high_P)
+            for each in (a_RMM, a_RMM.transpose(0, 2, 1), vectors_RMM.transpose(0, 2, 1)):
+                _rotate(each, low_P, high_P, cos_RP, sin_RP)
+        a_LMM[rows], vectors_LMM[rows] = a_RMM, vectors_RMM
+        off_RMM = np.abs(a_RMM) * (1 - np.eye(a_LMM.shape[1]))
+        rows = rows[off_RMM.max(axis=(1, 2), initial=0.0) > _NEGLIGIBLE * scale_L[rows]]
+        if not rows.size:
             break
-    values_M = a_MM.diagonal()
-    order_M = np.argsort(values_M, kind="stable")
-    return values_M[order_M], vectors_MM[:, order_M]
+    values_LM = diagonal(a_LMM)
+    order_LM = np.argsort(values_LM, axis=1, kind="stable")
+    return np.take_along_axis(values_LM, order_LM, 1), np.take_along_axis(vectors_LMM, order_LM[:, None, :], 2)
 
 
 @lru_cache(maxsize=16)
@@ -129,20 +132,23 @@ def _rounds(num_rows: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], .
     return tuple(rounds)
 
 
-def _rotations(a_MM: Doubles, low_P: NDArray[np.intp], high_P: NDArray[np.intp]) -> tuple[Doubles, Doubles]:
-    """Return cosine and sine of the rotation that makes each pair's off-diagonal value zero."""
-    off_P = a_MM[low_P, high_P]
-    is_off_P = off_P != 0
+def _rotations(a_LMM: Doubles, low_P: NDArray[np.intp], high_P: NDArray[np.intp]) -> tuple[Doubles, Doubles]:
+    """Return cosine and sine [L, P] of the rotation that makes each pair's off-diagonal value zero."""
+    off_LP = a_LMM[:, low_P, high_P]
+    is_off_LP = off_LP != 0
     with np.errstate(over="ignore"):
-        ratio_P = (a_MM[high_P, high_P] - a_MM[low_P, low_P]) / (2 * np.where(is_off_P, off_P, 1.0))
-        tangent_P = np.where(ratio_P < 0, -1.0, 1.0) / (np.abs(ratio_P) + np.sqrt(1 + ratio_P * ratio_P))
-    tangent_P = np.where(is_off_P, tangent_P, 0.0)
-    cos_P = 1 / np.sqrt(1 + tangent_P * tangent_P)
-    return cos_P, tangent_P * cos_P
+        ratio_LP = (a_LMM[:, high_P, high_P] - a_LMM[:, low_P, low_P]) / (2 * np.where(is_off_LP, off_LP, 1.0))
+        tangent_LP = np.where(ratio_LP < 0, -1.0, 1.0) / (np.abs(ratio_LP) + np.sqrt(1 + ratio_LP * ratio_LP))
+    tangent_LP = np.where(is_off_LP, tangent_LP, 0.0)
+    cos_LP = 1 / np.sqrt(1 + tangent_LP * tangent_LP)
+    return cos_LP, tangent_LP * cos_LP
 
 
-def _rotate(a_MM: Doubles, low_P: NDArray[np.intp], high_P: NDArray[np.intp], cos_P: Doubles, sin_P: Doubles) -> None:
-    """Rotate the pairs of rows, in place."""
-    low_PM, high_PM = a_MM[low_P], a_MM[high_P]
-    a_MM[low_P] = cos_P[:, None] * low_PM - sin_P[:, None] * high_PM
-    a_MM[high_P] = sin_P[:, None] * low_PM + cos_P[:, None] * high_PM
+def _rotate(
+    a_LMM: Doubles, low_P: NDArray[np.intp], high_P: NDArray[np.intp], cos_LP: Doubles, sin_LP: Doubles
+) -> None:
+    """Rotate the pairs of rows of each matrix, in place."""
+    low_LPM, high_LPM = a_LMM[:, low_P], a_LMM[:, high_P]
+    cos_LP1, sin_LP1 = cos_LP[:, :, None], sin_LP[:, :, None]
+    a_LMM[:, low_P] = cos_LP1 * low_LPM - sin_LP1 * high_LPM
+    a_LMM[:, high_P] = sin_LP1 * low_LPM + cos_LP1 * high_LPM

@@ -7,7 +7,7 @@ A scalar product as a sum of rounded products would depend on the order in which
 each block of each row is scaled to whole numbers below 2^20 times a power of two, and sums of 2^13 products of those
 are exact in fp64, in any order and with fused operations. The loss is 2^-21 of a block's largest magnitude.
 
-Shapes: M members, F values of a frame, B values of a block.
+Shapes: L leaves, M members, F values of a frame, V of a leaf, B of a block.
 """
 
 from __future__ import annotations
@@ -148,37 +148,52 @@ def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Do
     return sum_B
 
 
-def products(x_MF: Floats) -> Doubles:
-    """Return x_i * x_j for all pairs of members [M, M], in fp64, by blocks in their order. `x_MF` must be finite."""
-    num_members, num_values = x_MF.shape
-    sum_MM = np.zeros((num_members, num_members))
+def products(x_LMV: Floats) -> Doubles:
+    """Return x_i * x_j for all pairs of members [L, M, M] of each leaf, in fp64, by blocks in their order. `x_LMV` must
+    be finite; its leaves may be cut out of longer rows."""
+    num_leaves, num_members, num_values = x_LMV.shape
+    sum_LMM = np.zeros((num_leaves, num_members, num_members))
     for block in blocks(num_values, _BLOCK_VALUES):
-        whole_MB, exponent_M = _whole(x_MF[:, block])
-        sum_MM += np.ldexp(whole_MB @ whole_MB.T, exponent_M[:, None] + exponent_M[None, :])
-    return sum_MM
+        whole_LMB, exponent_LM = _whole(x_LMV[:, :, block])
+        exponent_LMM = exponent_LM[:, :, None] + exponent_LM[:, None, :]
+        sum_LMM += np.ldexp(whole_LMB @ whole_LMB.transpose(0, 2, 1), exponent_LMM)
+    return sum_LMM
 
 
-def square(x_F: Floats) -> float:
-    """Return x * x, with the bits of `products`."""
-    total = 0.0
-    for block in blocks(x_F.size, _BLOCK_VALUES):
-        whole_1B, exponent_1 = _whole(x_F[None, block])
-        total += float(np.ldexp(whole_1B[0] @ whole_1B[0], 2 * exponent_1[0]))
-    return total
+def squares(x_LV: Floats) -> Doubles:
+    """Return x * x of each leaf [L], with the bits of `products`."""
+    sum_L = np.zeros(len(x_LV))
+    for block in blocks(x_LV.shape[1], _BLOCK_VALUES):
+        whole_LB, exponent_L = _whole(x_LV[:, block])
+        sum_L += np.ldexp((whole_LB * whole_LB).sum(axis=1), 2 * exponent_L)  # exact, as no sum needs rounding
+    return sum_L
 
 
-def matrix_product(a_KM: Doubles, b_MN: Doubles) -> Doubles:
-    """Return a @ b [K, N] of small matrices, added up in the order of M, each product and sum rounded on its own."""
-    sum_KN = np.zeros((a_KM.shape[0], b_MN.shape[1]))
-    for a_K, b_N in zip(a_KM.T, b_MN, strict=True):
-        sum_KN += a_K[:, None] * b_N[None, :]
-    return sum_KN
+def ordered_sum(x_LM: Doubles) -> Doubles:
+    """Return the sum of each row [L], added up in the order of M, each sum rounded on its own."""
+    sum_L = np.zeros(x_LM.shape[:-1])
+    for x_L in np.moveaxis(x_LM, -1, 0):
+        sum_L += x_L
+    return sum_L
 
 
-def squared_distances(products_MM: Doubles) -> Doubles:
-    """Return |x_i - x_j|^2 for all pairs [M, M], from their scalar products."""
-    own_M = products_MM.diagonal()
-    return np.maximum(own_M[:, None] + own_M[None, :] - 2 * products_MM, 0.0)
+def matrix_product(a_LKM: Doubles, b_LMN: Doubles) -> Doubles:
+    """Return a @ b [..., K, N] of small matrices, or of one pair for each leaf, added up in the order of M, each product
+    and sum rounded on its own."""
+    sum_LKN = np.zeros((*a_LKM.shape[:-1], b_LMN.shape[-1]))
+    for member in range(a_LKM.shape[-1]):
+        sum_LKN += a_LKM[..., :, member, None] * b_LMN[..., member, None, :]
+    return sum_LKN
+
+
+def squared_distances(products_LMM: Doubles) -> Doubles:
+    """Return |x_i - x_j|^2 for all pairs [..., M, M], from their scalar products."""
+    own_LM = diagonal(products_LMM)
+    return np.maximum(own_LM[..., :, None] + own_LM[..., None, :] - 2 * products_LMM, 0.0)
+
+
+def diagonal(x_LMM: Doubles) -> Doubles:
+    return np.diagonal(x_LMM, axis1=-2, axis2=-1)
 
 
 def centred(x_MF: Floats, centre_F: Floats) -> Floats:
@@ -188,9 +203,9 @@ def centred(x_MF: Floats, centre_F: Floats) -> Floats:
     return np.clip(x_MF, -_LARGEST, _LARGEST, out=x_MF)
 
 
-def _whole(x_MB: Floats) -> tuple[Doubles, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Return whole numbers of at most 2^20, and the power of two [M] by which to multiply each row."""
-    largest_M = np.maximum(x_MB.max(axis=1), -x_MB.min(axis=1)).astype(np.float64)
-    exponent_M = np.frexp(largest_M)[1].astype(np.int64) - _BITS
-    whole_MB = x_MB * np.ldexp(1.0, -exponent_M)[:, None]
-    return np.rint(whole_MB, out=whole_MB), exponent_M
+def _whole(x_LMB: Floats) -> tuple[Doubles, Whole]:
+    """Return whole numbers of at most 2^20, and the power of two [L, M] by which to multiply each row."""
+    largest_LM = np.maximum(x_LMB.max(axis=-1), -x_LMB.min(axis=-1)).astype(np.float64)
+    exponent_LM = np.frexp(largest_LM)[1].astype(np.int64) - _BITS
+    whole_LMB = x_LMB * np.ldexp(1.0, -exponent_LM)[..., None]
+    return np.rint(whole_LMB, out=whole_LMB), exponent_LM

@@ -6,7 +6,7 @@ which slices go into which mean, from the weights and the scalar products of the
 values are in `aggregation`. It is a pure function of what an auditor of the leaf has, with the same bits on every
 machine. How much is mixed follows from the group and from `liar_share`, the most that liars may have of its weight.
 
-Shapes: M members, K mixed slices.
+Shapes: L leaves, M members, K mixed slices.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from swarm.trust.kernels import Doubles, matrix_product, squared_distances
+from swarm.trust.kernels import Doubles, Whole, matrix_product, squared_distances
 
 MOST_LIARS = 0.49
 """No rule holds with half of the weight or more."""
@@ -31,22 +32,21 @@ nothing; as 0.34 one of three members, too, can be a liar."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedSlices:
-    """Mixed slice k is the sum over members of `shares_KM` * slice, whose shares add up to 1, and counts with weight k
-    of `weights`."""
+    """Mixed slice k of a leaf is the sum over members of `shares_LKM` * slice, whose shares add up to 1, and counts with
+    weight k of `weight_LK`."""
 
-    shares_KM: Doubles
-    weights: tuple[int, ...]
+    shares_LKM: Doubles
+    weight_LK: Whole
 
-    def products(self, products_MM: Doubles) -> Doubles:
-        """Return the scalar products of the mixed slices [K, K], from those of the slices."""
-        half_KM = matrix_product(self.shares_KM, products_MM)
-        x_KK = matrix_product(half_KM, np.ascontiguousarray(self.shares_KM.T))
-        return (x_KK + x_KK.T) / 2
+    def products(self, products_LMM: Doubles) -> Doubles:
+        """Return the scalar products of the mixed slices [L, K, K], from those of the slices."""
+        half_LKM = matrix_product(self.shares_LKM, products_LMM)
+        x_LKK = matrix_product(half_LKM, self.shares_LKM.transpose(0, 2, 1))
+        return (x_LKK + x_LKK.transpose(0, 2, 1)) / 2
 
-    def coefficients(self, coefficients_K: Sequence[float]) -> tuple[float, ...]:
-        """Return the coefficient of each slice [M], from that of each mixed slice."""
-        parts_KM = np.array(coefficients_K)[:, None] * self.shares_KM
-        return tuple(math.fsum(column) for column in parts_KM.T.tolist())
+    def coefficients(self, coefficients_LK: Doubles) -> Doubles:
+        """Return the coefficient of each slice [L, M], from that of each mixed slice."""
+        return matrix_product(coefficients_LK[:, None, :], self.shares_LKM)[:, 0]
 
 
 class Mixing(ABC):
@@ -54,12 +54,12 @@ class Mixing(ABC):
 
     name: ClassVar[str]
     needs_products: ClassVar[bool]
-    """True if `mix` looks at the slices' scalar products; they are zeros otherwise."""
+    """True if `mix` looks at the slices' scalar products; they may be anything otherwise."""
 
     @abstractmethod
-    def mix(self, weights: Sequence[int], products_MM: Doubles, beacon: bytes, /) -> MixedSlices:
-        """Return the mixed slices of one leaf. `weights` are positive; `beacon` is random, and equal for all who look
-        at this leaf."""
+    def mix(self, weights: Sequence[int], products_LMM: Doubles, beacons: Sequence[bytes], /) -> MixedSlices:
+        """Return the mixed slices of the leaves. `weights` are positive; `beacons` are random, one for each leaf, and
+        equal for all who look at that leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +81,16 @@ class NearestNeighbours(Mixing):
     liar_share: float = A_THIRD
     reach: float = 1.2
 
-    def mix(self, weights: Sequence[int], products_MM: Doubles, _beacon: bytes, /) -> MixedSlices:
-        away_MM = np.sqrt(squared_distances(products_MM)).tolist()
-        needed = (1 - self.liar_share) * sum(weights)
-        rows = [self._neighbours(weights, away_M, needed) for away_M in away_MM]
-        return MixedSlices(shares_KM=np.array(rows), weights=tuple(weights))
-
-    def _neighbours(self, weights: Sequence[int], away_M: Sequence[float], needed: float) -> list[float]:
-        radius, within = 0.0, 0
-        for member in sorted(range(len(weights)), key=away_M.__getitem__):
-            radius, within = away_M[member], within + weights[member]
-            if within >= needed:
-                break
-        chosen = [weight if away <= self.reach * radius else 0 for weight, away in zip(weights, away_M, strict=True)]
-        total = sum(chosen)
-        return [weight / total for weight in chosen]
+    def mix(self, weights: Sequence[int], products_LMM: Doubles, _beacons: Sequence[bytes], /) -> MixedSlices:
+        weight_M, away_LMM = np.array(weights), np.sqrt(squared_distances(products_LMM))
+        order_LMM = np.argsort(away_LMM, axis=2, kind="stable")
+        is_enough_LMM = np.cumsum(weight_M[order_LMM], axis=2) >= (1 - self.liar_share) * sum(weights)
+        is_enough_LMM[:, :, -1] = True  # all are, however the bound is rounded
+        last_LM1 = np.take_along_axis(order_LMM, np.argmax(is_enough_LMM, axis=2)[:, :, None], axis=2)
+        radius_LM1 = np.take_along_axis(away_LMM, last_LM1, axis=2)
+        chosen_LMM = np.where(away_LMM <= self.reach * radius_LM1, weight_M, 0)
+        shares_LMM = chosen_LMM / chosen_LMM.sum(axis=2, keepdims=True)
+        return MixedSlices(shares_LKM=shares_LMM, weight_LK=np.broadcast_to(weight_M, shares_LMM.shape[:2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +108,16 @@ class Bucketing(Mixing):
 
     liar_share: float = A_THIRD
 
-    def mix(self, weights: Sequence[int], _products_MM: Doubles, beacon: bytes, /) -> MixedSlices:
+    def mix(self, weights: Sequence[int], _products_LMM: Doubles, beacons: Sequence[bytes], /) -> MixedSlices:
         num_members = len(weights)
         num_buckets = -(-num_members // self.bucket_size(num_members))
-        order = sorted(range(num_members), key=lambda member: _draw(beacon, member))
-        buckets = [order[first::num_buckets] for first in range(num_buckets)]
-        totals = tuple(sum(weights[member] for member in bucket) for bucket in buckets)
-        shares_KM = np.zeros((num_buckets, num_members))
-        for index, bucket in enumerate(buckets):
-            for member in bucket:
-                shares_KM[index, member] = weights[member] / totals[index]
-        return MixedSlices(shares_KM=shares_KM, weights=totals)
+        weight_LKM = np.zeros((len(beacons), num_buckets, num_members), dtype=np.int64)
+        for leaf, beacon in enumerate(beacons):
+            order = sorted(range(num_members), key=partial(_draw, beacon))
+            for place, member in enumerate(order):
+                weight_LKM[leaf, place % num_buckets, member] = weights[member]
+        weight_LK = weight_LKM.sum(axis=2)
+        return MixedSlices(shares_LKM=weight_LKM / weight_LK[:, :, None], weight_LK=weight_LK)
 
     def bucket_size(self, num_members: int) -> int:
         """Return how many slices a bucket has at most."""

@@ -21,8 +21,8 @@ from swarm.trust.aggregators import (
     parameter_names,
     parameters_of,
 )
-from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, square, trimmed_mean
-from swarm.trust.mixing import Mixing
+from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, squares, trimmed_mean
+from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
 
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 NUM_VALUES = 500
@@ -359,20 +359,45 @@ def test_aggregate_gives_the_same_bytes_on_every_machine(name: str) -> None:
     assert hashlib.sha256(result_N.tobytes()).hexdigest()[:16] == GOLDEN[name]
 
 
+@pytest.mark.parametrize("mixing", [None, NearestNeighbours(), Bucketing(liar_share=0.2)], ids=["none", "near", "bucket"])
+@pytest.mark.parametrize("name", aggregator_names())
+def test_leaf_gives_the_same_bytes_alone_as_among_others(name: str, mixing: Mixing | None) -> None:
+    """An auditor computes one leaf of what an owner computes many at a time."""
+    num_leaves, leaf_values, weights = 9, 300, (5, 7, 7, 1, 9, 4, 0)
+    x_MLV = pattern(7, num_leaves * leaf_values).reshape(7, num_leaves, leaf_values)
+    x_MLV[3, 2] = 0.0
+    x_MLV[:4, 4] = 0.0  # the median distance is 0 where most of the weight agrees
+    x_MLV[2:6, 5] = x_MLV[1, 5]
+    x_MLV[1, 6] *= 1000
+    beacons, kind = [bytes([leaf]) for leaf in range(num_leaves)], get_aggregator(name, {}, mixing)
+    together = Aggregation(kind, weights, beacons)
+    rows = [x_LV.ravel() for x_LV in x_MLV]
+    if together.has_survey:
+        together.survey(rows)
+    kept, alone = together.decide().kept, list[tuple[float, ...]]()
+    result_LV = together.combine(rows).reshape(num_leaves, leaf_values)
+    for leaf, beacon in enumerate(beacons):
+        expected_V, report = aggregate(kind, lambda leaf=leaf: [list(x_MLV[:, leaf])], weights, beacon)  # type: ignore[misc]
+        assert result_LV[leaf].tobytes() == expected_V.tobytes(), leaf
+        alone.append(report.kept)
+    if all(alone):
+        assert np.allclose(kept, np.mean(alone, axis=0))
+
+
 def test_products_do_not_depend_on_the_order_of_summation() -> None:
     x_MN = slices(5, num_values=8192)
-    expected_MM = products(x_MN)
+    expected_1MM = products(x_MN[None])
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(8192)
-        assert (products(np.ascontiguousarray(x_MN[:, order])) == expected_MM).all()
-        assert square(x_MN[0][order]) == expected_MM[0, 0]
+        assert (products(x_MN[None, :, order]) == expected_1MM).all()
+        assert squares(x_MN[:1, order]) == expected_1MM[:, 0, 0]
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-20, 1.0, 1e19, 1e38])
 def test_products_are_those_in_fp64_to_a_millionth(scale: float) -> None:
     x_MN = np.asarray(slices(4, num_values=20_001) / 8 * scale, dtype=np.float32)
     expected_MM = x_MN.astype(np.float64) @ x_MN.astype(np.float64).T
-    assert np.abs(products(x_MN) - expected_MM).max() <= 1e-6 * expected_MM.max()
+    assert np.abs(products(x_MN[None])[0] - expected_MM).max() <= 1e-6 * expected_MM.max()
 
 
 @pytest.mark.parametrize("num_members", range(1, 18))
@@ -412,7 +437,7 @@ def test_trimmed_mean_counts_with_what_is_left_of_each_weight(
 
 
 def test_decide_of_one_token_cuts_nothing() -> None:
-    assert get_aggregator("trimmed_mean", {}).decide((1,), np.zeros(())).cut == 0
+    assert get_aggregator("trimmed_mean", {}).decide(np.ones((1, 1), dtype=np.int64), np.zeros(1)).cut_L == [0]
 
 
 def test_centred_stays_within_the_range_of_fp32() -> None:

@@ -35,7 +35,7 @@ def slices(num_members: int, noise: float = 0.5, seed: int = 0) -> Floats:
 
 
 def shares(mixing: Mixing, x_MN: Floats, weights: Sequence[int], beacon: bytes = BEACON) -> list[list[float]]:
-    return mixing.mix(weights, products(x_MN), beacon).shares_KM.tolist()  # type: ignore[no-any-return]
+    return mixing.mix(weights, products(x_MN[None]), [beacon]).shares_LKM[0].tolist()  # type: ignore[no-any-return]
 
 
 # --- nearest neighbours ---
@@ -113,13 +113,13 @@ def test_buckets_are_as_large_as_leave_a_majority_without_a_liar(
 ) -> None:
     mixing, weights = Bucketing(liar_share=liar_share), tuple(range(1, num_members + 1))
     assert mixing.bucket_size(num_members) == size
-    mixed = mixing.mix(weights, np.zeros(()), BEACON)
-    members = [np.flatnonzero(row_M).tolist() for row_M in mixed.shares_KM]
+    mixed = mixing.mix(weights, np.zeros(1), [BEACON])
+    members = [np.flatnonzero(row_M).tolist() for row_M in mixed.shares_LKM[0]]
     assert sorted(chain.from_iterable(members)) == list(range(num_members))
     assert max(map(len, members)) <= size
     assert len(members) > 2 * int(liar_share * num_members)
-    assert mixed.weights == tuple(sum(weights[member] for member in bucket) for bucket in members)
-    assert np.allclose(mixed.shares_KM.sum(axis=1), 1)
+    assert mixed.weight_LK[0].tolist() == [sum(weights[member] for member in bucket) for bucket in members]
+    assert np.allclose(mixed.shares_LKM.sum(axis=2), 1)
 
 
 def test_buckets_are_drawn_anew_for_each_leaf_step_state_and_run() -> None:
@@ -147,9 +147,9 @@ def test_buckets_are_drawn_anew_for_each_leaf_step_state_and_run() -> None:
 def test_aggregate_is_that_of_the_mixed_slices(name: str, mixing: Mixing) -> None:
     x_MN, weights = slices(9), (3, 9, 1, 4, 8, 2, 6, 5, 7)
     x_MN[1] *= -30
-    mixed = mixing.mix(weights, products(x_MN), BEACON)
-    mixed_KN = np.asarray(mixed.shares_KM @ x_MN.astype(np.float64), dtype=np.float32)
-    expected_N, _ = aggregate(get_aggregator(name, {}), lambda: [list(mixed_KN)], mixed.weights)
+    mixed = mixing.mix(weights, products(x_MN[None]), [BEACON])
+    mixed_KN = np.asarray(mixed.shares_LKM[0] @ x_MN.astype(np.float64), dtype=np.float32)
+    expected_N, _ = aggregate(get_aggregator(name, {}), lambda: [list(mixed_KN)], mixed.weight_LK[0].tolist())
     result_N, _ = run(name, mixing, x_MN, weights)
     assert np.linalg.norm(result_N - expected_N) <= 1e-4 * np.linalg.norm(expected_N)
 

@@ -43,6 +43,7 @@ from swarm.training.allreduce.parts import (
 )
 from swarm.training.standing.held_out_scores import discounted_weights
 from swarm.trust.aggregation import Aggregation
+from swarm.trust.kernels import blocks
 from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ radius 1."""
 OPENING_S = 1.0
 """Slices to an owner on a slow connection wait so long for its stream. Members learn of their group within a fraction
 of this of each other."""
+BATCH_VALUES = 1 << 17
+"""The values of all members' leaves that are aggregated together: they stay in a core's cache as fp64."""
 NOTABLE_VALUES = 256
 """A part of fewer values tells nothing of a contribution's length."""
 
@@ -85,7 +88,7 @@ class PartReducer:
         self._leaf_values = leaf_values
         self._beacon = beacon
         # what depends on no slice is decided once
-        self._fixed = self._aggregation(b"") if scheme.aggregator.is_fixed else None
+        self._fixed = self._aggregation([b""]) if scheme.aggregator.is_fixed else None
         if self._fixed is not None:
             self._fixed.decide()
         self._kept = [0.0] * len(self.contributors)
@@ -126,25 +129,33 @@ class PartReducer:
         if self._fixed is not None:
             return torch.from_numpy(self._fixed.combine(self._rows(encoded, frame)))
         rows, result_F = list(self._rows(encoded, frame)), torch.empty(size)
-        for start in range(0, size, self._leaf_values):
-            place = slice(start, min(start + self._leaf_values, size))
-            leaf = (frame.start + start) // self._leaf_values
-            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], leaf))
+        for place in self._batches(size):
+            first = (frame.start + place.start) // self._leaf_values
+            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], first))
         return result_F
 
-    def _aggregation(self, beacon: bytes) -> Aggregation:
-        return Aggregation(self._aggregator, self._weights, beacon)
+    def _batches(self, size: int) -> Iterator[slice]:
+        """Yield the places of a frame's leaves that are aggregated together, which are of one size: the last leaf may
+        be shorter."""
+        whole = size // self._leaf_values * self._leaf_values
+        most = max(1, BATCH_VALUES // (len(self.contributors) * self._leaf_values)) * self._leaf_values
+        yield from blocks(whole, most)
+        if whole < size:
+            yield slice(whole, size)
 
-    def _judged(self, rows: Sequence[NDArray[Any]], leaf: int) -> NDArray[Any]:
-        """Return the result of one leaf."""
-        aggregation = self._aggregation(self._beacon(leaf))
+    def _aggregation(self, beacons: Sequence[bytes]) -> Aggregation:
+        return Aggregation(self._aggregator, self._weights, beacons)
+
+    def _judged(self, rows: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
+        """Return the result of leaves of one size, from the leaf `first` on."""
+        size = len(rows[0])
+        aggregation = self._aggregation([self._beacon(first + index) for index in range(-(-size // self._leaf_values))])
         if aggregation.has_survey:
             aggregation.survey(rows)
         report = aggregation.decide()
         if report.note and not self._note:
             self._note = report.note
             logger.warning("in this member's part, %s", report.note)
-        size = len(rows[0])
         self._num_judged += size
         for index, share in enumerate(report.kept):
             self._kept[index] += share * size

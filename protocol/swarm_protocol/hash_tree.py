@@ -29,7 +29,8 @@ class HashTree:
     def __init__(self, num_leaves: int) -> None:
         """The tree has no nodes yet: use `of` or `proven`."""
         self._num_leaves = num_leaves
-        self._nodes: dict[tuple[int, int], bytes] = {}
+        self._levels: list[tuple[int, list[bytes]]] = []
+        """Of each level, from the leaves on, the index of the first node that is known, and all from there on."""
 
     @classmethod
     def of(cls, leaves: Sequence[bytes]) -> HashTree:
@@ -46,15 +47,14 @@ class HashTree:
             raise ValueError(f"{len(leaves)} leaves from {start} on in a tree of {num_leaves}")
         tree, low, high, siblings = cls(num_leaves), start, start + len(leaves), iter(proof)
         level_nodes = list(leaves)
-        for level, width in enumerate(_widths(num_leaves)):
+        for width in _widths(num_leaves):
             if low % 2:
                 low, level_nodes = low - 1, [_next(siblings), *level_nodes]
             if high % 2 and width > 1:
                 level_nodes.append(_next(siblings) if high < width else _ABSENT)
                 high += 1
-            tree._nodes.update({(level, low + index): node for index, node in enumerate(level_nodes)})
-            pairs = range(0, len(level_nodes) - 1, 2)
-            level_nodes = [_parent(level_nodes[index], level_nodes[index + 1]) for index in pairs]
+            tree._levels.append((low, level_nodes))
+            level_nodes = list(map(_parent, level_nodes[::2], level_nodes[1::2]))
             low, high = low // 2, high // 2
         if next(siblings, None) is not None:
             raise ValueError("a proof has too many digests")
@@ -62,11 +62,11 @@ class HashTree:
 
     @property
     def root(self) -> bytes:
-        return self._nodes[len(list(_widths(self._num_leaves))) - 1, 0]
+        return self._levels[-1][1][0]
 
     def leaves(self, start: int, stop: int) -> list[bytes]:
         """Return the digests of leaves [start, stop), which the tree must hold."""
-        return [self._nodes[0, index] for index in range(start, stop)]
+        return [self._node(0, index) for index in range(start, stop)]
 
     def proof(self, start: int, stop: int) -> list[bytes]:
         """Return the digests that lead, together with leaves [start, stop), to the root."""
@@ -74,13 +74,19 @@ class HashTree:
         for level, width in enumerate(_widths(self._num_leaves)):
             if low % 2:
                 low -= 1
-                digests.append(self._nodes[level, low])
+                digests.append(self._node(level, low))
             if high % 2 and width > 1:
                 if high < width:
-                    digests.append(self._nodes[level, high])
+                    digests.append(self._node(level, high))
                 high += 1
             low, high = low // 2, high // 2
         return digests
+
+    def _node(self, level: int, index: int) -> bytes:
+        first, nodes = self._levels[level]
+        if index < first:
+            raise IndexError(f"the tree does not hold node {index} of level {level}")
+        return nodes[index - first]
 
 
 class PackedHashTree:

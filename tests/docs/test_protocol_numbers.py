@@ -116,9 +116,9 @@ SAID = [
     ("rounds.md", f"`vote_s` = {run_context.SPARE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
-    ("rounds.md", f"L is N ÷ {parts.USUAL_LEAVES:,}, rounded up to a multiple of {CUT_VALUES}, and"),
+    ("rounds.md", f"L is N ÷ {parts.LEAST_LEAVES:,}, rounded down to a multiple of {CUT_VALUES}, at least"),
     ("rounds.md", f"whole leaves as fit {parts.FRAME_VALUES:,} values"),
-    ("rounds.md", f"that takes at most {100 * audit.BYTES_SHARE:.0f} % of the bytes"),
+    ("rounds.md", f"with its proofs at most {100 * audit.BYTES_SHARE:.1f} % of the bytes"),
     ("rounds.md", f"or {audit.LEAST_BYTES >> 10} KiB; else"),
     (
         "rounds.md",

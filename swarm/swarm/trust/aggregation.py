@@ -1,10 +1,10 @@
 """The aggregation of leaves, many at a time: passes the slices by an aggregator and combines them.
 
-Equal frames give equal bits on every machine, and a leaf gives the same ones alone or among others: members are added in
-the given order; each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then added to the sum in
-fp32; a trimmed mean of coordinates comes last. Where slices are mixed first, an aggregator that looks at norms or
-distances decides on the mixed slices' scalar products, which follow from those of the slices, and the result is a sum
-over slices all the same: no mixed slice is made. Only the trimmed mean of each coordinate needs them.
+Equal frames give equal bits on every machine, and a leaf gives the same ones alone or among others: members are added
+in the given order; each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then added to the
+sum in fp32; a trimmed mean of coordinates comes last. Where slices are mixed first, an aggregator that looks at norms
+or distances decides on the mixed slices' scalar products, which follow from those of the slices, and the result is a
+sum over slices all the same: no mixed slice is made. Only the trimmed mean of each coordinate needs them.
 
 Shapes: L leaves, M members, K mixed slices, V values of a leaf, F values of a frame: L * V.
 """
@@ -57,13 +57,13 @@ class NotFinite(AggregationError):
 
 class Aggregation:
     """Aggregates the leaves of a frame. `weights` are the members' weights, in their order; a member with 0 is not
-    counted. `beacons` are the leaves' (`mixing.leaf_beacon`), for a mixing that draws: there are as many leaves, of equal
-    sizes.
+    counted. `beacons` are the leaves' (`mixing.leaf_beacon`), for a mixing that draws: there are as many leaves, of
+    equal sizes.
 
     Call `survey` with each frame's rows if `has_survey`, then `decide`, then `combine` with each frame's rows, in the
-    same order; the caller decides where they are kept meanwhile. Several frames hold one leaf, or further values of each
-    leaf. Rows are one fp32 array [F] for each member, consumed one after the other. Raises AggregationError if no member
-    has weight, and NotFinite before it uses a row.
+    same order; the caller decides where they are kept meanwhile. Further frames hold further values of each leaf. Rows
+    are one fp32 array [F] for each member, consumed one after the other. Raises AggregationError if no member has
+    weight, and NotFinite before it uses a row.
     """
 
     def __init__(self, aggregator: Aggregator, weights: Sequence[int], beacons: Sequence[bytes] = (b"",)) -> None:
@@ -97,7 +97,7 @@ class Aggregation:
         self._survey += products(x_MLV.transpose(1, 0, 2))
 
     def decide(self) -> AggregationReport:
-        mixing, weight_LM = self._aggregator.mixing, self._weight_LM
+        mixing, weight_LM = self._aggregator.mixing, self._leaf_weights
         if mixing is not None:
             self._mixed = mixing.mix(self._weights, self._survey, self._beacons)
             self._decision = self._decided(self._mixed)
@@ -136,10 +136,10 @@ class Aggregation:
     def _centre(self, x_MRV: Floats, rows: NDArray[np.intp], cut_L: Whole) -> Floats:
         """Return the trimmed mean of each coordinate of the leaves `rows` [R, V], whose slices are `x_MRV`."""
         if self._mixed is None:
-            weight_RK, mixed_KRV = self._weight_LM[rows], x_MRV
+            weight_RK, mixed_KRV = self._leaf_weights[rows], x_MRV
         else:
-            shares_KLM = self._mixed.shares_LKM.transpose(1, 0, 2)
-            weight_RK, mixed_KRV = self._mixed.weight_LK[rows], np.stack([_sum(x_MRV, each[rows]) for each in shares_KLM])
+            weight_RK, shares_KRM = self._mixed.weight_LK[rows], self._mixed.shares_LKM[rows].transpose(1, 0, 2)
+            mixed_KRV = np.stack([_sum(x_MRV, shares_RM) for shares_RM in shares_KRM])
         centre_RV = np.empty(x_MRV.shape[1:], dtype=np.float32)
         weights, which_R = np.unique(weight_RK, axis=0, return_inverse=True)
         for index, weight_K in enumerate(weights):
@@ -149,7 +149,7 @@ class Aggregation:
         return centre_RV
 
     @property
-    def _weight_LM(self) -> Whole:
+    def _leaf_weights(self) -> Whole:
         return np.broadcast_to(np.array(self._weights), (len(self._beacons), len(self._weights)))
 
     def _input(self) -> Survey:
@@ -183,7 +183,7 @@ class Aggregation:
             np.put_along_axis(coefficients_LK, start_L1, at_start_L1, axis=1)
             decision = replace(decision, centre_L=np.zeros(len(coefficients_LK)))
         coefficients_LM = mixed.coefficients(coefficients_LK)
-        kept_LM = None if decision.centre_L.any() else kept_shares(coefficients_LM, shares(self._weight_LM))
+        kept_LM = None if decision.centre_L.any() else kept_shares(coefficients_LM, shares(self._leaf_weights))
         return replace(decision, coefficients_LM=coefficients_LM, kept_LM=kept_LM)
 
     def _checked(self, rows: Iterable[Floats]) -> Iterator[Floats]:
@@ -213,7 +213,9 @@ def _medoid(products_LKK: Doubles, weight_LK: Whole) -> NDArray[np.intp]:
     """Return of each leaf the slice with the least weighted median distance to all [L]; of equal ones the first."""
     away_LKK, num_slices = np.sqrt(squared_distances(products_LKK)), weight_LK.shape[1]
     weight_SK = np.repeat(weight_LK, num_slices, axis=0)
-    return np.argmin(weighted_median(away_LKK.reshape(-1, num_slices), weight_SK).reshape(-1, num_slices), axis=1)
+    median_LK = weighted_median(away_LKK.reshape(-1, num_slices), weight_SK).reshape(-1, num_slices)
+    first_L: NDArray[np.intp] = np.argmin(median_LK, axis=1)
+    return first_L
 
 
 def _from_start(products_LKK: Doubles, start_L1: NDArray[np.intp]) -> Doubles:

@@ -81,9 +81,9 @@ class Aggregator(ABC):
 
     name: ClassVar[str]
     survey: ClassVar[Survey]
-    """The input of `decide`: nothing; norms [L, M]; scalar products [L, M, M] of the slices; or those of the slices less
-    a start, which is then the centre of the formula: the median of each coordinate, or the medoid of mixed slices. The
-    centre of an aggregator that surveys nothing is the trimmed mean of each coordinate."""
+    """The input of `decide`: nothing; norms [L, M]; scalar products [L, M, M] of the slices; or those of the slices
+    less a start, which is then the centre of the formula: the median of each coordinate, or the medoid of mixed
+    slices. The centre of an aggregator that surveys nothing is the trimmed mean of each coordinate."""
 
     mixing: Mixing | None = None
 

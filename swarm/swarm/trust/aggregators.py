@@ -26,7 +26,7 @@ from swarm.trust.aggregator import (
     weighted_median,
 )
 from swarm.trust.flag_aggregator import FlagAggregator
-from swarm.trust.kernels import Doubles, Whole, diagonal, ordered_sum, squared_distances
+from swarm.trust.kernels import Doubles, Whole, ordered_sum, squared_distances
 from swarm.trust.mixing import Mixing
 
 _STILL = 1e-7

@@ -178,8 +178,8 @@ def ordered_sum(x_LM: Doubles) -> Doubles:
 
 
 def matrix_product(a_LKM: Doubles, b_LMN: Doubles) -> Doubles:
-    """Return a @ b [..., K, N] of small matrices, or of one pair for each leaf, added up in the order of M, each product
-    and sum rounded on its own."""
+    """Return a @ b [..., K, N] of small matrices, a pair of them or one for each leaf, added up in the order of M, each
+    product and sum rounded on its own."""
     sum_LKN = np.zeros((*a_LKM.shape[:-1], b_LMN.shape[-1]))
     for member in range(a_LKM.shape[-1]):
         sum_LKN += a_LKM[..., :, member, None] * b_LMN[..., member, None, :]

@@ -32,8 +32,8 @@ nothing; as 0.34 one of three members, too, can be a liar."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedSlices:
-    """Mixed slice k of a leaf is the sum over members of `shares_LKM` * slice, whose shares add up to 1, and counts with
-    weight k of `weight_LK`."""
+    """Holds how slices are mixed: mixed slice k of a leaf is the sum over members of `shares_LKM` * slice, whose shares
+    add up to 1, and counts with weight k of `weight_LK`."""
 
     shares_LKM: Doubles
     weight_LK: Whole

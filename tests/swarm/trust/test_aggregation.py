@@ -359,7 +359,9 @@ def test_aggregate_gives_the_same_bytes_on_every_machine(name: str) -> None:
     assert hashlib.sha256(result_N.tobytes()).hexdigest()[:16] == GOLDEN[name]
 
 
-@pytest.mark.parametrize("mixing", [None, NearestNeighbours(), Bucketing(liar_share=0.2)], ids=["none", "near", "bucket"])
+@pytest.mark.parametrize(
+    "mixing", [None, NearestNeighbours(), Bucketing(liar_share=0.2)], ids=["none", "near", "bucket"]
+)
 @pytest.mark.parametrize("name", aggregator_names())
 def test_leaf_gives_the_same_bytes_alone_as_among_others(name: str, mixing: Mixing | None) -> None:
     """An auditor computes one leaf of what an owner computes many at a time."""

@@ -40,15 +40,13 @@ from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, leaf_values, num_leaves, part_leaves
 
-BYTES_SHARE = 0.02
-"""Limits what one audited leaf of each part may add to the bytes of a reduction, without proofs."""
-MORE_SHARE = 0.01
-"""Limits what further leaves may bring that to, with their proofs: votes, reports and groups have to fit 2 % as
-well."""
+BYTES_SHARE = 0.011
+"""Limits what the audits of one member add to the bytes of a reduction, proofs included: votes, reports, groups and
+openings take up to 0.9 % in groups of ten with a million values, and all have to fit 2 %."""
 MOST_BY_SIZE = 0.9
 """The most of the first draws that go by the results' sizes: a lie may also make results small."""
 LEAST_BYTES = 1 << 14
-"""Audits may fetch this much in any case: of a small vector 2 % are less than one leaf of each member."""
+"""Audits may fetch this much in any case: of a small vector that share is less than one leaf of each member."""
 
 
 class Statements(Protocol):
@@ -219,18 +217,17 @@ class Auditing:
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:
-    """Return how many leaves `me` draws of which parts: of all others' if BYTES_SHARE allows, else of some, drawn
-    anew each time."""
+    """Return how many leaves `me` draws of which parts: of all others' if BYTES_SHARE or LEAST_BYTES allow, else of
+    some, drawn anew each time."""
     others = [part for part, count in enumerate(group.part_values) if count and group.peer_ids[part] != me]
     if not others:
         return {}
-    budget = BYTES_SHARE * 2 * codec.encoded_bytes(group.num_values)
-    slice_bytes = codec.encoded_bytes(min(leaf_values(group.num_values), group.num_values))
-    leaf_bytes = len(group.contributors) * slice_bytes
-    num_parts = min(len(others), max(1, int(max(budget, LEAST_BYTES) / leaf_bytes)))
-    proof_bytes = limits.DIGEST_BYTES * num_leaves(group.num_values).bit_length()
-    shown_bytes = len(group.contributors) * (slice_bytes + proof_bytes)
-    num_draws = min(limits.MAX_DRAWS, max(1, int(budget * MORE_SHARE / BYTES_SHARE / (shown_bytes * num_parts))))
+    size, total = leaf_values(group.num_values), num_leaves(group.num_values)
+    proof_bytes = limits.DIGEST_BYTES * (total - 1).bit_length()
+    shown_bytes = len(group.contributors) * (codec.encoded_bytes(min(size, group.num_values)) + proof_bytes)
+    num_shown = max(BYTES_SHARE * 2 * codec.encoded_bytes(group.num_values), LEAST_BYTES) / shown_bytes
+    num_parts = min(len(others), max(1, int(num_shown)))
+    num_draws = min(limits.MAX_DRAWS, max(1, int(num_shown / num_parts)))
     chance.shuffle(others)
     return dict.fromkeys(others[:num_parts], num_draws)
 

@@ -34,7 +34,7 @@ from swarm.training.allreduce.parts import (
     CaughtLying,
     UndecodableSlice,
     check_frame,
-    leaf_pieces,
+    cut_leaves,
     leaf_values,
     num_leaves,
     num_values,
@@ -132,8 +132,7 @@ def _bad_leaf(streams: PartStreams, bad: UndecodableSlice) -> tuple[int, bytes]:
     none: the frame as a whole has another size than its values take."""
     codec, size = streams.scheme.codec, leaf_values(streams.group.num_values)
     try:
-        for index, pieces in enumerate(leaf_pieces(codec, bad.data, num_values(bad.frame), size)):
-            leaf = b"".join(pieces)
+        for index, leaf in enumerate(cut_leaves(codec, bad.data, num_values(bad.frame), size)):
             if not is_encoding(codec, leaf):
                 return bad.frame.start // size + index, leaf
     except CodecError as error:

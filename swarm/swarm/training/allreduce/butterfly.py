@@ -38,6 +38,7 @@ from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,
+    CaughtLying,
     PartResult,
     ReductionScheme,
     UndecodableSlice,
@@ -74,7 +75,8 @@ class Butterfly:
     ) -> None:
         """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
-        and CaughtLying proves what it did; and with an UndecodableSlice whose proof the end of the attempt cut off.
+        and CaughtLying proves what it did; with every later CaughtLying; and with an UndecodableSlice whose proof the
+        end of the attempt cut off.
         `tree` is the hash tree to whose root this member has committed, if the group's members have committed to their
         slices.
         """
@@ -277,7 +279,8 @@ class Butterfly:
         await asyncio.get_running_loop().create_future()
 
     async def _report(self, error: SwarmError) -> None:
-        if not self._failed:
+        # a proof counts after another failure has ended the attempt, too
+        if not self._failed or isinstance(error, CaughtLying):
             self._failed = True
             await self._on_failure(error)
 

@@ -7,7 +7,6 @@ honest owner has got.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from swarm_compression import Codec
 from swarm_compression.codec import Data
@@ -20,8 +19,9 @@ from swarm.training.allreduce.made_part import split_digests
 from swarm.training.allreduce.part_owner import group_reducer
 from swarm.training.allreduce.parts import (
     ReductionScheme,
+    cut_leaves,
+    decode_frame,
     leaf_at,
-    leaf_pieces,
     leaf_values,
     num_leaves,
     num_values,
@@ -63,23 +63,31 @@ def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Seque
 
 def part_leaf(codec: Codec, group: Group, part: int, data: Data, index: int) -> bytes:
     """Return leaf `index`, counted within the part, of a part's encoded result."""
-    return b"".join(next(islice(_leaf_pieces(codec, group, part, data), index, None)))
+    start = (part_leaves(group, part).start + index) * leaf_values(group.num_values)
+    for frame, encoded in _frames(codec, group, part, data):
+        if frame.start <= start < frame.stop:
+            stop = min(start + leaf_values(group.num_values), frame.stop)
+            return b"".join(codec.pieces(encoded, num_values(frame), start - frame.start, stop - frame.start))
+    raise ValueError(f"part {part} has no leaf {index}")
 
 
 def hashed_part(codec: Codec, group: Group, part: int, data: Data) -> tuple[HashTree, list[float]]:
-    """Return the hash tree over the leaves of a part's encoded result, and a bound on the magnitude of each leaf's
-    values. Blocks."""
-    digests, magnitudes = list[bytes](), list[float]()
-    for index, pieces in zip(part_leaves(group, part), _leaf_pieces(codec, group, part, data), strict=True):
-        leaf = b"".join(pieces)
-        digests.append(leaf_digest(leaf))
-        magnitudes.append(codec.check(leaf, num_values(leaf_at(group.num_values, index))))
+    """Return the hash tree over the leaves of a part's encoded result, and the largest magnitude of each leaf's values.
+    Raises CodecError if a frame cannot be decoded. Blocks."""
+    digests, magnitudes, leaf = list[bytes](), list[float](), leaf_values(group.num_values)
+    for frame, encoded in _frames(codec, group, part, data):
+        size_F = decode_frame(codec, encoded, num_values(frame)).abs_()
+        digests += map(leaf_digest, cut_leaves(codec, encoded, num_values(frame), leaf))
+        whole = len(size_F) // leaf * leaf
+        magnitudes += size_F[:whole].view(-1, leaf).amax(dim=1).tolist()
+        magnitudes += [float(size_F[whole:].max())] if whole < len(size_F) else []
     return HashTree.of(digests), magnitudes
 
 
-def _leaf_pieces(codec: Codec, group: Group, part: int, data: Data) -> Iterator[tuple[memoryview, ...]]:
-    view, at, leaf = memoryview(data), 0, leaf_values(group.num_values)
+def _frames(codec: Codec, group: Group, part: int, data: Data) -> Iterator[tuple[slice, memoryview]]:
+    """Yield the frames of a part's encoded result, each with its place in the step's vector."""
+    view, at = memoryview(data), 0
     for frame in part_frames(group, part):
         stop = at + codec.encoded_bytes(num_values(frame))
-        yield from leaf_pieces(codec, view[at:stop], num_values(frame), leaf)
+        yield frame, view[at:stop]
         at = stop

@@ -25,10 +25,10 @@ from torch import Tensor
 from swarm.training.allreduce.parts import (
     PartResult,
     check_frame,
+    cut_leaves,
     decode_frame,
     frames_of,
     leaf_at,
-    leaf_pieces,
     leaf_values,
     num_leaves,
     num_values,
@@ -141,4 +141,4 @@ class MadePart:
 
 def _leaf_digests(codec: Codec, leaf: int, frames: Iterable[tuple[Data, int]]) -> list[bytes]:
     """Return the digests of the leaves of encoded frames, each with the number of its values."""
-    return [leaf_digest(*pieces) for data, count in frames for pieces in leaf_pieces(codec, data, count, leaf)]
+    return [leaf_digest(each) for data, count in frames for each in cut_leaves(codec, data, count, leaf)]

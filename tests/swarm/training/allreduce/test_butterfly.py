@@ -18,16 +18,27 @@ from swarm.network.interface import FaultHook, Stream, no_faults
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
+from swarm.training.allreduce import butterfly as reduction
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
-from swarm.training.allreduce.parts import ReductionScheme, backup_of, decoded_frames, leaf_at, part_leaves, part_values
+from swarm.training.allreduce.part_owner import QUICK_MEMBERS, BackupOwner, PartReducer
+from swarm.training.allreduce.parts import (
+    CaughtLying,
+    ReductionScheme,
+    UndecodableSlice,
+    backup_of,
+    decoded_frames,
+    leaf_at,
+    part_leaves,
+    part_values,
+)
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
@@ -505,6 +516,39 @@ def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_i
         assert asking[0].cancelled()
         assert backup._num_backups == 2
         assert not ring.failures
+
+    in_ring([1] * 4, case)
+
+
+def test_proof_that_a_backup_finds_after_its_reduction_has_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An auditor may ask the backup for the part when something else has ended the attempt already."""
+
+    async def case(ring: Ring) -> None:
+        members, heard = [ring.member(index) for index in range(4)], list[SwarmError]()
+        for running in await ring.start(members):
+            await running
+        backup, sender = members[backup_of(1, 4)], ring.networks[0].peer_id
+        bad = UndecodableSlice("it sent a bad slice", peer_id=sender, data=b"", frame=slice(0, 256))
+        lie = CaughtLying("it lied", peer_id=sender, evidence=(Evidence(kind="bad_slice", body=b"proof"),))
+
+        async def run(_self: BackupOwner) -> None:
+            raise bad
+
+        async def proved(*_arguments: object, **_options: object) -> SwarmError:
+            return lie
+
+        async def hear(error: SwarmError) -> None:
+            heard.append(error)
+
+        monkeypatch.setattr(BackupOwner, "run", run)
+        monkeypatch.setattr(reduction, "proved", proved)
+        backup._on_failure = hear
+        first = RoundError("another member has left")
+        await backup._report(first)
+        await backup._report(RoundError("and so has a third"))
+        with pytest.raises(CaughtLying):
+            await backup._back_up(backup._parts[1])
+        assert heard == [first, lie]
 
     in_ring([1] * 4, case)
 

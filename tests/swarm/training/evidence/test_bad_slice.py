@@ -13,7 +13,7 @@ from support.wrong_reduction import IDENTITIES, RUN, STRANGER, shown_leaf, signa
 from swarm.training.allreduce.bad_slices import is_encoding
 from swarm.training.allreduce.leaf_checks import is_leaf
 from swarm.training.allreduce.made_part import committed_tree
-from swarm.training.allreduce.parts import leaf_pieces
+from swarm.training.allreduce.parts import cut_leaves
 from swarm.training.evidence.evidence import accused, check
 from swarm_compression import codec_names, get_codec
 from swarm_compression.codec import CodecError
@@ -117,7 +117,7 @@ def test_every_leaf_of_an_honest_frame_is_an_encoding_whatever_its_size(name: st
     is encoded, and checked by its sender, as a whole."""
     codec = get_codec(name)
     data = codec.encode(vector(num_values))
-    assert all(is_encoding(codec, b"".join(pieces)) for pieces in leaf_pieces(codec, data, num_values, 256))
+    assert all(is_encoding(codec, leaf) for leaf in cut_leaves(codec, data, num_values, 256))
 
 
 def test_honest_member_commits_to_nothing_that_its_receivers_refuse() -> None:

@@ -30,7 +30,7 @@ class HashTree:
         """The tree has no nodes yet: use `of` or `proven`."""
         self._num_leaves = num_leaves
         self._levels: list[tuple[int, list[bytes]]] = []
-        """Of each level, from the leaves on, the index of the first node that is known, and all from there on."""
+        """Holds of each level, from the leaves on, the index of the first known node, and all nodes from there on."""
 
     @classmethod
     def of(cls, leaves: Sequence[bytes]) -> HashTree:

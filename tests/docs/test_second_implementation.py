@@ -180,7 +180,7 @@ def test_rounds_page_describes_the_parts(rates: list[int], num_values: int) -> N
     usual = statistics.median([rate for rate in rates if rate] or [1])
     ratios = [(rate or usual) / usual for rate in rates]
     shares = [1.0 if 1 / 1.5 < ratio < 1.5 else min(max(ratio, 1 / 4), 4.0) for ratio in ratios]
-    leaf = min(math.ceil(num_values / 1024 / 256) * 256, 98_304)
+    leaf = min(max(num_values // 4096 // 256 * 256, 256), 98_304)
     edges, passed = [0], 0.0
     for share in shares:
         passed += share

@@ -55,6 +55,8 @@ class StepFollower:
         on_full: Callable[[], None],
     ) -> None:
         self.bytes_sent = 0
+        self.is_led = False
+        """Whether a head has taken this trainer in, and says that it is there."""
         self._context = context
         self._setup = setup
         self._on_certificate = on_certificate
@@ -110,6 +112,7 @@ class StepFollower:
 
     async def _bring_and_listen(self, head: str, stream: Stream) -> None:
         bringing = asyncio.create_task(self._bring(stream), name=f"work for {head[-6:]}")
+        self.is_led = True
         try:
             while True:
                 reply = FollowReply.from_bytes(await stream.receive())
@@ -122,6 +125,7 @@ class StepFollower:
                         await self._on_certificate(head, reply.certificate)
                         return
         finally:
+            self.is_led = False
             bringing.cancel()
             await asyncio.wait({bringing})
             if not bringing.cancelled() and (error := bringing.exception()) is not None:

@@ -1,7 +1,8 @@
 """Looks where the other members of a run are: beside the step that is driven, and at the end of the run.
 
 Members of a round tell each other what they do, so looking is for the one that missed a round, or that works apart from
-others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. The
+others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. A
+follower whose head is there looks most rarely, from its first interval on: nearly all of a large run are followers. The
 look of a step is a task of `RunMember`; what it has read is kept for the next step. A member that is done stays to
 serve the last state to members that lack it (`let_others_finish`).
 """
@@ -9,6 +10,7 @@ serve the last state to members that lack it (`let_others_finish`).
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 
@@ -64,8 +66,10 @@ class MembersWatch:
         roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
         began_s = now()
         while True:
+            # a head tells a follower at once what is committed, and is missed when it goes
+            trains_s = math.inf if driver.is_led else interval_s
             if not roster or now() >= self._list_at_s:
-                await self._list(context, interval_s)
+                await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
             peers = whom_to_ask(claims, roster, me)
             if roster:
@@ -80,7 +84,7 @@ class MembersWatch:
             self._on_look(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
             # one that waits does nothing, and may wait because it missed something
-            pause_s = WATCH_S if driver.waiting else watch_s(interval_s)
+            pause_s = WATCH_S if driver.waiting and not driver.is_led else watch_s(trains_s)
             await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
     async def _list(self, context: RunContext, interval_s: float) -> None:

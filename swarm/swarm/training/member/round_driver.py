@@ -181,6 +181,11 @@ class RoundDriver:
             num_lacking=num_lacking(self._state),
         )
 
+    @property
+    def is_led(self) -> bool:
+        """Return whether a head is there that will tell this trainer what is committed."""
+        return self._follower is not None and self._follower.is_led
+
     def lost(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
         offered_at = self._offered[1] if self._offered else None

@@ -38,12 +38,14 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 class Scene:
     """One follower of two heads in one step. `told` says what it was told, in order, `brought` by whom its work was
-    taken, and `shown` of each request whether it came with a credential."""
+    taken, `shown` of each request whether it came with a credential, and `led` whether a head led it before its
+    interval ended, and at the end."""
 
     def __init__(self, leased: tuple[str, ...] = (ME.peer_id,), credential: RunCredential | None = None) -> None:
         self.told: list[str] = []
         self.brought: list[str] = []
         self.shown: list[bool] = []
+        self.led: list[bool] = []
         self._internet = MemoryInternet()
         self._networks = {each.peer_id: self._internet.network(each) for each in (ME, FIRST, SECOND)}
         clusters = Clusters(dealt={ME.peer_id: (FIRST.peer_id, SECOND.peer_id)}, size=8)
@@ -71,12 +73,14 @@ class Scene:
             )
             running = asyncio.create_task(follower.run())
             await asyncio.sleep(ready_at_s)
+            self.led.append(follower.is_led)
             contribution = Contribution(peer_id=ME.peer_id, num_tokens=40, num_samples=10)
             offer = IntervalOffer(
                 contribution=contribution, delta_F=torch.ones(NUM_VALUES), made_at=0.0, interval_s=1.0
             )
             follower.bring(offer)
             await asyncio.sleep(seconds)
+            self.led.append(follower.is_led)
             running.cancel()
             await asyncio.wait({running})
             assert running.cancelled() or running.exception() is None
@@ -140,6 +144,21 @@ def test_follower_brings_its_work_to_its_first_head_alone() -> None:
         assert (scene.brought, scene.told) == (["first"], ["certificate of first"])
 
     virtual_time.run(main())
+
+
+def test_follower_is_led_while_a_head_that_has_taken_it_in_is_there() -> None:
+    async def welcoming(stream: Stream) -> None:
+        await say(stream, "welcome")
+        await asyncio.sleep(SILENT_S / 2)
+
+    async def led(first: Head | None, second: Head | None, seconds: float) -> list[bool]:
+        scene = Scene()
+        await scene.play(first, second, seconds=seconds)
+        return scene.led
+
+    assert virtual_time.run(led(welcoming, None, 1.0)) == [True, True]
+    assert virtual_time.run(led(welcoming, None, SILENT_S)) == [True, False], "the head has gone"
+    assert virtual_time.run(led(full, refusing, 5.0)) == [False, False]
 
 
 @pytest.mark.parametrize("first", [None, refusing, full, babbling, welcoming_and_gone])

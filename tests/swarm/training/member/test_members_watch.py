@@ -1,0 +1,70 @@
+"""How often a member looks where others are, in its first interval, by whether a head tells it what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm.testing import virtual_time
+from swarm.training.member.members_watch import (
+    LIST_S,
+    MAX_LIST_S,
+    MAX_WATCH_S,
+    NUM_WATCHED,
+    WATCH_S,
+    MembersWatch,
+)
+from swarm_protocol.records import TrainerRecord
+
+MINUTES = 20
+HEADS = tuple(f"head {number}" for number in range(8))
+
+
+def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
+    """Return how many others a member asks a minute, and how often it reads the membership."""
+    num = Counter[str]()
+
+    async def some_trainers(run: str) -> dict[str, TrainerRecord]:
+        num["reads"] += 1
+        return {"another": TrainerRecord(run=run, state="training", outer_step=0)}
+
+    async def main() -> None:
+        membership: Any = SimpleNamespace(some_trainers=some_trainers)
+        driver: Any = SimpleNamespace(
+            setup=SimpleNamespace(roster=HEADS),
+            known=HEADS,
+            is_led=is_led,
+            waiting=SimpleNamespace(seconds=1.0) if waits else None,
+            look_at=lambda _peer: num.update(looks=1),
+        )
+        context: Any = SimpleNamespace(
+            run="run",
+            network=SimpleNamespace(peer_id="me"),
+            signatures=SimpleNamespace(admits=lambda _peer: True),
+            replica=SimpleNamespace(outer_step=3, is_new=False),
+        )
+        watch = MembersWatch(membership, random.Random(0), lambda _context: None)
+        running = asyncio.create_task(watch.run(driver, context, 0.0))
+        await asyncio.sleep(MINUTES * 60)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    virtual_time.run(main())
+    return num["looks"] / MINUTES, num["reads"] / MINUTES
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_follower_of_a_head_that_is_there_looks_around_most_rarely(waits: bool) -> None:
+    expected = 60 / MAX_WATCH_S * NUM_WATCHED, 60 / MAX_LIST_S
+    assert asked_a_minute(is_led=True, waits=waits) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_member_that_no_head_leads_looks_around_often_before_it_knows_its_interval(waits: bool) -> None:
+    expected = 60 / WATCH_S * NUM_WATCHED, 60 / LIST_S
+    assert asked_a_minute(is_led=False, waits=waits) == pytest.approx(expected, rel=0.1)

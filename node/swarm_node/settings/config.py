@@ -152,7 +152,7 @@ class Config(BaseModel):
     then_serve: bool = _switch()
     """Once the run is finished, serve the trained model."""
     model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
-    """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
+    """Hugging Face model whose blocks are served: a directory, or OWNER/NAME[@REVISION] on a hub."""
     manifest: Path | None = _setting(None, parsers.parse_path, "FILE", example="story.manifest")
     """The publisher's signed manifest of the model: its files are checked against it. Default: swarm-model.manifest
     beside the model, if there is one."""

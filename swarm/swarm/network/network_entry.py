@@ -88,7 +88,9 @@ async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[st
         answer = await host.call(peer_id, HELLO, hello_of(network_id, before).to_bytes(), addrs=addrs)
     except NotServed:
         raise PeerRefused(
-            "it is a libp2p host, but not a Swarm node", remedy="give the address of one", peer_id=peer_id
+            "it is a libp2p host, but no Swarm node that answers strangers",
+            remedy="check the address; if its network is private, give --invite the invitation of its owner",
+            peer_id=peer_id,
         ) from None
     return greeting_of(Hello.from_bytes(answer), before)
 

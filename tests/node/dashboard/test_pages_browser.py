@@ -119,15 +119,19 @@ ROWS_OF_NUMBERS = """Array.from(document.querySelectorAll("td.num"), cell => {
 })"""
 
 
-def test_numbers_keep_their_unit_on_their_line_on_a_phone(browser: Browser, swarms: Swarms) -> None:
+def test_rows_have_one_line_on_a_phone(browser: Browser, swarms: Swarms) -> None:
     source, served = swarms["small"]
     context = browser.new_context(viewport=PHONE)
     page = context.new_page()
     page.goto(f"{served.url}/runs/{quote(source.overview().runs[0].run)}")
     lines = page.evaluate(ROWS_OF_NUMBERS)
+    page.goto(f"{served.url}/nodes")
+    heights = page.evaluate("() => [...document.querySelectorAll('tbody tr')].map(row => row.offsetHeight)")
     context.close()
     assert len(lines) > 20
     assert max(lines) == 1
+    assert len(heights) > 5
+    assert max(heights) < 50, "rows of nodes have one line"
 
 
 def test_pages_on_a_desk_in_the_light_are_accessible_too(page: Page, swarms: Swarms) -> None:

@@ -189,7 +189,7 @@ COMMANDS = (
     ),
     Command(
         name="evidence list",
-        purpose="List the evidence that this home keeps against members of runs and servers: whom, for what, in which file.",
+        purpose="List the evidence that this home keeps against members of runs and servers, with its files.",
         code="swarm_node.commands.evidence_files:show",
         settings=HERE,
         example="swarm-node evidence list",

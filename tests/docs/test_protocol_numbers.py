@@ -17,6 +17,7 @@ from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
+from swarm.training.member import members_watch
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate_history as history
@@ -118,6 +119,7 @@ SAID = [
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
     ("rounds.md", f"L is N ÷ {parts.LEAST_LEAVES:,}, rounded down to a multiple of {CUT_VALUES}, at least"),
     ("rounds.md", f"whole leaves as fit {parts.FRAME_VALUES:,} values"),
+    ("rounds.md", f"asks {members_watch.NUM_WATCHED} other members every {members_watch.WATCH_S:.0f} s where"),
     ("rounds.md", f"with its proofs at most {100 * audit.BYTES_SHARE:.1f} % of the bytes"),
     ("rounds.md", f"or {audit.LEAST_BYTES >> 10} KiB; else"),
     (

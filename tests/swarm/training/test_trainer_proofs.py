@@ -43,8 +43,9 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
+from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import Evidence, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import AuditedSlice, Evidence, PartStatement, WrongReduction
 from swarm_protocol.training_messages import ReduceOpening
 
 NUM_STEPS = 4
@@ -92,6 +93,46 @@ async def run_with(kind: type[RunMember], *, aggregator: str) -> tuple[list[Memb
 def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_never_applied(aggregator: str) -> None:
     async def main() -> None:
         members, liar = await run_with(owner_that(times_minus_ten), aggregator=aggregator)
+        assert_convicted(members, liar)
+        for member in members:
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("how", ["refuses", "shows others"])
+def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_by_its_backups_slices(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner could answer those alone that drew a leaf about which it did not lie, and these would vote."""
+    answer, audit, refused, liars = Auditing.answer, Auditing.audit, list[int](), set[str]()
+
+    async def answer_first_only(self: Auditing, part: int, stream: Stream) -> None:
+        me = self._streams.me
+        if me not in liars or self._group.peer_ids[part] != me:
+            return await answer(self, part, stream)
+        _, statement = await self._answer_for(part)
+        await self._streams.send(stream, statement)
+        await stream.receive()
+        refused.append(part)
+        if how == "refuses":
+            raise RoundError("it is busy")
+        nothing = AuditedSlice(data=b"\0", proof=b"")
+        for _ in self._group.contributors:
+            await self._streams.send(stream, nothing.to_bytes())
+        return None
+
+    async def audit_others(self: Auditing, parts: Any) -> None:
+        if self._streams.me not in liars:  # as a liar reduces, it would find all others wrong
+            await audit(self, parts)
+
+    monkeypatch.setattr(Auditing, "answer", answer_first_only)
+    monkeypatch.setattr(Auditing, "audit", audit_others)
+    liars.add(identity_of("liar").peer_id)
+
+    async def main() -> None:
+        members, liar = await run_with(owner_that(times_minus_ten), aggregator="mean")
+        assert refused
         assert_convicted(members, liar)
         for member in members:
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))

@@ -11,9 +11,10 @@ The idea is that of BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner 
 all members' sums. Here leaves are drawn instead, since that is exact and holds for every aggregator. A lie about a
 share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result is large are drawn more often.
 
-If an owner is gone, its backup answers for the part. If neither does, the part is not audited, and this
-member votes for the outcome only once so many others have that one of them is honest (`is_audited`); otherwise the
-attempt fails.
+If an owner is gone, its backup answers for the part. It also answers in the place of an owner that has signed its
+result and does not show the leaves that were drawn then: the slices that the backup shows are under the same roots, and
+convict the owner if its result is another. If neither answers, the part is not audited, and this member votes for the
+outcome only once so many others have that one of them is honest (`is_audited`); otherwise the attempt fails.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarm_compression import Codec
 from swarm_compression.codec import Data
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
+from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, PartStatement, WrongReduction
 from swarm_protocol.training_messages import Group, SignedGroup
 from torch import Tensor
@@ -127,7 +130,7 @@ class Auditing:
         async with self._answering[part]:
             if part not in self._answers:
                 group, codec, made = self._group, self._streams.scheme.codec, await self._butterfly.made(part)
-                data = self._butterfly.data_of(part)
+                data = self._butterfly.data_made(part)
                 tree, _ = await self._streams.off_loop(hashed_part, codec, group, part, data)
                 statement = PartStatement(
                     run=group.run,
@@ -142,48 +145,62 @@ class Auditing:
 
     async def _audited(self, part: int, data: Data, num_draws: int) -> PeerError | None:
         """Return what is wrong with `part`, or why it could not be audited; None if it was and is right."""
-        owner, backup, failure = self._group.peer_ids[part], backup_peer(self._group, part), ""
+        owner, backup = self._group.peer_ids[part], backup_peer(self._group, part)
+        failure, violation = "", None
         # if the owner has failed already, nobody waits for it again
         makers = (backup, owner) if self._butterfly.is_from_backup(part) else (owner, backup)
+        codec = self._streams.scheme.codec
+        tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
+        case = _PartAudit(part=part, data=data, tree=tree, magnitudes=magnitudes)
         for maker in filter(None, makers):
             try:
                 if maker == self._streams.me:
-                    await self._butterfly.made(part)  # this reduces the part once more
+                    await self._look_at_own(case)
                 else:
-                    await self._streams.while_there(maker, self._ask(maker, part, data, num_draws))
-                return None
-            except PeerViolation as error:
+                    await self._streams.while_there(maker, self._ask(maker, case, num_draws))
+                return violation
+            except CaughtLying as error:
                 return error
+            except PeerViolation as error:
+                violation = violation or error
+                if not case.statement:
+                    return error
             except SwarmError as error:
                 failure = failure or error.message
-        return NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
+        return violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
 
-    async def _ask(self, maker: str, part: int, data: Data, num_draws: int) -> None:
-        """Audit `part` at `maker`. Raises CaughtLying, PeerViolation and PeerError, all of `maker`."""
-        codec, opening = self._streams.scheme.codec, self._streams.opening("audit", part)
-        tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
+    async def _ask(self, maker: str, case: _PartAudit, num_draws: int) -> None:
+        """Audit a part at `maker`. Raises CaughtLying, PeerViolation and PeerError; the first is of who has signed."""
+        opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
             async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
                 with blamed(maker):
-                    statement = await stream.receive()
-                    self._check(maker, part, tree.root, statement)
-                    drawn = draw_audited_leaves(magnitudes, num_draws, self._chance)
-                    first = part_leaves(self._group, part).start
-                    for index in drawn:
+                    self._check(maker, case, await stream.receive())
+                    case.drawn = case.drawn or draw_audited_leaves(case.magnitudes, num_draws, self._chance)
+                    for index in case.drawn:
                         await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
                     await stream.finish()
-                    for index in drawn:
-                        shown = WrongReduction(
-                            group=self._signed.data,
-                            statement=statement,
-                            leaf=first + index,
-                            result=part_leaf(codec, self._group, part, data, index),
-                            result_proof=b"".join(tree.proof(index, index + 1)),
-                            slices=await self._slices(stream, maker),
-                        )
-                        await self._streams.off_loop(self._compare, maker, shown)
+                    for index in case.drawn:
+                        slices = await self._slices(stream, maker)
+                        await self._streams.off_loop(self._compare, maker, case, index, slices)
         except TimeoutError:
             raise PeerTimeout("it does not answer the audit", peer_id=maker) from None
+
+    async def _look_at_own(self, case: _PartAudit) -> None:
+        """Audit a part of which this member is the backup; it makes the part once more. Raises CaughtLying if the owner
+        has signed another result, and RoundError if it has given one."""
+        made = await self._butterfly.made(case.part)
+        codec, data = self._streams.scheme.codec, self._butterfly.data_made(case.part)
+        tree, _ = await self._streams.off_loop(hashed_part, codec, self._group, case.part, data)
+        if tree.root == case.tree.root:
+            return
+        leaves = part_leaves(self._group, case.part)
+        pairs = zip(tree.leaves(0, len(leaves)), case.tree.leaves(0, len(leaves)), strict=True)
+        index = next(index for index, (mine, given) in enumerate(pairs) if mine != given)
+        if case.statement:
+            slices = await self._streams.off_loop(made.slices_of, leaves.start + index)
+            await self._streams.off_loop(self._compare, self._streams.me, case, index, tuple(slices))
+        raise RoundError("the part's owner has given another result than its backup makes")
 
     async def _slices(self, stream: Stream, maker: str) -> tuple[AuditedSlice, ...]:
         slices = []
@@ -192,28 +209,54 @@ class Auditing:
             self._streams.heard(maker)
         return tuple(slices)
 
-    def _check(self, maker: str, part: int, root: bytes, data: bytes) -> None:
-        """Raises PeerViolation unless `data` is `maker`'s statement of the result with this `root`."""
+    def _check(self, maker: str, case: _PartAudit, data: bytes) -> None:
+        """Raises PeerViolation unless `data` is `maker`'s statement of the result, or the owner has signed that."""
         signer, statement = self._statements.read_part(data)
-        if (signer, statement.group_digest, statement.part) != (maker, self._signed.digest, part):
+        if (signer, statement.group_digest, statement.part) != (maker, self._signed.digest, case.part):
             raise PeerViolation("it signed a statement of something else", peer_id=maker)
-        if statement.result_root == root:
+        if case.statement:
+            return  # this maker's slices show whether that result is right
+        if statement.result_root == case.tree.root:
+            case.statement, case.signer = data, maker
             return
-        if maker != self._group.peer_ids[part]:
+        if maker != self._group.peer_ids[case.part]:
             # or the owner, which gave this member its result, has given the backup another one
             raise PeerError("it has another result than the owner gave", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
-    def _compare(self, maker: str, shown: WrongReduction) -> None:
-        """Raises CaughtLying unless the result of the leaf follows from the slices. Blocks."""
-        if not are_committed(self._group, shown.leaf, shown.slices):
+    def _compare(self, maker: str, case: _PartAudit, index: int, slices: tuple[AuditedSlice, ...]) -> None:
+        """Raises CaughtLying unless the signed result of a leaf follows from the slices that `maker` shows. Blocks."""
+        group, codec = self._group, self._streams.scheme.codec
+        shown = WrongReduction(
+            group=self._signed.data,
+            statement=case.statement,
+            leaf=part_leaves(group, case.part).start + index,
+            result=part_leaf(codec, group, case.part, case.data, index),
+            result_proof=b"".join(case.tree.proof(index, index + 1)),
+            slices=slices,
+        )
+        if not are_committed(group, shown.leaf, slices):
             raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
-        if reduced_leaf(self._group, self._streams.scheme, shown.leaf, shown.slices) != shown.result:
+        if reduced_leaf(group, self._streams.scheme, shown.leaf, slices) != shown.result:
             reason = "it signed a result that does not follow from the members' slices"
             # who committed to what nobody can decode has lied, too: a maker that lies with it hides that from others
-            bad = undecodable(self._group, self._streams.scheme.codec, shown.leaf, shown.slices)
+            bad = undecodable(group, codec, shown.leaf, slices)
             evidence = (shown.evidence(), *(each.evidence() for each in bad))
-            raise CaughtLying(reason, peer_id=maker, evidence=evidence)
+            raise CaughtLying(reason, peer_id=case.signer, evidence=evidence)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _PartAudit:
+    """Holds the audit of one part: the result `data` with the hash tree over its leaves and their magnitudes, and, once
+    a maker has signed it, the `statement`, its `signer`, and the leaves that were `drawn` then."""
+
+    part: int
+    data: Data
+    tree: HashTree
+    magnitudes: list[float]
+    statement: bytes = b""
+    signer: str = ""
+    drawn: list[int] = field(default_factory=list)
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:

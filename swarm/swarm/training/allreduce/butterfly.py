@@ -118,9 +118,9 @@ class Butterfly:
             if made is not None:
                 made.drop()
 
-    def data_of(self, part: int) -> Data:
-        """Return the encoded result of `part`, as far as it is there."""
-        return self._parts[part].data
+    def data_made(self, part: int) -> Data:
+        """Return the encoded result of `part` as this member has made it. Valid after `made`."""
+        return self._backup.data if self._backup is not None and part != self._me else self._parts[part].data
 
     def is_from_backup(self, part: int) -> bool:
         """Return whether the backup of `part` has given its result, or is this member and has made it."""
@@ -264,6 +264,8 @@ class Butterfly:
                 await self._back_up(part)
             except SwarmError as error:
                 part.fail(error)
+            if self._backup is not None and not self._backup.agrees:
+                part.fail(RoundError("the part's owner and its backup give different results"))
 
         self._backing_up = self._tasks.create_task(back_up(), name="backup owner")
 

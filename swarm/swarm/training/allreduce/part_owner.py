@@ -342,7 +342,8 @@ class PartOwner:
 
 class BackupOwner:
     """Reduces `part`, whose owner has failed, from its first frame on: `made` are all slices then, as an owner has
-    them. Frames that the owner has given already must be the same."""
+    them. If frames that the owner has given already are others, the owner's stay in `part`, and what follows from the
+    slices is in `data`: with that, auditors can convict the owner of what it has signed."""
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
         self.made = made_part(streams, part)
@@ -351,6 +352,17 @@ class BackupOwner:
         self._part = part
         self._limit_s = streams.group.reduce_s / 2
         self._inboxes: dict[str, FrameInbox] = {}
+        self._other: bytearray | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether the owner has given no other frame than the slices make."""
+        return self._other is None
+
+    @property
+    def data(self) -> Data:
+        """The encoded result, as far as it is made."""
+        return self._part.data if self._other is None else self._other
 
     async def run(self) -> None:
         """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
@@ -385,7 +397,14 @@ class BackupOwner:
         frame = self._part.frames[index]
         buffer = self._streams.buffer(frame)
         await self._streams.off_loop(self._reducer.reduce, encoded, frame, buffer)
-        self._part.put(index, buffer)
+        if self._other is None:
+            try:
+                self._part.put(index, buffer)
+                return
+            except RoundError as error:
+                logger.warning("in the part of %s, %s", self._part.owner[-6:], error.message)
+                self._other = bytearray().join(self._part.frame(before) for before in range(index))
+        self._other += buffer
 
     async def _contribution_frame(self, member: Contribution, index: int) -> Data:
         peer, data = member.peer_id, await self._slice(member.peer_id, index)

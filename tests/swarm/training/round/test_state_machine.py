@@ -318,6 +318,16 @@ def test_member_without_tokens_waits_on_for_those_that_train_and_these_miss_nobo
     assert (moved.attempt, moved.attempts.short_since) == (3, 1.0)
 
 
+def test_trainer_outside_the_roster_ends_no_attempt_and_follows_the_roster_to_the_next_one() -> None:
+    """A coordinator that withholds the group has those of the roster move on; the others only wait for these."""
+    outside = setup(roster=(COORDINATOR, *OTHERS))
+    state, _ = run([(0.0, OFFER), (10_000.0, Tick())], outside)
+    assert (state.phase, state.attempt, machine.wake_at(state)) == ("forming", 0, None)
+    state, actions = machine.step(state, Sighted(peer=OTHERS[0], attempt=1), 10_001.0)
+    assert state.attempt == 1
+    assert any(isinstance(action, Ask) for action in actions)
+
+
 def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
     """One message could otherwise move all members to the last possible attempt."""
     last = limits.MAX_ATTEMPT

@@ -21,7 +21,6 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 NUM_GUARANTEED = 4
 """Places that each peer can have, however many others hold."""
@@ -92,44 +91,48 @@ class UnreadBudget:
     def __init__(self, *, max_peer_bytes: int = PEER_BYTES, max_host_bytes: int = HOST_BYTES) -> None:
         self._max_peer_bytes = max_peer_bytes
         self._max_host_bytes = max_host_bytes
-        self._held: Counter[UnreadHolder] = Counter()
-        self._by_peer: Counter[str] = Counter()
+        # plain dicts: each message of a stream is charged and released once or twice
+        self._held: dict[UnreadHolder, int] = {}
+        self._by_peer: dict[str, int] = {}
         self.num_bytes = 0
         self.num_refused = 0  # streams that had to give way, since the start
 
     def charge(self, holder: UnreadHolder, num_bytes: int) -> bool:
         """Account `num_bytes` more. False: `holder` itself has had to give way."""
-        self._add(holder, num_bytes)
-        if self._by_peer[holder.peer_id] > self._max_peer_bytes:
+        peer_bytes = self._add(holder, num_bytes)
+        if peer_bytes <= self._max_peer_bytes and self.num_bytes <= self._max_host_bytes:
+            return True
+        if peer_bytes > self._max_peer_bytes:
             self._give_way(holder, f"more than {self._max_peer_bytes} bytes of this peer wait to be read here")
         while self.num_bytes > self._max_host_bytes:
-            peer_id, _ = self._by_peer.most_common(1)[0]
+            peer_id = max(self._by_peer, key=self._by_peer.__getitem__)
             largest = max((each for each in self._held if each.peer_id == peer_id), key=self._held.__getitem__)
             self._give_way(largest, f"more than {self._max_host_bytes} bytes wait to be read here, most of this peer")
         return holder in self._held
 
     def release(self, holder: UnreadHolder, num_bytes: int) -> None:
         """Release `num_bytes` that were consumed."""
-        self._add(holder, -min(num_bytes, self._held[holder]))
+        if held_bytes := self._held.get(holder, 0):
+            self._add(holder, -min(num_bytes, held_bytes))
 
     def drop(self, holder: UnreadHolder) -> None:
         """Forget a stream that has ended; a second time does nothing."""
-        self._add(holder, -self._held[holder])
+        if held_bytes := self._held.get(holder, 0):
+            self._add(holder, -held_bytes)
 
     def _give_way(self, holder: UnreadHolder, why: str) -> None:
         self.num_refused += 1
         self.drop(holder)
         holder.give_way(PeerRefused(why, remedy="send less at once", retry_after_s=RETRY_AFTER_S))
 
-    def _add(self, holder: UnreadHolder, num_bytes: int) -> None:
+    def _add(self, holder: UnreadHolder, num_bytes: int) -> int:
+        """Return the bytes of the holder's peer from now on."""
+        peer_id = holder.peer_id
+        held_bytes = self._held[holder] = self._held.get(holder, 0) + num_bytes
+        peer_bytes = self._by_peer[peer_id] = self._by_peer.get(peer_id, 0) + num_bytes
         self.num_bytes += num_bytes
-        _count(self._held, holder, num_bytes)
-        _count(self._by_peer, holder.peer_id, num_bytes)
-
-
-def _count(counter: Counter[T], key: T, num_bytes: int) -> None:
-    # with the methods of a plain dict, since this is done four times for each message
-    if total := counter.get(key, 0) + num_bytes:
-        counter[key] = total
-    else:
-        counter.pop(key, None)
+        if not held_bytes:
+            del self._held[holder]
+        if not peer_bytes:
+            del self._by_peer[peer_id]
+        return peer_bytes

@@ -119,7 +119,8 @@ class Libp2pStream:
                     await self._spend(framing.cost(len(piece)))
                     await self._drain()
                     # of a long message no more is kept than the pieces that the other side has not acknowledged
-                    self._write_piece(kind, piece if len(message) <= framing.CHUNK_BYTES else bytes(piece))
+                    is_long = len(message) > framing.CHUNK_BYTES
+                    self._write_piece(kind, bytes(piece) if is_long and self._keeps_sent else piece)
                 await self._drain()
         except TimeoutError:
             # part of the message may be out, so nothing more can be said on this stream
@@ -130,15 +131,13 @@ class Libp2pStream:
         message = self._take_message()
         if message is not None:
             return message
+        if self._timeout_s is None:
+            return await self._next_message()
         try:
             async with asyncio.timeout(self._timeout_s):
-                while message is None:
-                    self._changed.clear()
-                    await self._changed.wait()
-                    message = self._take_message()
+                return await self._next_message()
         except TimeoutError:
             raise self._timed_out("sent nothing") from None
-        return message
 
     async def finish(self) -> None:
         if self._finished or self._is_over:
@@ -282,7 +281,11 @@ class Libp2pStream:
 
     @property
     def _may_resume(self) -> bool:
-        return self._reconnect is not None and self._sent is not None and self._sent.is_complete
+        return self._reconnect is not None and self._keeps_sent
+
+    @property
+    def _keeps_sent(self) -> bool:
+        return self._sent is not None and self._sent.is_complete
 
     async def _resume(self) -> bool:
         """Go on over another byte stream, and return whether there is one."""
@@ -379,6 +382,14 @@ class Libp2pStream:
             self._attached.clear()
             await self._attached.wait()
 
+    async def _next_message(self) -> bytes:
+        """Wait for the next message, which is not there yet."""
+        while True:
+            self._changed.clear()
+            await self._changed.wait()
+            if (message := self._take_message()) is not None:
+                return message
+
     def _take_message(self) -> bytes | None:
         """Return the next message, or None if it is not there yet. Raises what `receive` does, once there is nothing
         more."""
@@ -387,7 +398,7 @@ class Libp2pStream:
         except PeerViolation as violation:
             self._fail(violation)
             raise
-        if not self._is_over and (num_bytes := self._unread.credit()):
+        if (num_bytes := self._unread.credit()) and not self._is_over:
             self._put(framing.credit(num_bytes))
         if message is not None:
             return message

@@ -72,9 +72,9 @@ class UnreadMessages:
             if self._num_partial_bytes > self._max_message_bytes:
                 self.drop()
                 raise too_long(self._max_message_bytes, self._stream.peer_id)
-            self._partial.append(piece)
             if kind == Kind.DATA:
-                return self._joined()
+                return self._joined(piece)
+            self._partial.append(piece)
         return None
 
     def credit(self) -> int:
@@ -89,15 +89,16 @@ class UnreadMessages:
         """Drop what is here, and keep nothing that still comes. Idempotent."""
         self._is_dropped = True
         self._pieces.clear()
-        self._forget_partial()
-        self._budget.drop(self._stream)
-
-    def _joined(self) -> bytes:
-        message = self._partial[0] if len(self._partial) == 1 else b"".join(self._partial)
-        self._budget.release(self._stream, self._partial_cost)
-        self._forget_partial()
-        return message
-
-    def _forget_partial(self) -> None:
         self._partial.clear()
         self._num_partial_bytes = self._partial_cost = 0
+        self._budget.drop(self._stream)
+
+    def _joined(self, last: bytes) -> bytes:
+        """Return the message that `last` completes."""
+        self._budget.release(self._stream, self._partial_cost)
+        self._num_partial_bytes = self._partial_cost = 0
+        if not self._partial:
+            return last
+        message = b"".join((*self._partial, last))
+        self._partial.clear()
+        return message

@@ -299,8 +299,7 @@ class PartOwner:
         # half of the time that members wait for the result: the owner must find and name the peer that delays all
         limit_s = self._group.reduce_s / 2
         try:
-            async with asyncio.timeout(limit_s):
-                data = await self._streams.expect(peer, self._inboxes[peer].take)
+            data = await self._streams.expect(peer, self._inboxes[peer], limit_s)
         except TimeoutError:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except SwarmError as error:
@@ -416,9 +415,9 @@ class BackupOwner:
         if peer == self._streams.me:
             return bytes(await self._streams.encoded(self._part.frames[index]))
         try:
+            if peer != self._part.owner:
+                return await self._streams.expect(peer, self._inboxes[peer], self._limit_s)
             async with asyncio.timeout(self._limit_s):
-                if peer != self._part.owner:
-                    return await self._streams.expect(peer, self._inboxes[peer].take)
                 await self._streams.while_not_silent(peer, self._part.keeps(index + 1))
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None

@@ -41,6 +41,10 @@ INBOX_FRAMES = 16
 """Frames received and not yet taken: more than members send ahead (see `butterfly.Exchange`)."""
 
 
+SOON_S = QUIET_S / 10
+"""Time for which a frame is awaited before anybody asks whether its sender is there."""
+
+
 class PartStreams:
     """One member's streams in one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
 
@@ -172,14 +176,17 @@ class PartStreams:
                 self._is_silent[peer].set()
                 return
 
-    async def expect(self, peer: str, receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `receive` gets from `peer`; it may be cancelled and called again. Raises PeerTimeout if `peer` is
-        silent."""
+    async def expect(self, peer: str, inbox: FrameInbox, limit_s: float) -> bytes:
+        """Return the next frame of `peer` from its `inbox`. Raises what `FrameInbox.take` does, PeerTimeout if `peer`
+        is silent, and TimeoutError if it is there and no frame has come within `limit_s`."""
+        if inbox.has_frame:
+            return await inbox.take()
         with suppress(TimeoutError):
             # most frames are about to arrive, and need no watch
-            async with asyncio.timeout(QUIET_S / 10):
-                return await receive()
-        return await self.while_there(peer, receive())
+            async with asyncio.timeout(SOON_S):
+                return await inbox.take()
+        async with asyncio.timeout(limit_s - SOON_S):
+            return await self.while_there(peer, inbox.take())
 
     async def while_there(self, peer: str, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which needs `peer`. Raises PeerTimeout if `peer` falls silent before."""
@@ -274,6 +281,11 @@ class FrameInbox:
             raise
         finally:
             self.is_filling = False
+
+    @property
+    def has_frame(self) -> bool:
+        """Return whether `take` would return or raise at once."""
+        return self._error is not None or not self._frames.empty()
 
     def fail(self, error: SwarmError) -> None:
         """Note that no more frames arrive, because of `error`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -77,6 +77,39 @@ async def _never(_num_received: int) -> Resumed:
 
 def _resumption() -> Resumption:
     return Resumption(sent=SentFrames("other", UnreadBudget()), reconnect=_never)
+
+
+def _is_of(part: object, message: bytearray) -> bool:
+    return part is message or (isinstance(part, memoryview) and part.obj is message)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_message_is_sent_without_a_copy_but_for_the_kept_pieces_of_a_long_one(is_kept: bool) -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        usual, long = bytearray(100_000), bytearray(2 * framing.CHUNK_BYTES)
+        resumption = _resumption() if is_kept else None
+        # the receiver acknowledges nothing
+        async with _stream(near, resumption=resumption) as sender, _stream(far) as receiver:
+            written, write = list[object](), sender._outbox.write
+
+            def note(frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
+                written.extend(frame)
+                write(frame, at_once=at_once)
+
+            sender._outbox.write = note  # type: ignore[method-assign]
+            for message, num_pieces in ((usual, 1), (long, 2)):
+                written.clear()
+                await sender.send(message)
+                num_uncopied = sum(_is_of(part, message) for part in written)
+                assert num_uncopied == (0 if is_kept and message is long else num_pieces)
+                assert await receiver.receive() == message
+            if resumption is not None:
+                kept = [part for frame in resumption.sent.after(0) for part in frame]
+                assert [_is_of(part, usual) for part in kept].count(True) == 1
+                assert sum(map(len, kept)) > len(usual) + len(long)
+
+    asyncio.run(main())
 
 
 async def _until_heard(stream: Libp2pStream) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from swarm.simulation.scenario import NodeClass, Scenario
 
-BUSY_WEIGHT = 8.0
+BUSY_WEIGHT = 6.0
 """A trainer takes about so many times as much processor time as a node that only keeps records."""
 
 MIN_DIVIDED_NODES = 2000

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
+from types import MappingProxyType
 from typing import TypeAlias
 
 Lease: TypeAlias = tuple[range, ...]
@@ -27,6 +29,10 @@ Lease: TypeAlias = tuple[range, ...]
 
 MAX_STRIPES = 2
 """No member is more than one interval ahead of the committed state."""
+
+NUM_REMEMBERED = 4
+"""Leases of so many cursors are remembered: they are asked for member by member, and those of a run with thousands of
+trainers take milliseconds to make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +59,17 @@ class Cursor:
         return self.next_sample - sum(map(len, self.holes))
 
 
-def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> dict[str, Lease]:
+def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> Mapping[str, Lease]:
     """Return `samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
 
     Another member at the end changes nothing for those before it.
     """
+    return _leases(cursor, tuple(members), samples_per_member)
+
+
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -> Mapping[str, Lease]:
+    """Return `leases`, made once for all that ask for them in this process."""
     if samples_per_member < 1:
         raise ValueError(f"a lease cannot have {samples_per_member} samples")
     fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
@@ -66,7 +78,7 @@ def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> d
     for member in members:
         taken, supply = _split(supply, samples_per_member)
         result[member] = tuple(taken)
-    return result
+    return MappingProxyType(result)
 
 
 def sample_ids(lease: Lease) -> list[int]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from swarm.training.state.lease import (
     Cursor,
     LeaseStripe,
+    _leases,
     admitted,
     advance,
     committed,
@@ -103,6 +104,14 @@ def test_advance_stranger_or_too_many_samples_is_refused() -> None:
     for num_used in (-1, 6):
         with pytest.raises(ValueError, match="cannot have used"):
             advance(Cursor(), "ab", 5, {"a": num_used})
+
+
+def test_leases_that_all_trainers_ask_for_are_made_once() -> None:
+    roster = tuple(f"trainer {number}" for number in range(100))
+    stripes = (LeaseStripe(cursor=Cursor(next_sample=977), roster=roster),)
+    num_made = _leases.cache_info().misses
+    assert len({lease_of(stripes, 1, peer, 3) for peer in roster}) == 100
+    assert _leases.cache_info().misses == num_made + 1
 
 
 def test_leases_of_no_samples_are_refused() -> None:

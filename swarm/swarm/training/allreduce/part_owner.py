@@ -57,8 +57,8 @@ radius 1."""
 OPENING_S = 1.0
 """Slices to an owner on a slow connection wait so long for its stream. Members learn of their group within a fraction
 of this of each other."""
-BATCH_VALUES = 1 << 17
-"""The values of all members' leaves that are aggregated together: they stay in a core's cache as fp64."""
+BATCH_VALUES = 1 << 18
+"""The values of all members' leaves that are aggregated together: 2 MiB as fp64."""
 NOTABLE_VALUES = 256
 """A part of fewer values tells nothing of a contribution's length."""
 

@@ -44,7 +44,7 @@ memory: members hold many at once."""
 LEAST_LEAVES = 4096
 """A vector has so many leaves, or up to twice as many, unless that makes them smaller than a codec's block or larger
 than a frame. A smaller leaf makes audits cheaper, as each fetches one leaf of every contributor, with a proof of some
-400 bytes. A leaf costs its reducer some 30 microseconds, and each member that hashes it two."""
+400 bytes. A leaf costs its reducer some 40 microseconds, and each member that hashes it two."""
 
 MIN_AHEAD_FRAMES = 3
 """Slices that a member sends to an owner before it waits for a result, so that slices travel while another one is

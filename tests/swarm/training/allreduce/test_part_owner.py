@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from swarm.training.allreduce import part_owner
 from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartReducer
 from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.run.run_config import RunConfig
 from swarm.trust.aggregators import get_aggregator
+from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution
@@ -49,3 +51,27 @@ def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator:
     x_MF = contributions(5, NOTABLE_VALUES, 0)
     x_MF[2] *= -30
     assert list(owner_of(x_MF, aggregator).kept_shares) == [PEERS[2]]
+
+
+@pytest.mark.parametrize("leaves_at_once", [1, 3])
+@pytest.mark.parametrize("mixing", [Bucketing(liar_share=0.2), NearestNeighbours()], ids=lambda mixing: mixing.name)
+def test_frame_gives_the_same_values_however_many_leaves_are_aggregated_at_once(
+    mixing: Mixing, leaves_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An auditor reduces the drawn leaf alone, with the beacon of its place in the vector."""
+    leaf, place, x_MF = 256, slice(512, 512 + 10 * 256 + 77), contributions(5, 10 * 256 + 77, 3)
+    members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[:5])
+    scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator("centered_clip", {}, mixing))
+
+    def reducer() -> PartReducer:
+        return PartReducer(scheme, members, leaf, lambda index: bytes([index]))
+
+    together_F = reducer().combined([CODEC.encode(x_F) for x_F in x_MF], place)
+    alone = [
+        reducer().combined([CODEC.encode(x_L) for x_L in x_ML], slice(at, at + x_ML.shape[1]))
+        for at, x_ML in zip(range(512, place.stop, leaf), x_MF.split(leaf, dim=1), strict=True)
+    ]
+    monkeypatch.setattr(part_owner, "BATCH_VALUES", leaves_at_once * leaf * len(members))
+    few_F = reducer().combined([CODEC.encode(x_F) for x_F in x_MF], place)
+    assert torch.equal(together_F, torch.cat(alone))
+    assert torch.equal(together_F, few_F)

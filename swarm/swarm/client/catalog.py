@@ -36,6 +36,9 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.peer_health import PeerHealth
 
+NAME_IT = "give the model's name as its servers tell it"
+"""The remedy if a caller gives something that cannot be the name of a model."""
+
 MAX_MODELS = 8
 
 MODELS_FRESH_S = 2.0
@@ -136,6 +139,8 @@ class ModelCatalog:
     ) -> None:
         if not isinstance(pins, Mapping):
             raise ConfigError(f"pins is {pins!r:.80}", remedy='give pins={"MODEL": "REVISION"}')
+        if not isinstance(used, UsedRevisions):
+            raise ConfigError(f"used is {used!r:.80}", remedy="give used=UsedRevisions(…)")
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
                 raise ConfigError(
@@ -175,7 +180,7 @@ class ModelCatalog:
 
         Raises PeerTimeout.
         """
-        name, pin = split_pin(model)
+        name, pin = _name_and_pin(model)
         try:
             servers = await self._servers(name)
         except ValueError:
@@ -186,7 +191,7 @@ class ModelCatalog:
 
     async def newest_servers(self, model: str) -> Servers:
         """Look up the servers of the revision to use. Raises PeerTimeout, and ValueError for an invalid name."""
-        name, pin = split_pin(model)
+        name, pin = _name_and_pin(model)
         servers = await self._membership.servers(name)
         await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
@@ -198,12 +203,11 @@ class ModelCatalog:
         Warns once of others that could answer, too, has the servers prove that they hold the files, and asks some of
         them whom evidence convicts: the first request for a model waits a moment for that.
         """
-        name, pin = split_pin(model)
+        name, pin = _name_and_pin(model)
         try:
             servers = await self._servers(name)
         except ValueError as error:
-            remedy = "give the model's name as its servers tell it"
-            raise ConfigError(str(error), remedy=remedy, field="model") from error
+            raise ConfigError(str(error), remedy=NAME_IT, field="model") from error
         await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
         if chosen is None:
@@ -373,3 +377,10 @@ class ModelCatalog:
             standing=self._publishers.standing(chosen.name, publisher),
             dtype=manifest_dtype(revision.manifest, revision.digest) if chosen.published else "",
         )
+
+
+def _name_and_pin(model: object) -> tuple[str, str]:
+    """Return what `split_pin` does. Raises ConfigError for what is no text."""
+    if not isinstance(model, str):
+        raise ConfigError(f"model is {model!r:.80}", remedy=NAME_IT, field="model")
+    return split_pin(model)

@@ -63,6 +63,8 @@ class KnownPublishers:
             raise ConfigError(
                 "publishers is one publisher and not a list of them", remedy=f"give publishers=[{pinned!r:.200}]"
             )
+        if not isinstance(pinned, Iterable):
+            raise ConfigError(f"publishers is {pinned!r:.80}", remedy='give publishers=["[MODEL=]PEER_ID"]')
         self._pinned: dict[str, set[str]] = {}
         for model, peer_id in map(parse_publisher, pinned):
             self._pinned.setdefault(model, set()).add(peer_id)

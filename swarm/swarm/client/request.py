@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -245,9 +245,11 @@ async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
 
 def check_prompt_ids(token_ids: object) -> list[int]:
     """Return the ids as a list. Raises ConfigError unless they are whole numbers."""
-    if not isinstance(token_ids, Sequence) or not _are(Integral, token_ids):
-        raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
-    return list(token_ids)
+    if isinstance(token_ids, Iterable) and not isinstance(token_ids, str | bytes):
+        ids = list(token_ids)
+        if all(isinstance(each, Integral) for each in ids):
+            return ids
+    raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
 
 
 def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
-from swarm.client.request import Prompt, checked, encode
+from swarm.client.request import Prompt, check_prompt_ids, checked, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
@@ -720,6 +720,8 @@ def test_client_with_values_of_another_kind_is_refused_in_one_line(options: dict
     ("name", "value", "remedy"),
     [
         ("publishers", "story=12D3KooW", "give publishers=['story=12D3KooW']"),
+        ("publishers", 3, 'give publishers=["[MODEL=]PEER_ID"]'),
+        ("used", 3, "give used=UsedRevisions(…)"),
         ("pins", ["story@1a2b3c4d"], 'give pins={"MODEL": "REVISION"}'),
         ("text_at_home", ["story"], 'give text_at_home={"MODEL": "DIRECTORY"}'),
     ],
@@ -739,6 +741,17 @@ def test_share_of_spot_checks_that_is_no_number_is_refused() -> None:
 def test_tokens_that_are_no_numbers_are_refused(llama_dir: Path) -> None:
     with pytest.raises(ConfigError, match="no list of token ids"):
         checked(kit_of(open_model(llama_dir).small_files()), cast("Any", "ab"))
+    assert check_prompt_ids(np.array([1, 2])) == [1, 2]
+
+
+def test_model_that_is_no_name_is_refused() -> None:
+    async def main() -> None:
+        asking = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+        for ask in (asking.model, asking.servers, asking.context_tokens):
+            with pytest.raises(ConfigError, match="model is 3"):
+                await ask(cast("Any", 3))
+
+    asyncio.run(main())
 
 
 WARM = """

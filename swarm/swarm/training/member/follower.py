@@ -56,7 +56,7 @@ class StepFollower:
     ) -> None:
         self.bytes_sent = 0
         self.is_led = False
-        """Whether a head has taken this trainer in, and says that it is there."""
+        """True while a head that is there has taken this trainer in."""
         self._context = context
         self._setup = setup
         self._on_certificate = on_certificate

@@ -31,6 +31,9 @@ from swarm.simulation.simulated_host import Caller, HostWorld, Place, SimulatedH
 Letter: TypeAlias = tuple[Any, ...]
 """Something that a process tells another one. It begins with one of the numbers below."""
 
+OUT_OF_MEMORY = "look whether this machine has run out of memory"
+"""The likeliest reason for which a process ends without saying why."""
+
 _CALL, _ANSWER, _FAILURE, _SILENCE, _GOODBYE = range(5)
 
 
@@ -165,7 +168,7 @@ class Exchange:
                 if self._index > process:
                     pipe.send_bytes(data)
             except (EOFError, OSError):
-                raise SwarmError("another process of this simulation has ended") from None
+                raise SwarmError("another process of this simulation has ended", remedy=OUT_OF_MEMORY) from None
             for letter in received:
                 self._take(letter)
 

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.wire import handing_over
 
+from swarm.simulation.distant_hosts import OUT_OF_MEMORY
 from swarm.simulation.division import Division, num_processes
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.message_sizes import SIZES, UNCHECKED
@@ -26,6 +27,9 @@ OnMinute = Callable[[float, int], None]
 
 END_S = 60.0
 """Time in which other processes end after the first one."""
+
+FAILURE_S = 1.0
+"""Time in which a process that has failed says why."""
 
 
 def simulate(
@@ -90,13 +94,15 @@ def _others(
             pipe.close()  # so that its end is noticed
         outcomes.append(outcome)
         running.append(process)
+    patience_s = 0.0  # where this process fails, or is interrupted, the others have nothing more to do
     try:
         yield pipes[0], outcomes
+        patience_s = END_S
     finally:
         for pipe in pipes[0].values():
             pipe.close()
         for process in running:
-            process.join(END_S)
+            process.join(patience_s)
             process.kill()
 
 
@@ -119,7 +125,7 @@ def _measured_by(outcome: Connection) -> Measurements:
     try:
         found = outcome.recv()
     except EOFError:
-        raise SwarmError("another process of this simulation has ended", remedy="is there enough memory?") from None
+        raise SwarmError("another process of this simulation has ended", remedy=OUT_OF_MEMORY) from None
     if isinstance(found, Exception):
         raise found
     assert isinstance(found, Measurements)
@@ -129,7 +135,7 @@ def _measured_by(outcome: Connection) -> Measurements:
 def _failure_of(outcomes: list[Connection]) -> Exception | None:
     """Return what another process has raised, if that ended the simulation."""
     for outcome in outcomes:
-        if outcome.poll(0):
+        if outcome.poll(FAILURE_S):
             with contextlib.suppress(EOFError):
                 found = outcome.recv()
                 if isinstance(found, Exception):

@@ -28,8 +28,9 @@ more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -245,12 +246,9 @@ class WireMessage(Checked):
     __slots__ = ()
     PROTO: ClassVar[type[Message]]
     MAX_BYTES: ClassVar[int]
-    _size_of: ClassVar[Callable[[Any], int | bytes] | None] = None
-    """Returns the bytes that a message of this type has on the wire, or their number, while `handing_over` lasts."""
 
     def to_bytes(self) -> bytes:
-        message_type: Any = type(self)
-        if (size_of := message_type._size_of) is not None:
+        if (size_of := _handed_sizes.get().get(type(self))) is not None:
             return handed(self, size_of(self))
         return encoded(self)
 
@@ -291,33 +289,21 @@ def message_in(data: bytes) -> WireMessage | None:
     return data.message if isinstance(data, _Handed) else None
 
 
+_handed_sizes: ContextVar[Mapping[type[WireMessage], Callable[[Any], int | bytes]]] = ContextVar(
+    "sizes of messages that are handed over", default=MappingProxyType({})
+)
+
+
 @contextmanager
-def handing_over(
-    sizes: Mapping[type[WireMessage], Callable[[Any], int | bytes]], *, unchecked: Collection[type[Checked]] = ()
-) -> Iterator[None]:
+def handing_over(sizes: Mapping[type[WireMessage], Callable[[Any], int | bytes]]) -> Iterator[None]:
     """Hand messages of these types themselves to their receivers while this context lasts, instead of decoding what
     `sizes` returns for each: the number of its bytes on the wire, for messages that nobody needs in bytes, or
-    `encoded`.
-
-    The fields of `unchecked` classes are not checked meanwhile, whoever makes them. For simulations, whose nodes are in
-    one process and read nothing from outside.
-    """
-    checks = {value_type: value_type.__post_init__ for value_type in unchecked}
-    for message_type, size_of in sizes.items():
-        message_type._size_of = staticmethod(size_of)
-    for value_type in checks:
-        value_type.__post_init__ = _check_nothing
+    `encoded`. Holds for the tasks that begin in it, and nowhere else."""
+    token = _handed_sizes.set(sizes)
     try:
         yield
     finally:
-        for message_type in sizes:
-            message_type._size_of = None
-        for value_type, check in checks.items():
-            value_type.__post_init__ = check
-
-
-def _check_nothing(_value: object) -> None:
-    """Take the place of a class's checks."""
+        _handed_sizes.reset(token)
 
 
 class _Codec(NamedTuple):

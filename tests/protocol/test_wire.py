@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol import limits, wire
+from swarm_protocol import checks, limits, wire
 from swarm_protocol.dht_messages import FindRequest, StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
@@ -166,10 +167,15 @@ def test_messages_that_are_handed_over_encoded_keep_their_content() -> None:
         assert StoreRequest.from_bytes(request.to_bytes()) is request
 
 
-def test_only_the_classes_that_are_named_are_not_checked_and_only_meanwhile() -> None:
-    with wire.handing_over({}, unchecked=(StoreRequest,)):
+def test_only_the_classes_that_are_named_are_not_checked_and_only_there_and_meanwhile() -> None:
+    with checks.unchecked([StoreRequest]), wire.handing_over({StoreResponse: lambda _: 3}):
         assert StoreRequest(record=b"").record == b""
         with pytest.raises(ValueError, match="32 bytes"):
             FindRequest(keys=(b"short",))
+        # whoever runs beside it in this process, as another thread does
+        elsewhere = Context()
+        assert elsewhere.run(StoreResponse(held=True).to_bytes) == wire.encoded(StoreResponse(held=True))
+        with pytest.raises(ValueError, match="a record is not bytes"):
+            elsewhere.run(StoreRequest, record=b"")
     with pytest.raises(ValueError, match="a record is not bytes"):
         StoreRequest(record=b"")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
+from swarm_protocol.checks import unchecked
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.wire import handing_over
 
@@ -66,7 +67,7 @@ def _run_part(
     # millions of objects stay, and to look through them again and again takes as long as all else
     gc.set_threshold(1_000_000, 20, 1000)
     try:
-        with handing_over(SIZES, unchecked=UNCHECKED):
+        with handing_over(SIZES), unchecked(UNCHECKED):
             world = World(division.scenario, on_minute, division=division, pipes=pipes)
             return virtual_time.run(world.run(), real_timeout_s=real_limit_s, inline_jobs=True)
     finally:

@@ -10,6 +10,7 @@ from protocol.dht_examples import PEERS
 from swarm.simulation.message_sizes import SIZES, UNCHECKED
 from swarm.simulation.packed_messages import Packer
 from swarm_protocol import limits
+from swarm_protocol.checks import unchecked
 from swarm_protocol.dht_messages import (
     FindRequest,
     FindResponse,
@@ -55,7 +56,7 @@ def test_what_is_unpacked_is_what_was_packed(message: WireMessage) -> None:
     for packer in packers:
         for number, peer_id in enumerate(PEERS, 1):
             packer.add(number, peer_id, ADDRS[peer_id])
-    with handing_over(SIZES, unchecked=UNCHECKED):
+    with handing_over(SIZES), unchecked(UNCHECKED):
         data = message.to_bytes()
         letter = marshal.loads(marshal.dumps(packers[0].pack(data)))
         unpacked = packers[1].unpack(letter, packers[1].number_of(SENDER))

@@ -118,7 +118,7 @@ def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (*others, slow), seconds = run_with_a_slower_member(4.0)
-    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.4)  # what it audits counts as its traffic, too
+    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.6)  # what it audits, drawn, counts as its traffic, too
     monkeypatch.setattr(part_sizing, "NOISE", math.inf)
     equal, equal_seconds = run_with_a_slower_member(4.0)
     assert max(equal) - min(equal) <= leaf_values(NUM_VALUES)

@@ -40,6 +40,7 @@ from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
 from swarm.training.member import held_out_effects, reductions
+from swarm.training.member.attempt_calls import AttemptCalls
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
@@ -126,8 +127,9 @@ class ByteKinds:
             patch.setattr(PartStreams, "open", counted_open)
             for name in ("answer", "_ask"):
                 patch.setattr(Auditing, name, self._of_kind("audits", getattr(Auditing, name)))
-            for kind, name in (("votes", "_cast"), ("groups", "_sign"), ("reports", "_ask")):
-                patch.setattr(RoundDriver, name, self._of_driver(kind, getattr(RoundDriver, name)))
+            patch.setattr(RoundDriver, "_sign", self._of_calls("groups", RoundDriver._sign))
+            for kind, name in (("votes", "cast"), ("reports", "report")):
+                patch.setattr(AttemptCalls, name, self._of_calls(kind, getattr(AttemptCalls, name)))
             yield
 
     def _of_kind(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,13 +142,14 @@ class ByteKinds:
 
         return marked
 
-    def _of_driver(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        async def marked(driver: RoundDriver, *arguments: Any) -> Any:
-            before = driver._bytes_sent
+    def _of_calls(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def marked(sender: RoundDriver | AttemptCalls, *arguments: Any) -> Any:
+            calls = sender.calls if isinstance(sender, RoundDriver) else sender
+            before = calls.bytes_sent
             try:
-                return await method(driver, *arguments)
+                return await method(sender, *arguments)
             finally:
-                self.sent[kind] += driver._bytes_sent - before
+                self.sent[kind] += calls.bytes_sent - before
 
         return marked
 

@@ -27,9 +27,9 @@ from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.peer_lookout import ShownGroups
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
+from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import Action, Event, Grouped, Sign
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
@@ -156,8 +156,9 @@ class Quitter(RunMember):
         def listen(driver: RoundDriver | None) -> None:
             set_driver(driver)
             if driver is not None:
-                feed = driver.feed
-                driver.feed = lambda event: (self._leave_group(event, background), feed(event))[1]  # type: ignore[method-assign]
+                events = driver._events
+                put = events.put_nowait
+                events.put_nowait = lambda event: (self._leave_group(event, background), put(event))[1]  # type: ignore[method-assign]
 
         self._service.set_driver = listen  # type: ignore[method-assign]
         try:

@@ -1,42 +1,22 @@
-"""Asks other members of a run where they are, and for the groups that their streams name.
+"""Asks other members of a run where they are, and reads what they show: a later attempt, or a state that is further.
 
-`PeerLookout` reads what they show: a later attempt, or a state that is further.
-
-`ShownGroups` holds the signed groups of one step. A stream of a reduction names its group by the digest, since a full
-group is larger than a small part. A member usually has its group from the coordinator. If a stream names one that it
-does not have, it asks the sender: the coordinator may have kept it back, or have signed two.
-
-The driver of a step owns both, whose tasks end with the step.
+The driver of a step owns it, and its tasks end with the step.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from swarm_protocol.envelope import claimed_signer
-from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerRefused, SwarmError
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import GroupRequest, SignedGroup
 
-from swarm.newest_items import NewestItems
 from swarm.training.round.round_events import Event, Lost, Proven, Sighted
-from swarm.training.run.methods import short
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import follows
 
 logger = logging.getLogger(__name__)
-
-ASK_AFTER_S = 0.5
-"""Time for which the coordinator's own answer is awaited before another member is asked: it usually comes with the
-stream."""
-
-MAX_GROUPS = 8
-"""Groups that are kept, of up to half a megabyte. Each attempt has one, and a step that cannot end has thousands."""
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
@@ -126,61 +106,3 @@ async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Prove
     proof = await context.check(certificate)
     is_further = proof.rank > context.replica.rank and await follows(context, peer, proof)
     return Proven(certificate=certificate) if is_further else None
-
-
-class ShownGroups:
-    """The newest groups of one step that this member has seen and checked, by digest.
-
-    `coordinator` returns who may sign a group now, and `take` takes one that another member has shown.
-    """
-
-    def __init__(
-        self, context: RunContext, *, coordinator: Callable[[], str], take: Callable[[SignedGroup], None]
-    ) -> None:
-        self._context = context
-        self._coordinator = coordinator
-        self._take = take
-        self._groups = NewestItems[bytes, bytes](MAX_GROUPS)
-        self._asking: set[str] = set()
-
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._groups
-
-    def add(self, signed: SignedGroup) -> None:
-        self._groups[signed.digest] = signed.data
-
-    def show(self, request: GroupRequest) -> bytes:
-        """Return the group that is asked for. Raises PeerRefused if this member has not seen it."""
-        if request.group_digest not in self._groups:
-            raise PeerRefused("this member has not seen this group")
-        return self._groups[request.group_digest]
-
-    async def ask(self, peer: str, digest: bytes, *, after_s: float) -> None:
-        """Ask `peer` for the group with this digest, if this member does not get it otherwise within `after_s`. One
-        question to a peer runs at a time."""
-        if digest in self._groups or peer in self._asking:
-            return
-        self._asking.add(peer)
-        try:
-            await asyncio.sleep(after_s)
-            if digest not in self._groups:
-                self._take(await self._asked(peer, digest))
-        except SwarmError as error:
-            logger.info("%s shows no group for its part: %s", short(peer), error)
-        finally:
-            self._asking.discard(peer)
-
-    async def _asked(self, peer: str, digest: bytes) -> SignedGroup:
-        """Return the group that `peer` shows. Raises SwarmError. What costs least is checked first: a group may hold
-        hundreds of signatures, and anyone can make one."""
-        context = self._context
-        request = GroupRequest(run=context.run, group_digest=digest).to_bytes()
-        data = await context.network.call(peer, context.methods.group, request, timeout_s=CALL_TIMEOUT_S)
-        if hashlib.sha256(data).digest() != digest:
-            raise PeerViolation("it shows another group than its part is of", peer_id=peer)
-        if claimed_signer(data) != self._coordinator():
-            raise RoundError("the group of this part is not one that this member can be in")
-        signed = context.signatures.read_group(data, context.network.now())
-        if not {peer, context.network.peer_id} <= set(signed.group.peer_ids):
-            raise PeerViolation("the group of this part does not contain both of us", peer_id=peer)
-        return signed

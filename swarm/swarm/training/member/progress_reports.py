@@ -11,11 +11,13 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
 from swarm_protocol.run_credentials import Grant
+from swarm_protocol.training_messages import Contribution
 
 from swarm.training.evidence.bans import Ban
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.round.clusters import has_contributed
 from swarm.training.round.round_events import GiveUp
-from swarm.training.round.round_state import RoundState
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.entrance import Entry
 from swarm.training.standing.held_out_scores import MICRO, HeldOutScore
 from swarm.training.state.certificate_history import Proof
@@ -136,6 +138,23 @@ def committed(
         round_s=round_s,
         tokens_per_s=latest.tokens_per_s if latest else 0.0,
     )
+
+
+def contribution_late(
+    context: RunContext, setup: RoundSetup, mine: Contribution | None, proof: Proof, offered_at: float | None
+) -> ContributionLate | None:
+    """Return what `setup.me` has trained for the step, if `proof` shows that the step was committed without it.
+
+    `mine` is its contribution, which it offered at the network's time `offered_at`; both None: its interval still runs.
+    """
+    origin, late_s = proof.origin, None
+    has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
+    is_step = not proof.is_order and origin.step == setup.step and origin.num_tokens > 0
+    if not (is_step and has_work) or has_contributed(setup.me, origin, setup.state_digest, setup.leased):
+        return None
+    if offered_at is not None:
+        late_s = max(0.0, offered_at - context.signatures.formed_at(proof, context.network.now()))
+    return ContributionLate(step=setup.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
 
 
 def trainer_record(

@@ -13,26 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.commit_messages import Abort, Lock, VoteReply
-from swarm_protocol.envelope import issued_at
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.run_credentials import grant_of
-from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
 
 from swarm.network.interface import Stream
-from swarm.training.allreduce.peer_connections import SILENT_S
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.evidence.interval_audits import DrawnInterval
+from swarm.training.member.attempt_calls import AttemptCalls, PendingReports
 from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.follower import StepFollower
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_lookout import ASK_AFTER_S, PeerLookout, ShownGroups
-from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
+from swarm.training.member.peer_lookout import PeerLookout
+from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
 from swarm.training.member.reductions import Reductions, commit_slices
+from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
-from swarm.training.round.clusters import has_contributed
 from swarm.training.round.group_formation import awaited_peers, num_lacking
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
@@ -45,20 +43,14 @@ from swarm.training.round.round_events import (
     Finish,
     GiveUp,
     Grouped,
-    LeftOut,
-    Lost,
-    Moved,
     Offered,
     Query,
     Recover,
     Reduce,
     Reply,
-    Reported,
     ShowEvidence,
     Sign,
     Tick,
-    Voted,
-    Withdrew,
 )
 from swarm.training.round.round_state import (
     HeldLock,
@@ -69,22 +61,11 @@ from swarm.training.round.round_state import (
     own_report,
     with_coordinator,
 )
-from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.certificate_history import Proof
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import ContributionLate, Waiting
 
 logger = logging.getLogger(__name__)
-
-POLL_S = 1.0
-"""Time for which a coordinator keeps a report waiting before the member has to send it again. A coordinator that is
-stopped, but whose connection does not break, is noticed after at most this and SILENT_S."""
-ANNOUNCE_TIMEOUT_S = 0.5
-"""Time for which leaving an attempt waits until the others have heard why."""
-MAX_GROUP_AGE_S = 300.0
-"""A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
-seconds, and members ask for their group all the time."""
 
 
 class RoundDriver:
@@ -118,7 +99,6 @@ class RoundDriver:
         self._intervals = intervals
         self._convictions = convictions
         self._promises = promises
-        self._background = background
         self._on_abort = on_abort
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -138,15 +118,22 @@ class RoundDriver:
             on_certificate=convictions.hear,
         )
         self._head, self._follower = self._cluster_role()
-        self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
+        self._reports = PendingReports(self.feed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
-        self._bytes_sent = 0
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
         self._kept: tuple[int, HeldLock | None, Prepared | None] | None = None
-        self.groups = ShownGroups(context, coordinator=lambda: self._state.coordinator, take=self._take_group)
+        self.groups = ShownGroups(
+            context,
+            self.setup.roster,
+            attempt=lambda: self.attempt,
+            coordinator=lambda: self._state.coordinator,
+            feed=self.feed,
+            heard=convictions.heard,
+        )
+        self.calls = AttemptCalls(context, self._lookout, self.groups, feed=self.feed, background=background)
 
     @property
     def setup(self) -> RoundSetup:
@@ -175,7 +162,7 @@ class RoundDriver:
     @property
     def bytes_sent(self) -> int:
         followed = self._follower.bytes_sent if self._follower else 0
-        return self._bytes_sent + self.reductions.bytes_sent + followed
+        return self.calls.bytes_sent + self.reductions.bytes_sent + followed
 
     @property
     def promise(self) -> Promise:
@@ -201,12 +188,8 @@ class RoundDriver:
 
     def lost(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
-        mine, late_s, context = self._state.mine, None, self._context
-        if not _is_lost(proof, self.setup, mine):
-            return None
-        if self._offered is not None:
-            late_s = max(0.0, self._offered[1] - context.signatures.formed_at(proof, context.network.now()))
-        return ContributionLate(step=self.setup.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
+        offered_at = self._offered[1] if self._offered else None
+        return contribution_late(self._context, self.setup, self._state.mine, proof, offered_at)
 
     @property
     def abstains(self) -> bool:
@@ -270,28 +253,13 @@ class RoundDriver:
         if self._head is not None:
             self._head.finish(self._certificate)
         self._drop_contribution()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(ReadyReply(kind="pending"))
+        self._reports.close()
 
     # --- what peers ask, called by the service -----------------------------------------------------------------------
 
     async def report(self, peer: str, ready: Ready) -> ReadyReply:
         """Take the report of `peer`, which waits here until the state machine answers, or for POLL_S."""
-        if (earlier := self._waiting.get(peer)) and not earlier.done():
-            earlier.set_result(ReadyReply(kind="pending"))
-        answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
-        self._waiting[peer] = answer
-        self.feed(Reported(peer=peer, ready=ready))
-        try:
-            async with asyncio.timeout(POLL_S):
-                return await answer
-        except TimeoutError:
-            return ReadyReply(kind="pending")
-        except asyncio.CancelledError:
-            if self._waiting.get(peer) is answer:
-                self.feed(Withdrew(peer=peer))
-            raise
+        return await self._reports.take(peer, ready)
 
     async def serve_part(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Serve a stream of a reduction, once this member takes part in the group that its `opening` names."""
@@ -301,11 +269,6 @@ class RoundDriver:
             after_s = 0.0 if self.group else ASK_AFTER_S
             self._spawn(self.groups.ask(peer, opening.group_digest, after_s=after_s), f"ask {peer[-6:]} for its group")
         await self.reductions.accept(peer, opening, stream)
-
-    def _take_group(self, signed: SignedGroup) -> None:
-        """Take a group that another member shows. Raises PeerViolation or IntegrityError."""
-        self._check_group(signed)
-        self.feed(Grouped(signed=signed))
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
         """Take the work of `peer`, which follows this member; it waits here until the step is over."""
@@ -360,9 +323,9 @@ class RoundDriver:
             case Sign():
                 await self._sign(action)
             case CastVote():
-                await self._cast(action)
+                await self.calls.cast(action)
             case Announce(abort=abort, peers=peers):
-                await self._announce(abort, peers)
+                await self.calls.announce(abort, peers)
             case ShowEvidence(peers=peers):
                 self._convictions.show(peers)
             case GiveUp():
@@ -438,7 +401,7 @@ class RoundDriver:
         """Return the work of `action`, which ends with the attempt at the latest."""
         match action:
             case Ask():
-                return self._ask(action)
+                return self.calls.report(action)
             case Reduce(signed=signed):
                 return self.reductions.reduce(signed, self.offer)
             case Recover():
@@ -455,63 +418,6 @@ class RoundDriver:
         for task in self._attempt_tasks:
             task.cancel()
 
-    async def _ask(self, action: Ask) -> None:
-        """Report to the coordinator until it decides."""
-        await self._context.faults.reached("round.ready")
-        context, peer, num_bytes = self._context, action.peer, 0
-        request = context.signatures.sign_report(action.ready).to_bytes()
-        reply = ReadyReply(kind="pending")
-        try:
-            while reply.kind == "pending":
-                at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
-                if any(grant_of(each).expires_at <= at for each in action.ready.credentials):
-                    # the coordinator would refuse the report, and seem to be gone
-                    self.feed(CredentialsExpired(at=at))
-                    return
-                num_bytes += len(request)
-                data = await context.network.call(peer, context.methods.ready, request, timeout_s=POLL_S + SILENT_S)
-                reply = ReadyReply.from_bytes(data)
-            event = await self._event_of(peer, action.ready.attempt, reply)
-        except SwarmError as error:
-            event = Lost(peer=peer, reason=error.message)
-        self._bytes_sent += num_bytes
-        self.feed(event)
-
-    async def _event_of(self, peer: str, attempt: int, reply: ReadyReply) -> Event:
-        """Return what `peer`'s reply to a report means. Raises PeerViolation or IntegrityError."""
-        match reply.kind:
-            case "group":
-                signed = self._context.signatures.read_group(reply.group, self._context.network.now())
-                self._check_group(signed)
-                return Grouped(signed=signed)
-            case "attempt":
-                return Moved(attempt=attempt, to=reply.attempt)
-            case "left_out":
-                return LeftOut(attempt=attempt, reason=reply.reason)
-            case _:
-                further = await self._lookout.overtaken(peer, reply.certificate)
-                return further or Lost(peer=peer, reason="it starts from another state")
-
-    def _check_group(self, signed: SignedGroup) -> None:
-        """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
-        genuine."""
-        group, signatures = signed.group, self._context.signatures
-        if signed.digest in self.groups or group.attempt < self.attempt:
-            return  # attempts only grow: a group of an earlier one is not looked at
-        if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
-            raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
-        signatures.check_reports(signed)
-        self._convictions.heard.group(signed)
-        if group.lock is not None and signed.origin is not None:
-            self.check_lock(group.lock, signed.origin)
-        self.groups.add(signed)
-
-    def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
-        """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
-        the group `origin`."""
-        self._context.signatures.check_lock(lock, origin, self.setup.roster)
-        self._convictions.heard.lock(lock, origin, self.setup.roster)
-
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
             # or this member is behind
@@ -520,8 +426,7 @@ class RoundDriver:
             reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
         if reply.kind == "left_out":
             self.log.refuse(peer, reply.reason, LEFT_OUT)
-        if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
-            waiting.set_result(reply)
+        self._reports.answer(peer, reply)
 
     def _query_or_hurry(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:
@@ -541,55 +446,8 @@ class RoundDriver:
         self.groups.add(signed)
         await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:
-            self._bytes_sent += len(signed.data)
+            self.calls.bytes_sent += len(signed.data)
             self._reply(peer, ReadyReply(kind="group", group=signed.data))
         for peer, reason in action.left_out.items():
             self._reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
         self.feed(Grouped(signed=signed))
-
-    async def _cast(self, action: CastVote) -> None:
-        await self._context.faults.reached("round.vote")
-        vote = self._context.signatures.sign_vote(action.vote)
-        data = vote.to_bytes()
-        self.feed(Voted(peer=self._context.network.peer_id, vote=vote))
-        for peer in action.peers:
-            self._bytes_sent += len(data)
-            # others may still need this vote when this member has seen enough of them
-            self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
-
-    async def _send_vote(self, peer: str, data: bytes) -> None:
-        context, lost = self._context, None
-        try:
-            reply = await context.network.call(peer, context.methods.vote, data, timeout_s=CALL_TIMEOUT_S)
-            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
-        except (PeerTimeout, PeerUnreachable) as error:
-            lost = Lost(peer=peer, reason=error.message)
-        except SwarmError as error:
-            logger.warning("%s did not take a vote: %s", peer[-6:], error)
-        await context.faults.reached("round.voted")
-        if lost is not None:
-            self.feed(lost)
-
-    async def _announce(self, abort: Abort, peers: tuple[str, ...]) -> None:
-        """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
-        network, method, data = self._context.network, self._context.methods.abort, abort.to_bytes()
-
-        async def tell(peer: str) -> None:
-            try:
-                await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
-            except SwarmError as error:
-                logger.debug("could not tell %s why this member left: %s", peer[-6:], error)
-
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(tell(peer))
-
-
-def _is_lost(proof: Proof, setup: RoundSetup, mine: Contribution | None) -> bool:
-    """Return whether the step was committed, as `proof` shows, without what `setup.me` has trained for it. `mine` is
-    its contribution; None: its interval still runs."""
-    origin = proof.origin
-    counts = has_contributed(setup.me, origin, setup.state_digest, setup.leased)
-    has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
-    is_step = not proof.is_order and origin.step == setup.step and origin.num_tokens > 0
-    return is_step and has_work and not counts

@@ -17,7 +17,8 @@ from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, Re
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.member.round_driver import POLL_S, RoundDriver
+from swarm.training.member.attempt_calls import POLL_S
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_checks import num_presentable, origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
@@ -135,7 +136,7 @@ class RoundService:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
         if origin is not None and ready.lock is not None and ready.state_digest == driver.setup.state_digest:
             _check_origin(driver.setup, origin, peer)
-            driver.check_lock(ready.lock, origin)
+            driver.groups.check_lock(ready.lock, origin)
         reply = await driver.report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()

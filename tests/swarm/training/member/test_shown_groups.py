@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.member.peer_lookout import MAX_GROUPS, ShownGroups
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
+from swarm.training.member.shown_groups import MAX_GROUPS, ShownGroups
+from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
@@ -36,6 +38,26 @@ class Counting:
     def read_group(self, data: bytes, now: float) -> SignedGroup:
         self.num_read += 1
         return self._signatures.read_group(data, now)
+
+    def check_reports(self, _signed: SignedGroup) -> None:
+        """`test_certificate` has these."""
+
+
+def groups_of(context: object, taken: list[SignedGroup]) -> ShownGroups:
+    """Return the groups of one step, and append those that others have shown to `taken`."""
+
+    def feed(event: Event) -> None:
+        assert isinstance(event, Grouped)
+        taken.append(event.signed)
+
+    return ShownGroups(
+        cast(Any, context),
+        (),
+        attempt=lambda: 0,
+        coordinator=lambda: COORDINATOR.peer_id,
+        feed=feed,
+        heard=MagicMock(),
+    )
 
 
 def signed_by(signer: Identity, *others: Identity) -> SignedGroup:
@@ -64,7 +86,7 @@ def asked_for(shown: SignedGroup, digest: bytes) -> tuple[list[SignedGroup], Cou
     async def main() -> None:
         network = SimpleNamespace(call=call, now=lambda: NOW, peer_id=ME.peer_id)
         context = SimpleNamespace(network=network, methods=Methods(RUN), run=RUN, signatures=signatures)
-        groups = ShownGroups(cast(Any, context), coordinator=lambda: COORDINATOR.peer_id, take=taken.append)
+        groups = groups_of(context, taken)
         both = (groups.ask(COORDINATOR.peer_id, digest, after_s=0.0) for _ in range(2))
         await asyncio.gather(*both)
 
@@ -94,7 +116,7 @@ def test_group_of_others_or_of_another_digest_is_not_taken(others: tuple[Identit
 
 
 def test_group_is_shown_to_a_node_that_knows_its_digest() -> None:
-    groups = ShownGroups(cast(Any, None), coordinator=lambda: "", take=lambda _: None)
+    groups = groups_of(None, [])
     group = signed_by(COORDINATOR, ME)
     with pytest.raises(PeerRefused):
         groups.show(GroupRequest(run=RUN, group_digest=group.digest))
@@ -103,7 +125,7 @@ def test_group_is_shown_to_a_node_that_knows_its_digest() -> None:
 
 
 def test_groups_of_a_step_that_fails_for_long_do_not_fill_the_memory() -> None:
-    groups = ShownGroups(cast(Any, None), coordinator=lambda: "", take=lambda _: None)
+    groups = groups_of(None, [])
     signed = [signed_by(COORDINATOR, Identity(bytes([number]) * 32)) for number in range(10, 11 + MAX_GROUPS)]
     for each in signed:
         groups.add(each)

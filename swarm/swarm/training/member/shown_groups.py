@@ -1,0 +1,131 @@
+"""Holds the signed groups of one step that this member has seen and checked, and asks for those that streams name.
+
+A stream of a reduction names its group by the digest, since a full group is larger than a small part. A member usually
+has its group from the coordinator. If a stream names one that it does not have, it asks the sender: the coordinator may
+have kept it back, or have signed two.
+
+The driver of the step owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+
+from swarm_protocol.commit_messages import Lock
+from swarm_protocol.envelope import claimed_signer, issued_at
+from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import GroupRequest, SignedGroup
+
+from swarm.newest_items import NewestItems
+from swarm.training.evidence.equivocation import EquivocationWatch
+from swarm.training.round.round_events import Event, Grouped
+from swarm.training.run.methods import short
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
+from swarm.training.state.run_context import RunContext
+
+logger = logging.getLogger(__name__)
+
+ASK_AFTER_S = 0.5
+"""Time for which the coordinator's own answer is awaited before another member is asked: it usually comes with the
+stream."""
+
+MAX_GROUPS = 8
+"""Groups that are kept, of up to half a megabyte. Each attempt has one, and a step that cannot end has thousands."""
+
+MAX_GROUP_AGE_S = 300.0
+"""A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
+seconds, and members ask for their group all the time."""
+
+
+class ShownGroups:
+    """The newest groups of one step that this member has seen and checked, by digest.
+
+    `roster` has the members of the state that the step begins at. `attempt` is this member's, and `coordinator` returns
+    who may sign a group now. `feed` takes the event that another member has shown one; `heard` notes what was signed.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        roster: tuple[str, ...],
+        *,
+        attempt: Callable[[], int],
+        coordinator: Callable[[], str],
+        feed: Callable[[Event], None],
+        heard: EquivocationWatch,
+    ) -> None:
+        self._context = context
+        self._roster = roster
+        self._attempt = attempt
+        self._coordinator = coordinator
+        self._feed = feed
+        self._heard = heard
+        self._groups = NewestItems[bytes, bytes](MAX_GROUPS)
+        self._asking: set[str] = set()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._groups
+
+    def add(self, signed: SignedGroup) -> None:
+        self._groups[signed.digest] = signed.data
+
+    def show(self, request: GroupRequest) -> bytes:
+        """Return the group that is asked for. Raises PeerRefused if this member has not seen it."""
+        if request.group_digest not in self._groups:
+            raise PeerRefused("this member has not seen this group")
+        return self._groups[request.group_digest]
+
+    def check(self, signed: SignedGroup) -> None:
+        """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
+        genuine."""
+        group, signatures = signed.group, self._context.signatures
+        if signed.digest in self or group.attempt < self._attempt():
+            return  # attempts only grow: a group of an earlier one is not looked at
+        if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
+            raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
+        signatures.check_reports(signed)
+        self._heard.group(signed)
+        if group.lock is not None and signed.origin is not None:
+            self.check_lock(group.lock, signed.origin)
+        self.add(signed)
+
+    def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
+        """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
+        the group `origin`."""
+        self._context.signatures.check_lock(lock, origin, self._roster)
+        self._heard.lock(lock, origin, self._roster)
+
+    async def ask(self, peer: str, digest: bytes, *, after_s: float) -> None:
+        """Ask `peer` for the group with this digest, if this member does not get it otherwise within `after_s`. One
+        question to a peer runs at a time."""
+        if digest in self._groups or peer in self._asking:
+            return
+        self._asking.add(peer)
+        try:
+            await asyncio.sleep(after_s)
+            if digest not in self._groups:
+                signed = await self._asked(peer, digest)
+                self.check(signed)
+                self._feed(Grouped(signed=signed))
+        except SwarmError as error:
+            logger.info("%s shows no group for its part: %s", short(peer), error)
+        finally:
+            self._asking.discard(peer)
+
+    async def _asked(self, peer: str, digest: bytes) -> SignedGroup:
+        """Return the group that `peer` shows. Raises SwarmError. What costs least is checked first: a group may hold
+        hundreds of signatures, and anyone can make one."""
+        context = self._context
+        request = GroupRequest(run=context.run, group_digest=digest).to_bytes()
+        data = await context.network.call(peer, context.methods.group, request, timeout_s=CALL_TIMEOUT_S)
+        if hashlib.sha256(data).digest() != digest:
+            raise PeerViolation("it shows another group than its part is of", peer_id=peer)
+        if claimed_signer(data) != self._coordinator():
+            raise RoundError("the group of this part is not one that this member can be in")
+        signed = context.signatures.read_group(data, context.network.now())
+        if not {peer, context.network.peer_id} <= set(signed.group.peer_ids):
+            raise PeerViolation("the group of this part does not contain both of us", peer_id=peer)
+        return signed

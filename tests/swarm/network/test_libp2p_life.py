@@ -215,7 +215,7 @@ def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Pa
         )
         assert await a._dht.store(stolen)
         await b.lookup(["k"], timeout_s=5)
-        reason = await asyncio.wait_for(b.wait_failed(), 1)
+        reason = await asyncio.wait_for(b.wait_failed(), 5)
         assert f"{b.peer_id} is in use by another running node" in reason.message
         await b.close()
         await a.close()

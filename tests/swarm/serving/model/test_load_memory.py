@@ -22,7 +22,8 @@ FILE_BYTES = 101e6
 CASES = [["int8", "12"], ["int4", "12"], ["float32", "8"], ["bfloat16", "8-fp8"]]
 """Type of the weights; number of blocks, and what they are stored in if it is not bfloat16."""
 
-# the processes are forks of one that has imported what all need, and has loaded nothing
+# the processes are forks of one that has imported what all need, has compiled the kernels and tried the families of all
+# models out, and has loaded nothing
 LOAD = """
 import json
 import os
@@ -31,6 +32,8 @@ from pathlib import Path
 import torchao.prototype.quantization.int4
 import transformers.models.llama.modeling_llama
 from swarm.serving.engine import span_speed
+from swarm.serving.model import fused_decode
+from swarm.serving.model.family_check import check_directory
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import load
 from swarm.serving.server.capability import weigh
@@ -54,7 +57,11 @@ def measure(dtype, name):
     figures = {"held": status("RssAnon") - held, "peak": status("VmHWM") - resident}
     print(json.dumps(figures | {"needed": weights, "loading": needs.loading_bytes}), flush=True)
 
-for case in json.loads(sys.argv[2]):
+fused_decode.kernels()
+cases = json.loads(sys.argv[2])
+for _, name in cases:
+    check_directory(Path(sys.argv[1], name))
+for case in cases:
     pid = os.fork()
     if not pid:
         measure(*case)

@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) "torch==2.13.0"
 	$(INSTALL) --editable ".[dev]"
-	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib node protocol swarm compression || true
 	@touch $(STAMP)
 
 demo: $(STAMP)

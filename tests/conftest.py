@@ -59,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.pluginmanager.has_plugin("cacheprovider") and "PYTEST_XDIST_WORKER" not in os.environ:
             unpacked_daemon.prepare(config.cache.mkdir("libp2p-daemon"))
         unpacked_daemon.use()
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        share_compilation(config, int(worker[2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     if num_shown := config.getoption("--cpu-durations"):
         config.pluginmanager.register(CpuDurations(num_shown))
 
@@ -105,9 +107,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files.setdefault(item.path, []).append(item)
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
     assert all(path.is_file() for path in ranks), "a file of LONGEST has another name now"
-    by_size = sorted(files.values(), key=lambda tests: (ranks.get(tests[0].path, len(ranks)), len(tests)))
+    # and by path: each worker has collected them in another order
+    ordered = sorted(files.items(), key=lambda file: (ranks.get(file[0], len(ranks)), len(file[1]), file[0]))
+    by_size = [tests for _, tests in ordered]
     alternating = [by_size.pop(-1 if index % 2 else 0) for index in range(len(by_size))]
     items[:] = [item for tests in alternating for item in tests]
+
+
+def share_compilation(config: pytest.Config, worker: int, num_workers: int) -> None:
+    """Let each worker collect the whole suite from another file on: after a clone, all would compile the same files at
+    the same time, and now each finds compiled what the others began with."""
+    if [Path(name).resolve() for name in config.args] == [TESTS]:
+        files = sorted(
+            str(path) for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in OPTIONAL
+        )
+        first = worker * len(files) // num_workers
+        config.args[:] = files[first:] + files[:first]
 
 
 def let_libraries_log_through_the_root() -> None:

@@ -100,7 +100,11 @@ def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_n
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("how", ["refuses", "shows others"])
+async def looks_no_further(_self: Auditing, _case: object) -> None:
+    raise RoundError("the backup leaves it to the other auditors")
+
+
+@pytest.mark.parametrize("how", ["refuses", "shows others", "refuses, and its backup looks no further"])
 def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_by_its_backups_slices(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +119,7 @@ def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_
         await self._streams.send(stream, statement)
         await stream.receive()
         refused.append(part)
-        if how == "refuses":
+        if how != "shows others":
             raise RoundError("it is busy")
         nothing = AuditedSlice(data=b"\0", proof=b"")
         for _ in self._group.contributors:
@@ -128,6 +132,8 @@ def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_
 
     monkeypatch.setattr(Auditing, "answer", answer_first_only)
     monkeypatch.setattr(Auditing, "audit", audit_others)
+    if how.endswith("looks no further"):
+        monkeypatch.setattr(Auditing, "_look_at_own", looks_no_further)
     liars.add(identity_of("liar").peer_id)
 
     async def main() -> None:

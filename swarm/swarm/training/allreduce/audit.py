@@ -180,9 +180,11 @@ class Auditing:
                     for index in case.drawn:
                         await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
                     await stream.finish()
-                    for index in case.drawn:
+                for index in case.drawn:
+                    with blamed(maker):
                         slices = await self._slices(stream, maker)
-                        await self._streams.off_loop(self._compare, maker, case, index, slices)
+                    # what these prove may be against another one, who has signed
+                    await self._streams.off_loop(self._compare, maker, case, index, slices)
         except TimeoutError:
             raise PeerTimeout("it does not answer the audit", peer_id=maker) from None
 

@@ -117,7 +117,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def share_compilation(config: pytest.Config, worker: int, num_workers: int) -> None:
     """Let each worker collect the whole suite from another file on: after a clone, all would compile the same files at
     the same time, and now each finds compiled what the others began with."""
-    if [Path(name).resolve() for name in config.args] == [TESTS]:
+    if config.option.markexpr == DEFAULT_MARKS and [Path(name).resolve() for name in config.args] == [TESTS]:
         files = sorted(
             str(path) for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in OPTIONAL
         )

@@ -186,7 +186,7 @@ _unchecked_types: ContextVar[frozenset[type[Checked]]] = ContextVar("unchecked t
 @contextmanager
 def unchecked(value_types: Iterable[type[Checked]]) -> Iterator[None]:
     """Check no field of values of these types that are made while this context lasts: in it, and in the tasks that
-    begin in it. For simulations, whose nodes are in one process and read nothing from outside."""
+    begin in it. For simulations, whose nodes read nothing from outside."""
     token = _unchecked_types.set(_unchecked_types.get().union(value_types))
     try:
         yield

@@ -31,10 +31,17 @@ from swarm.simulation.simulated_host import Caller, HostWorld, Place, SimulatedH
 Letter: TypeAlias = tuple[Any, ...]
 """Something that a process tells another one. It begins with one of the numbers below."""
 
-OUT_OF_MEMORY = "look whether this machine has run out of memory"
-"""The likeliest reason for which a process ends without saying why."""
-
 _CALL, _ANSWER, _FAILURE, _SILENCE, _GOODBYE = range(5)
+
+
+class ProcessEnded(SwarmError):
+    """Another process of the simulation has ended. Why, it says itself, if it can."""
+
+    @classmethod
+    def without_a_word(cls) -> ProcessEnded:
+        return cls(
+            "another process of this simulation has ended", remedy="look whether this machine has run out of memory"
+        )
 
 
 class _UnknownRate(Rate):
@@ -146,7 +153,7 @@ class Exchange:
         self._letters[process].append(letter)
 
     async def run(self) -> None:
-        """Exchange letters at the end of each window. Raises SwarmError if another process has failed."""
+        """Exchange letters at the end of each window. Raises ProcessEnded if another process has failed."""
         window_s = self.world.links.least_latency_s
         for window in itertools.count(1):
             ends_s = self._began_s + window * window_s
@@ -168,7 +175,7 @@ class Exchange:
                 if self._index > process:
                     pipe.send_bytes(data)
             except (EOFError, OSError):
-                raise SwarmError("another process of this simulation has ended", remedy=OUT_OF_MEMORY) from None
+                raise ProcessEnded.without_a_word() from None
             for letter in received:
                 self._take(letter)
 

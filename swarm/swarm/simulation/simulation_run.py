@@ -6,15 +6,16 @@ import contextlib
 import gc
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 from swarm_protocol.checks import unchecked
-from swarm_protocol.errors import SwarmError
 from swarm_protocol.wire import handing_over
 
-from swarm.simulation.distant_hosts import OUT_OF_MEMORY
+from swarm.simulation.distant_hosts import ProcessEnded
 from swarm.simulation.division import Division, num_processes
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.message_sizes import SIZES, UNCHECKED
@@ -42,7 +43,7 @@ def simulate(
 ) -> Report:
     """Run a scenario in virtual time. `on_minute` is told each simulated minute, those of the warm-up included, and the
     number of nodes then. `processes` share the work; 0: as many as suit the scenario and this machine. The report
-    depends on their number, which decides nothing but the order of what happens at the same time.
+    depends a little on their number, see `distant_hosts`.
 
     Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
     """
@@ -52,7 +53,7 @@ def simulate(
     with _others(scenario, number, real_limit_s) as (pipes, outcomes):
         try:
             measured = _run_part(Division(scenario, number), pipes, on_minute, real_limit_s)
-        except SwarmError as error:
+        except ProcessEnded as error:
             raise _failure_of(outcomes) or error from None
         for outcome in outcomes:
             measured.add(_measured_by(outcome))
@@ -84,19 +85,19 @@ def _others(
     for one in range(number):
         for other in range(one + 1, number):
             pipes[one][other], pipes[other][one] = context.Pipe()
-    outcomes, running = list[Connection](), []
-    for index in range(1, number):
-        outcome, told = context.Pipe(duplex=False)
-        division = Division(scenario, number, index)
-        process = context.Process(target=_run_beside, args=(division, pipes[index], told, real_limit_s), daemon=True)
-        process.start()
-        told.close()
-        for pipe in pipes[index].values():
-            pipe.close()  # so that its end is noticed
-        outcomes.append(outcome)
-        running.append(process)
+    outcomes, running = list[Connection](), list[SpawnProcess]()
     patience_s = 0.0  # where this process fails, or is interrupted, the others have nothing more to do
     try:
+        for index in range(1, number):
+            outcome, told = context.Pipe(duplex=False)
+            arguments = Division(scenario, number, index), pipes[index], told, real_limit_s
+            process = context.Process(target=_run_beside, args=arguments, daemon=True)
+            process.start()
+            told.close()
+            for pipe in pipes[index].values():
+                pipe.close()  # so that its end is noticed
+            outcomes.append(outcome)
+            running.append(process)
         yield pipes[0], outcomes
         patience_s = END_S
     finally:
@@ -114,6 +115,7 @@ def _run_beside(division: Division, pipes: Mapping[int, Connection], outcome: Co
     try:
         found = _run_part(division, pipes, lambda _minute, _nodes: None, real_limit_s)
     except Exception as error:
+        error.add_note(f"in process {division.index} of the simulation:\n{traceback.format_exc()}")
         found = error
     for pipe in pipes.values():
         pipe.close()
@@ -126,7 +128,7 @@ def _measured_by(outcome: Connection) -> Measurements:
     try:
         found = outcome.recv()
     except EOFError:
-        raise SwarmError("another process of this simulation has ended", remedy=OUT_OF_MEMORY) from None
+        raise ProcessEnded.without_a_word() from None
     if isinstance(found, Exception):
         raise found
     assert isinstance(found, Measurements)
@@ -134,11 +136,13 @@ def _measured_by(outcome: Connection) -> Measurements:
 
 
 def _failure_of(outcomes: list[Connection]) -> Exception | None:
-    """Return what another process has raised, if that ended the simulation."""
+    """Return what another process has raised, if that ended the simulation: the first failure is the one of a process
+    that has not ended because of yet another one."""
+    failures = []
     for outcome in outcomes:
         if outcome.poll(FAILURE_S):
             with contextlib.suppress(EOFError):
                 found = outcome.recv()
                 if isinstance(found, Exception):
-                    return found
-    return None
+                    failures.append(found)
+    return min(failures, key=lambda each: isinstance(each, ProcessEnded), default=None)

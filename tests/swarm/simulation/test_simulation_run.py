@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from swarm.simulation import simulation_run
+from swarm.simulation.distant_hosts import ProcessEnded
 from swarm.simulation.division import Division
 from swarm.simulation.scenario import Churn, Nat, Region, Scenario
 from swarm.simulation.simulation_run import simulate
@@ -57,7 +58,17 @@ def test_process_that_ends_without_a_word_is_named() -> None:
     assert simulation_run._failure_of([outcome]) is None
 
 
-def test_failure_of_another_process_is_the_one_that_is_raised() -> None:
-    outcome, told = multiprocessing.Pipe(duplex=False)
-    told.send(ValueError("it failed there"))
-    assert str(simulation_run._failure_of([outcome])) == "it failed there"
+def test_failure_of_another_process_is_the_one_that_is_raised_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("it failed there")
+
+    monkeypatch.setattr(simulation_run.signal, "signal", lambda *_: signal.SIG_DFL)
+    monkeypatch.setattr(simulation_run, "_run_part", fails)
+    (first, told_first), (second, told_second) = (multiprocessing.Pipe(duplex=False) for _ in "12")
+    told_first.send(ProcessEnded.without_a_word())  # as the second process has ended
+    simulation_run._run_beside(Division(SCENARIO, 3, 2), {}, told_second, 60.0)
+    failure = simulation_run._failure_of([first, second])
+    assert str(failure) == "it failed there"
+    (note,) = failure.__notes__
+    assert "in process 2 of the simulation" in note
+    assert "in fails" in note

@@ -62,12 +62,16 @@ def _block(packed: bytes, at: int) -> tuple[bytes, int]:
     if method != NRV2E or filtered:
         raise NotPacked
     unpacked = np.zeros(num_unpacked, np.uint8)
-    lengths = _decompress(np.frombuffer(packed, np.uint8, num_packed, at), unpacked)
-    assert lengths == (num_packed, num_unpacked), "the block is not what it says"
+    try:
+        lengths = _decompress(np.frombuffer(packed, np.uint8, num_packed, at), unpacked)
+    except IndexError:
+        raise NotPacked from None
+    if lengths != (num_packed, num_unpacked):  # the block is not what it says
+        raise NotPacked
     return unpacked.tobytes(), at + num_packed
 
 
-@numba.njit
+@numba.njit(boundscheck=True)
 def _bit(packed: Bytes, state: Any) -> int:
     """The next bit. `state`: the place of the next byte, the word that has the next bits, and how many these are."""
     if state[2] == 0:
@@ -79,7 +83,7 @@ def _bit(packed: Bytes, state: Any) -> int:
     return state[1] >> state[2] & 1
 
 
-@numba.njit
+@numba.njit(boundscheck=True)
 def _decompress(packed: Bytes, unpacked: Bytes) -> tuple[int, int]:
     """Fill `unpacked`; return how many bytes of both were used."""
     state = np.zeros(3, np.int64)

@@ -16,6 +16,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -93,6 +94,7 @@ class World:
         self._num_gateways = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
+        self._has_failed = asyncio.Event()
         self._is_over = False
         self._training: TrainingWorld | None = None
 
@@ -262,12 +264,13 @@ class World:
     # --- what is measured ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Take a sample each minute until the end. Raises what a task of the world or of a node raised."""
-        loop, minutes = asyncio.get_running_loop(), self.scenario.minutes
-        at_s = self._began_s
+        """Take a sample each minute until the end. Raises at once what a task of the world or of a node has raised."""
+        at_s, minutes = self._began_s, self.scenario.minutes
         while at_s < self._begin_s + minutes * 60:
             at_s = min(at_s + SAMPLE_S, self._begin_s + (0 if at_s < self._begin_s else minutes * 60))
-            await asyncio.sleep(at_s - loop.time())
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(at_s):
+                    await self._has_failed.wait()
             self._raise_failures()
             if self.measured.is_on:
                 self.measured.samples.append(self._sample((at_s - self._begin_s) / 60))
@@ -368,6 +371,7 @@ class World:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failures.append(error)
+            self._has_failed.set()
 
     def _raise_failures(self) -> None:
         if self._failures:

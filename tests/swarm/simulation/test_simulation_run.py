@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import signal
 from typing import Any
@@ -11,7 +12,10 @@ from swarm.simulation import simulation_run
 from swarm.simulation.distant_hosts import ProcessEnded
 from swarm.simulation.division import Division
 from swarm.simulation.scenario import Churn, Nat, Region, Scenario
+from swarm.simulation.simulated_host import Links
 from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import World
+from swarm.testing import virtual_time
 from swarm_protocol.errors import SwarmError
 
 SCENARIO = Scenario(
@@ -48,6 +52,19 @@ def test_process_whose_counterpart_ends_tells_so(monkeypatch: pytest.MonkeyPatch
     simulation_run._run_beside(Division(SCENARIO, 2, 1), {0: pipe}, told, 60.0)
     with pytest.raises(SwarmError, match="another process of this simulation has ended"):
         simulation_run._measured_by(outcome)
+
+
+def test_world_ends_with_the_window_in_which_another_process_is_missed() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        with pytest.raises(ProcessEnded):
+            await World(SCENARIO, lambda _minute, _nodes: None, division=Division(SCENARIO, 2), pipes={1: pipe}).run()
+        return loop.time() - began_s
+
+    pipe, far_end = multiprocessing.Pipe()
+    far_end.close()
+    assert virtual_time.run(main()) == pytest.approx(Links(SCENARIO).least_latency_s)
 
 
 def test_process_that_ends_without_a_word_is_named() -> None:

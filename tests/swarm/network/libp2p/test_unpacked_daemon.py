@@ -7,9 +7,11 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
-from support import unpacked_daemon
+from support import packed_program, unpacked_daemon
 from support.packed_program import LOADED, SEGMENT, NotPacked, unpack
 from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
@@ -59,3 +61,9 @@ def test_program_that_is_not_packed_as_we_know_is_left_as_it_is() -> None:
     method = packed.index(b"UPX!") + 28
     with pytest.raises(NotPacked):
         unpack(packed[:method] + b"\x0e" + packed[method + 1 :])
+
+
+@pytest.mark.parametrize("found", [[(0, 0)], IndexError()], ids=["other sizes", "ends too soon"])
+def test_program_whose_blocks_are_not_what_they_say_is_left_as_it_is(found: Any) -> None:
+    with patch.object(packed_program, "_decompress", Mock(side_effect=found)), pytest.raises(NotPacked):
+        unpack(daemon_of_the_wheel().read_bytes())

@@ -38,6 +38,8 @@ def run(flags: Flags) -> int:
     scenario = _load(path, flags.parsed("seed", whole_number(0, 2**31 - 1), "use a whole number"))
     processes = flags.parsed("processes", whole_number(1, MAX_PROCESSES), "use a whole number") or 0
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
+    if out.name in ("", ".."):
+        raise UsageError(f"--out: {str(out)!r} has no name for the report", remedy="give one, such as --out report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
     if not pages[0].parent.is_dir():
         raise ConfigError(

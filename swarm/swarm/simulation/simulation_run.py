@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
@@ -92,12 +93,13 @@ def _others(
             outcome, told = context.Pipe(duplex=False)
             arguments = Division(scenario, number, index), pipes[index], told, real_limit_s
             process = context.Process(target=_run_beside, args=arguments, daemon=True)
-            process.start()
+            with _no_interrupt():
+                process.start()
+                running.append(process)
             told.close()
             for pipe in pipes[index].values():
                 pipe.close()  # so that its end is noticed
             outcomes.append(outcome)
-            running.append(process)
         yield pipes[0], outcomes
         patience_s = END_S
     finally:
@@ -108,9 +110,20 @@ def _others(
             process.kill()
 
 
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Hold back Ctrl-C from this process, and for good from those that it starts meanwhile: a terminal interrupts all,
+    and they would print tracebacks from the middle of their imports. They end with this process."""
+    resource_tracker.ensure_running()  # here, since it lets signals through again once it has started its own process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run_beside(division: Division, pipes: Mapping[int, Connection], outcome: Connection, real_limit_s: float) -> None:
-    """Simulate the nodes of another process than the caller's, which ends all if it is interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Simulate the nodes of another process than the caller's."""
     found: Measurements | Exception
     try:
         found = _run_part(division, pipes, lambda _minute, _nodes: None, real_limit_s)

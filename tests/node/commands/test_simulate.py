@@ -57,6 +57,13 @@ def test_simulate_refuses_a_missing_directory_before_it_simulates(
     assert "minute 1" not in error
 
 
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_simulate_refuses_an_out_without_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+    (tmp_path / "small.toml").write_text("nodes = 5")
+    assert cli.run(["simulate", str(tmp_path / "small.toml"), "--out", out]) == 2
+    assert f"--out: {out!r} has no name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 from typing import Any
 
@@ -44,8 +45,19 @@ def test_two_processes_find_out_what_one_does_and_the_same_each_time() -> None:
     assert (whole.scenario["processes"], halves.scenario["processes"]) == (1, 2)
 
 
-def test_process_whose_counterpart_ends_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation_run.signal, "signal", lambda *_: signal.SIG_DFL)
+def test_other_process_is_deaf_to_ctrl_c_from_its_first_import_on_and_ends_with_the_first_one() -> None:
+    with pytest.raises(KeyboardInterrupt), simulation_run._others(SCENARIO, 2, 60.0):
+        [process] = multiprocessing.active_children()
+        for _ in range(4):
+            os.kill(process.pid or 0, signal.SIGINT)
+            process.join(0.05)
+        assert process.exitcode is None
+        raise KeyboardInterrupt
+    process.join(10.0)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_process_whose_counterpart_ends_tells_so() -> None:
     pipe, far_end = multiprocessing.Pipe()
     outcome, told = multiprocessing.Pipe(duplex=False)
     far_end.close()

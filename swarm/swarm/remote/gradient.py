@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -44,6 +45,9 @@ class ForwardOptions:
     codec: str = "raw"
 
     def __post_init__(self) -> None:
+        for name, block in (("start", self.start), ("end", 0 if self.end is None else self.end)):
+            if not isinstance(block, Integral):
+                raise ConfigError(f"{name} is {block!r:.80}", remedy="use the whole number of a block")
         try:
             check_choice(self.codec, "codec", FORWARD_CODECS)
         except ValueError as error:

@@ -266,6 +266,8 @@ GOOD = torch.zeros(2, 3, 32)
         (GOOD, {"start": 4, "end": 4}, "blocks"),
         (GOOD, {"start": -1}, "blocks"),
         (GOOD, {"end": 7}, "blocks"),
+        (GOOD, {"start": "a"}, "start is 'a'"),
+        (GOOD, {"end": 1.5}, "end is 1.5"),
         (GOOD, {"end": 3, "head": True}, "head"),
         (GOOD, {"codec": "int8"}, "codec"),
         (GOOD, {"model": "nobody's"}, "name|nobody serves"),

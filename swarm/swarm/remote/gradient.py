@@ -45,7 +45,8 @@ class ForwardOptions:
     codec: str = "raw"
 
     def __post_init__(self) -> None:
-        for name, block in (("start", self.start), ("end", 0 if self.end is None else self.end)):
+        given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
+        for name, block in given:
             if not isinstance(block, Integral):
                 raise ConfigError(f"{name} is {block!r:.80}", remedy="use the whole number of a block")
         try:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from bench.network_promises import broken_promises
-from bench.report import Report
+from bench.report import Report, aim
 from swarm.simulation.report import IN_WORK, UTILIZATION
 from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.simulation_run import simulate
@@ -29,11 +29,9 @@ pytestmark = pytest.mark.bench
 SCENARIO = read_scenario(tomllib.loads((Path(__file__).parent / "ten_thousand_nodes.toml").read_text()))
 NUM_NODES = int(os.environ.get("SIMULATED_NODES", SCENARIO.nodes))
 MINUTES = float(os.environ.get("SIMULATED_MINUTES", SCENARIO.minutes))
-
-
 NUM_PROCESSES = int(os.environ.get("SIMULATED_PROCESSES", "0"))
 MAX_HOUR_S = 1800.0
-"""Time that the whole scenario may take on two cores."""
+"""The aim for the whole scenario on two cores."""
 
 MIN_COMPARED = 5000
 """Nodes from which on the promises are checked. In a tenth of fewer every node is near every key, and a run has a
@@ -86,4 +84,4 @@ def test_ten_thousand_nodes_of_which_half_leave_in_an_hour_and_a_thousand_train(
         pytest.skip(f"simulated, but not compared: a tenth of {NUM_NODES} nodes is a network of another kind")
     assert broken_promises(found, few) == []
     if (SCENARIO.nodes, SCENARIO.minutes) == (NUM_NODES, MINUTES):
-        assert took_s <= MAX_HOUR_S
+        aim(hour_in_half_an_hour=took_s <= MAX_HOUR_S)

@@ -28,8 +28,8 @@ from swarm.simulation.direct_calls import Answer
 from swarm.simulation.packed_messages import Packer
 from swarm.simulation.simulated_host import Caller, HostWorld, Place, SimulatedHost
 
-Letter: TypeAlias = tuple[Any, ...]
-"""Something that a process tells another one. It begins with one of the numbers below."""
+RemoteEvent: TypeAlias = tuple[Any, ...]
+"""An event with its time that a process tells another one. It begins with one of the numbers below."""
 
 _CALL, _ANSWER, _FAILURE, _SILENCE, _GOODBYE = range(5)
 
@@ -123,7 +123,7 @@ class _DistantReply:
 
 
 class Exchange:
-    """This process's part in the exchange of letters, until `until_s`. `pipes` lead to each other process, by index,
+    """This process's part in the exchange of events, until `until_s`. `pipes` lead to each other process, by index,
     and `index` is this one's. `run` is a task of the world."""
 
     def __init__(self, world: HostWorld, index: int, pipes: Mapping[int, Connection], until_s: float) -> None:
@@ -136,7 +136,7 @@ class Exchange:
         self._pipes = sorted(pipes.items())
         self._began_s = world.loop.time()
         self._until_s = until_s
-        self._letters: dict[int, list[Letter]] = {process: [] for process in pipes}
+        self._events: dict[int, list[RemoteEvent]] = {process: [] for process in pipes}
         self._peer_ids: dict[int, str] = {}
         self._distant: dict[int, DistantNode] = {}
         world.on_goodbye = self._say_goodbye
@@ -148,12 +148,12 @@ class Exchange:
         if isinstance(host, DistantNode):
             self._distant[number] = self.world.elsewhere[host.peer_id] = host
 
-    def tell(self, process: int, *letter: Any) -> None:
-        """Put a letter to the others for this process."""
-        self._letters[process].append(letter)
+    def tell(self, process: int, *event: Any) -> None:
+        """Keep an event for this process until the window ends."""
+        self._events[process].append(event)
 
     async def run(self) -> None:
-        """Exchange letters at the end of each window. Raises ProcessEnded if another process has failed."""
+        """Exchange events at the end of each window. Raises ProcessEnded if another process has failed."""
         window_s = self.world.links.least_latency_s
         for window in itertools.count(1):
             ends_s = self._began_s + window * window_s
@@ -163,11 +163,11 @@ class Exchange:
             self._exchange()
 
     def _exchange(self) -> None:
-        """Send and receive the letters of a window. Of two processes the first one sends first: both at once would wait
+        """Send and receive the events of a window. Of two processes the first one sends first: both at once would wait
         for ever where pipes are full."""
         for process, pipe in self._pipes:
-            letters, self._letters[process] = self._letters[process], []
-            data = marshal.dumps(letters)
+            events, self._events[process] = self._events[process], []
+            data = marshal.dumps(events)
             try:
                 if self._index < process:
                     pipe.send_bytes(data)
@@ -176,11 +176,11 @@ class Exchange:
                     pipe.send_bytes(data)
             except (EOFError, OSError):
                 raise ProcessEnded.without_a_word() from None
-            for letter in received:
-                self._take(letter)
+            for event in received:
+                self._take(event)
 
-    def _take(self, letter: Letter) -> None:
-        kind, number, *content = letter
+    def _take(self, event: RemoteEvent) -> None:
+        kind, number, *content = event
         if kind == _CALL:
             self._take_call(number, content)
         elif kind == _GOODBYE:
@@ -223,5 +223,5 @@ class Exchange:
 
     def _say_goodbye(self, peer_id: str) -> None:
         number = self.packer.number_of(peer_id)
-        for process in self._letters:
+        for process in self._events:
             self.tell(process, _GOODBYE, number)

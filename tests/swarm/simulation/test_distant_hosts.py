@@ -23,7 +23,7 @@ PLACE = Place(region=0, nat=Nat())
 
 
 class Halves:
-    """Two worlds in one event loop, with a host each, and their letters carried over at the end of each window. With
+    """Two worlds in one event loop, with a host each, and their events carried over at the end of each window. With
     `apart=False` both hosts are in one world."""
 
     def __init__(self, *, apart: bool) -> None:
@@ -40,23 +40,23 @@ class Halves:
                 there = host if index == home else DistantNode(number, peer_id, PLACE, home, exchange)
                 exchange.add(number, f"/ip4/10.0.0.{number}/tcp/4001", there)
         self.asker, self.answerer = hosts
-        self.num_letters = 0
+        self.num_events = 0
 
     async def carry(self) -> None:
-        """Carry letters over as processes do, until cancelled."""
+        """Carry events over as processes do, until cancelled."""
         while True:
             await asyncio.sleep(LATENCY_S)
             for sender, receiver in ((0, 1), (1, 0)):
-                letters = self.exchanges[sender]._letters[receiver]
-                for letter in marshal.loads(marshal.dumps(letters)):
-                    self.exchanges[receiver]._take(letter)
-                self.num_letters += len(letters)
-                letters.clear()
+                events = self.exchanges[sender]._events[receiver]
+                for event in marshal.loads(marshal.dumps(events)):
+                    self.exchanges[receiver]._take(event)
+                self.num_events += len(events)
+                events.clear()
 
 
 def ended(ask: Callable[[Halves], Awaitable[Any]], *, apart: bool) -> tuple[Any, float, int, int]:
     """Return what `ask` returns or raises, the seconds that it takes, the bytes that the answerer has sent then, and
-    the number of letters."""
+    the number of events."""
 
     async def main() -> tuple[Any, float, int, int]:
         halves = Halves(apart=apart)
@@ -71,7 +71,7 @@ def ended(ask: Callable[[Halves], Awaitable[Any]], *, apart: bool) -> tuple[Any,
         took_s = loop.time() - began_s
         assert not any(exchange.waiting for exchange in halves.exchanges)
         carrying.cancel()
-        return result, took_s, halves.answerer.sent_bytes, halves.num_letters
+        return result, took_s, halves.answerer.sent_bytes, halves.num_events
 
     return virtual_time.run(main())
 
@@ -134,8 +134,8 @@ async def asks_too_late(halves: Halves) -> bytes:
     ],
 )
 def test_call_takes_its_time_and_ends_as_within_one_process(ask: Callable[[Halves], Awaitable[Any]]) -> None:
-    result, took_s, sent_bytes, num_letters = ended(ask, apart=True)
-    assert num_letters >= 2, "the call and its end went from one process to the other"
+    result, took_s, sent_bytes, num_events = ended(ask, apart=True)
+    assert num_events >= 2, "the call and its end went from one process to the other"
     expected, expected_s, expected_bytes, none = ended(ask, apart=False)
     assert none == 0
     assert (result, sent_bytes) == (expected, expected_bytes)
@@ -150,10 +150,10 @@ def test_goodbye_is_told_and_who_calls_is_refused_at_once() -> None:
         assert not halves.asker.sees(ANSWERER)
         return await halves.asker.call(ANSWERER, "echo", b"hello", timeout_s=3)
 
-    result, took_s, _, num_letters = ended(leaves, apart=True)
+    result, took_s, _, num_events = ended(leaves, apart=True)
     assert "PeerUnreachable" in result
     assert took_s == pytest.approx(4 * LATENCY_S)
-    assert num_letters == 1
+    assert num_events == 1
 
 
 def test_caller_that_gives_up_is_forgotten_and_its_answer_too() -> None:

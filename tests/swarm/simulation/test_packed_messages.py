@@ -58,8 +58,8 @@ def test_what_is_unpacked_is_what_was_packed(message: WireMessage) -> None:
             packer.add(number, peer_id, ADDRS[peer_id])
     with handing_over(SIZES), unchecked(UNCHECKED):
         data = message.to_bytes()
-        letter = marshal.loads(marshal.dumps(packers[0].pack(data)))
-        unpacked = packers[1].unpack(letter, packers[1].number_of(SENDER))
+        event = marshal.loads(marshal.dumps(packers[0].pack(data)))
+        unpacked = packers[1].unpack(event, packers[1].number_of(SENDER))
         assert type(message).from_bytes(unpacked) == message
         assert len(unpacked) == len(data)
 

@@ -15,7 +15,7 @@ NUM_CONTEXT_TOKENS = int(DEFAULT_MODEL["max_position_embeddings"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """One demo. The times are time limits, several times what two cores need."""
+    """One demo. The times bound what hangs: they are many times what two cores need, which may have other work."""
 
     num_nodes: int = NUM_NODES
     outer_steps: int = OUTER_STEPS
@@ -26,9 +26,9 @@ class DemoPlan:
     min_new_tokens: int = MIN_NEW_TOKENS
     kill_after_tokens: int = 32
     keep: Path | None = None
-    start_within_s: float = 120.0
+    start_within_s: float = 300.0
     train_within_s: float = 600.0
-    serve_within_s: float = 120.0
+    serve_within_s: float = 300.0
     answer_within_s: float = 120.0
 
     def __post_init__(self) -> None:

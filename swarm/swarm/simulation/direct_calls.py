@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 class Answer(asyncio.Future[bytes]):
     """The answer to a call. It wakes a task as any future does, and goes on with the `waiter` at once. Implements
-    `simulated_host.Reply`."""
+    `simulated_host.CallReply`."""
 
     waiter: DirectCall[Any] | None = None
 

@@ -59,7 +59,7 @@ class DistantNode:
 
     down: Rate = _UNKNOWN_RATE
 
-    def __init__(self, number: int, peer_id: str, place: Place, process: int, exchange: Exchange) -> None:
+    def __init__(self, number: int, peer_id: str, place: Place, process: int, exchange: WindowExchange) -> None:
         self.number = number
         self.peer_id = peer_id
         self.place = place
@@ -92,9 +92,9 @@ class DistantNode:
 
 
 class _DistantReply:
-    """The answer that a `caller` elsewhere waits for, to its call `number`. Implements `simulated_host.Reply`."""
+    """The answer that a `caller` elsewhere waits for, to its call `number`. Implements `simulated_host.CallReply`."""
 
-    def __init__(self, exchange: Exchange, caller: DistantNode, answerer: int, number: int) -> None:
+    def __init__(self, exchange: WindowExchange, caller: DistantNode, answerer: int, number: int) -> None:
         self._caller = caller
         self._answerer = answerer
         self._number = number
@@ -122,7 +122,7 @@ class _DistantReply:
         """Do nothing: the caller's process does not tell."""
 
 
-class Exchange:
+class WindowExchange:
     """This process's part in the exchange of events, until `until_s`. `pipes` lead to each other process, by index,
     and `index` is this one's. `run` is a task of the world."""
 
@@ -153,7 +153,7 @@ class Exchange:
         self._events[process].append(event)
 
     async def run(self) -> None:
-        """Exchange events at the end of each window. Raises ProcessEnded if another process has failed."""
+        """WindowExchange events at the end of each window. Raises ProcessEnded if another process has failed."""
         window_s = self.world.links.least_latency_s
         for window in itertools.count(1):
             ends_s = self._began_s + window * window_s

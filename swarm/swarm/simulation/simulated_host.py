@@ -99,7 +99,7 @@ class Caller(Protocol):
     down: Rate
 
 
-class Reply(Protocol):
+class CallReply(Protocol):
     """The answer that the caller of a host waits for. `direct_calls.Answer` is one."""
 
     def done(self) -> bool: ...
@@ -218,7 +218,7 @@ class SimulatedHost:
         up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
-    def receive(self, caller: Caller, protocol: str, request: bytes, answer: Reply, until_s: float) -> None:
+    def receive(self, caller: Caller, protocol: str, request: bytes, answer: CallReply, until_s: float) -> None:
         """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
         each call, cancelled with its answer, costs as much as all else that carries a message."""
         if answer.done():
@@ -240,7 +240,7 @@ class SimulatedHost:
         else:
             answer.reject_at(self._send(caller, 0, self._world.loop.time()), b"", self.peer_id)
 
-    async def _work(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: Reply) -> None:
+    async def _work(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: CallReply) -> None:
         try:
             response = await handler(caller.peer_id, request)
             answer.resolve_at(self._send(caller, len(response), self._world.loop.time()), response)

@@ -29,7 +29,7 @@ from swarm import heap
 from swarm.network.membership import Membership
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
-from swarm.simulation.distant_hosts import DistantNode, Exchange
+from swarm.simulation.distant_hosts import DistantNode, WindowExchange
 from swarm.simulation.division import Division
 from swarm.simulation.measurements import Measurements, mean
 from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
@@ -104,7 +104,9 @@ class World:
         self._begin_s = self._began_s + scenario.warm_up_minutes * 60
         self._hosts = HostWorld(Links(scenario))
         self._records = SharedRecords(is_divided=bool(self._pipes))
-        self._exchange = Exchange(self._hosts, self._division.index, self._pipes, self._begin_s + scenario.minutes * 60)
+        self._exchange = WindowExchange(
+            self._hosts, self._division.index, self._pipes, self._begin_s + scenario.minutes * 60
+        )
         if scenario.training is not None and self._division.index == 0:
             # brings torch, which a scenario without trainers does not wait for
             from swarm.simulation.simulated_training import TrainingWorld  # noqa: PLC0415

@@ -11,7 +11,7 @@ import pytest
 from protocol.dht_examples import PEERS
 from swarm.network.interface import NotServed
 from swarm.network.rate import Rate
-from swarm.simulation.distant_hosts import DistantNode, Exchange
+from swarm.simulation.distant_hosts import DistantNode, WindowExchange
 from swarm.simulation.scenario import Nat, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost
 from swarm.testing import virtual_time
@@ -30,7 +30,7 @@ class Halves:
         links = Links(Scenario(regions=(Region(name="eu", latency_ms=1e3 * LATENCY_S),)))
         self.worlds = [HostWorld(links) for _ in range(2)]
         pipes: Any = [{1: None}, {0: None}]
-        self.exchanges = [Exchange(world, index, pipes[index], 1e9) for index, world in enumerate(self.worlds)]
+        self.exchanges = [WindowExchange(world, index, pipes[index], 1e9) for index, world in enumerate(self.worlds)]
         hosts = []
         for number, peer_id in enumerate((ASKER, ANSWERER), 1):
             home = number - 1 if apart else 0

@@ -1,4 +1,4 @@
-"""Which process simulates a node, and how many processes there are."""
+"""Tests that each node belongs to one process of a simulation, and how many processes there are."""
 
 from __future__ import annotations
 

@@ -75,9 +75,13 @@ async def _file_of(run_id: str, network: Network, membership: Membership, emitte
             if now_s() >= until_s:
                 raise
         if not has_said:
-            waits = duration(FIRST_MEMBER_S)
-            emitter.say(f"no member of {run_id} is there yet: waiting for one for up to {waits}; Ctrl-C stops this")
+            emitter.say(_waits_for_first(run_id))
             has_said = True
+
+
+def _waits_for_first(run_id: str) -> str:
+    waits = duration(FIRST_MEMBER_S)
+    return f"no member of {run_id} is there yet: waiting for one for up to {waits}; Ctrl-C stops this"
 
 
 class RunWatcher:
@@ -102,6 +106,7 @@ class RunWatcher:
         """
         loop = asyncio.get_running_loop()
         seen_s, patience_s = loop.time(), FIRST_MEMBER_S
+        has_looked = False
         while True:
             try:
                 members = await self._observer.members()
@@ -111,6 +116,9 @@ class RunWatcher:
                 if not self._finished:  # else they have done what they were there for
                     self._complain(error)
                 members = {}
+            if not (members or has_looked):
+                self._emitter.say(_waits_for_first(self._run.run_id))
+            has_looked = True
             if members:
                 seen_s, patience_s = loop.time(), NO_MEMBER_S
             elif self._finished and loop.time() - seen_s > FINISHED_S:

@@ -27,6 +27,7 @@ from swarm_node.settings.parsers import whole_number
 MAX_FILE_BYTES = 16 * 2**20
 """A trace of 100,000 sessions has 3 MB."""
 
+MAX_SEED = 2**31 - 1
 MAX_PROCESSES = 16
 """More than have something to do: what trainers and servers do is in one of them."""
 
@@ -35,8 +36,8 @@ def run(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
-    scenario = _load(path, flags.parsed("seed", whole_number(0, 2**31 - 1), "use a whole number"))
-    processes = flags.parsed("processes", whole_number(1, MAX_PROCESSES), "use a whole number") or 0
+    scenario = _load(path, flags.parsed("seed", whole_number(0, MAX_SEED), f"use 0 to {MAX_SEED}"))
+    processes = flags.parsed("processes", whole_number(1, MAX_PROCESSES), f"use 1 to {MAX_PROCESSES}") or 0
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     if out.name in ("", ".."):
         raise UsageError(f"--out: {str(out)!r} has no name for the report", remedy="give one, such as --out report")

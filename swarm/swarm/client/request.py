@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
@@ -70,15 +72,19 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):
             raise ConfigError(f"model is {self.model!r:.80}", remedy="give the model's name as its servers tell it")
-        for name, value in (("max_tokens", self.max_tokens), ("num_logprobs", self.num_logprobs)):
-            if value is not None:
-                check_kind(value, name, Integral)
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= limits.MAX_LOGPROBS:
-            raise ConfigError(
-                f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {limits.MAX_LOGPROBS}"
-            )
+        if self.max_tokens is not None:
+            check_kind(self.max_tokens, "max_tokens", Integral)
+            if self.max_tokens < 1:
+                raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
+        _check_num_logprobs(self.num_logprobs)
+
+
+def _check_num_logprobs(num_logprobs: int | None) -> None:
+    if num_logprobs is None:
+        return
+    check_kind(num_logprobs, "num_logprobs", Integral)
+    if not 0 <= num_logprobs <= limits.MAX_LOGPROBS:
+        raise ConfigError(f"num_logprobs is {num_logprobs}", remedy=f"use 0 to {limits.MAX_LOGPROBS}")
 
 
 def _are(kind: type[Any], values: object) -> bool:
@@ -108,7 +114,7 @@ class SamplingParams:
 
     `logit_bias` is by token id. Without a `seed` one is drawn for each generation. `grammar` or `json_schema` say what
     the text has to be. With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to
-    MAX_LOGPROBS). Values without meaning are refused by `generate`.
+    MAX_LOGPROBS). Raises ConfigError for values without meaning.
     """
 
     temperature: float = 0.0
@@ -128,8 +134,12 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | None = None
     num_logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        self.sampling()
+        _check_num_logprobs(self.num_logprobs)
+
     def sampling(self) -> Sampling:
-        """Return the checked values. Raises ConfigError."""
+        """Return the values as servers and sessions take them, with a seed."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         del given["json_schema"], given["num_logprobs"]
         given |= {
@@ -201,12 +211,14 @@ class TextClient(ABC, Generic[A]):
         which takes precedence; without either the likeliest token is taken each time.
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
-        whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning, here;
-        and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
-        missing or were lost, PeerError when nobody answers.
+        whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning and
+        TypeError for an unknown keyword, here; and when iterated ConfigError for an unknown model or a prompt over the
+        context, SessionError when blocks are missing or were lost, PeerError when nobody answers.
         """
         if not isinstance(sampling, SamplingParams | None):
             raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")
+        if unknown := next((name for name in sampled if name not in _SAMPLED), ""):
+            raise TypeError(f"generate() has no keyword {unknown!r}: {_nearest(unknown)}")
         params = replace(sampling or SamplingParams(), **sampled)
         request = GenerationRequest(
             model=model,
@@ -221,6 +233,21 @@ class TextClient(ABC, Generic[A]):
     @abstractmethod
     def answer(self, request: GenerationRequest) -> A:
         """Answer a request as `generate` does."""
+
+
+_SAMPLED = tuple(each.name for each in fields(SamplingParams))
+_KEYWORDS = tuple(
+    name
+    for name, each in inspect.signature(TextClient.generate).parameters.items()
+    if each.kind is inspect.Parameter.KEYWORD_ONLY
+)
+
+
+def _nearest(unknown: str) -> str:
+    """Return what to write for an unknown keyword of `generate`: the nearest one, or all if none is near."""
+    known = (*_KEYWORDS, *_SAMPLED)
+    nearest = get_close_matches(unknown, known, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
 
 
 async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:

@@ -69,10 +69,10 @@ class Packer:
 
     def _message(self, packed: Packed, sender: int) -> WireMessage:
         match packed:
-            case _, _, keys, only_peers, max_records, has_addrs:
+            case kind, _, keys, only_peers, max_records, has_addrs if kind == _FIND:
                 addrs = self._addrs[sender] if has_addrs else ()
                 return FindRequest(keys=keys, only_peers=only_peers, addrs=addrs, max_records=max_records)
-            case _, _, found, has_addrs:
+            case kind, _, found, has_addrs if kind == _FOUND:
                 contacts = self._contacts
                 return FindResponse(
                     found=tuple(
@@ -83,8 +83,10 @@ class Packer:
                     ),
                     addrs=self._addrs[sender] if has_addrs else (),
                 )
-            case kind, _, content:
-                return StoreRequest(record=content) if kind == _STORE else StoreResponse(held=content)
+            case kind, _, record if kind == _STORE:
+                return StoreRequest(record=record)
+            case kind, _, held if kind == _STORED:
+                return StoreResponse(held=held)
         raise AssertionError(f"no message was packed like this: {packed}")
 
     def _packed_contacts(self, contacts: tuple[Contact, ...]) -> tuple[int, ...]:

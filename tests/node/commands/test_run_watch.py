@@ -118,6 +118,16 @@ def test_watching_before_the_first_member_has_started_waits_for_it() -> None:
     assert events[-1]["event"] == "run_finished"
 
 
+def test_watching_a_file_before_the_first_member_is_there_says_once_how_long_it_waits() -> None:
+    nobody = Scripted(*[({}, list[CommittedStep]())] * 60, ({"a": member()}, [step(2)]))
+    here = Scripted(({"a": member()}, [step(2)]))
+    for observer, times in ((nobody, 1), (here, 0)):
+        err = io.StringIO()
+        watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
+        virtual_time.run(watching.until_finished())
+        assert err.getvalue().count(f"no member of {RUN.run_id} is there yet: waiting for one for up to 3 min") == times
+
+
 def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,6 +46,16 @@ def test_simulate_hands_on_the_number_of_processes(
     assert "--processes: '0'" in capsys.readouterr().err
 
 
+def test_simulate_says_the_range_of_a_number_that_is_out_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text("nodes = 5")
+    for options, remedy in ((["--processes", "100"], "use 1 to 16"), (["--seed", "-1"], "use 0 to 2147483647")):
+        assert cli.run(["simulate", str(path), *options]) == 2
+        assert remedy in capsys.readouterr().err
+
+
 def test_simulate_refuses_a_missing_directory_before_it_simulates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

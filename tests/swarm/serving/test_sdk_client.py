@@ -838,8 +838,34 @@ def test_fields_of_the_sampling_may_be_given_one_by_one_and_take_precedence() ->
     request: Any = asked.generate(model="tiny", prompt="hi", sampling=kept, temperature=0.2, stop="x")
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.2, 0.5, 3)
     assert request.sampling.stop == ("x",)
-    with pytest.raises(TypeError, match="'temprature'"):
-        asked.generate(model="tiny", prompt="hi", temprature=0.2)
+
+
+def test_an_unknown_keyword_of_generate_is_named_with_the_nearest_that_there_is() -> None:
+    asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+    for given, told in (
+        ({"temprature": 0.2}, r"generate\(\) has no keyword 'temprature': did you mean 'temperature'\?"),
+        ({"max_token": 3}, r"generate\(\) has no keyword 'max_token': did you mean 'max_tokens'\?"),
+        ({"qqq": 3}, r"generate\(\) has no keyword 'qqq': it takes model, prompt, .*, temperature, "),
+    ):
+        with pytest.raises(TypeError, match=told):
+            asked.generate(model="tiny", prompt="hi", **cast("Any", given))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"temperature": "x"}, "temperature is 'x'; use a number"),
+        ({"temperature": 3}, "temperature is 3; use 0 to 2"),
+        ({"top_k": 1.5}, "top_k is 1.5; use a whole number"),
+        ({"stop": 7}, "stop is 7; use a string"),
+        ({"num_logprobs": 21}, "num_logprobs is 21; use 0 to 20"),
+        ({"json_schema": "{}"}, "json_schema is '{}'; use the schema as a dict"),
+    ],
+)
+def test_sampling_parameters_without_meaning_are_refused_where_they_are_made(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        client.SamplingParams(**given)
+    assert f"{refused.value.message}; {refused.value.remedy}".startswith(told)
 
 
 def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:

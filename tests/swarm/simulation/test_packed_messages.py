@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.dht_examples import PEERS
@@ -62,6 +63,12 @@ def test_what_is_unpacked_is_what_was_packed(message: WireMessage) -> None:
         unpacked = packers[1].unpack(event, packers[1].number_of(SENDER))
         assert type(message).from_bytes(unpacked) == message
         assert len(unpacked) == len(data)
+
+
+def test_a_tuple_of_an_unknown_kind_is_taken_for_no_message() -> None:
+    """Messages were told apart by the length of the tuple, by which this one was a StoreResponse."""
+    with pytest.raises(AssertionError, match="no message was packed like this"):
+        Packer().unpack((99, 1, True), 1)
 
 
 def test_other_bytes_stay_what_they_are() -> None:

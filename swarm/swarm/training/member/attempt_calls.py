@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 """Time for which a coordinator keeps a report waiting before the member has to send it again. A coordinator that is
 stopped, but whose connection does not break, is noticed after at most this and SILENT_S."""
+MISSING_S = 1.0
+"""Time within which a coordinator that was missing in an earlier attempt has to answer a small call. It has been waited
+for at length in that attempt, and each further attempt that it coordinates would cost the others as long again."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """Time for which leaving an attempt waits until the others have heard why."""
 
@@ -70,6 +73,9 @@ class AttemptCalls:
         """Report to the coordinator until it decides."""
         await self._context.faults.reached("round.ready")
         context, peer, num_bytes = self._context, action.peer, 0
+        if action.was_missing and not await context.connections.answers(peer, MISSING_S):
+            self._feed(Lost(peer=peer, reason=f"it was missing before, and answers nothing within {MISSING_S:.0f} s"))
+            return
         request = context.signatures.sign_report(action.ready).to_bytes()
         reply = ReadyReply(kind="pending")
         try:

@@ -25,6 +25,7 @@ from swarm.training.round.round_state import (
     Timers,
     begin_attempt,
     give_up,
+    is_doubted,
     is_overdue,
     is_waiting,
     note_shortage,
@@ -32,6 +33,7 @@ from swarm.training.round.round_state import (
     reported,
     rest_after,
     roster_left,
+    without_doubt,
 )
 from swarm.training.run.methods import short
 from swarm.training.standing.standings import grants_in
@@ -73,7 +75,8 @@ def advance(state: RoundState, now: float) -> Step:
     may_move = state.mine.num_tokens > 0 and (not state.setup.roster or state.setup.me in state.setup.roster)
     waits_until = state.timers.waits_until or (now + decision_s(state) if may_move else None)
     state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
-    return state, [Ask(peer=state.coordinator, ready=own_report(state))]
+    was_missing = is_doubted(state, state.coordinator, now)
+    return state, [Ask(peer=state.coordinator, ready=own_report(state), was_missing=was_missing)]
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
@@ -106,6 +109,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.setup.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
+    state = without_doubt(state, peer)
     faults = state.faults
     if ready.attempt > faults.suspects.get(peer, -1):
         unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}

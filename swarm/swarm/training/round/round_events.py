@@ -164,10 +164,12 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Report ready to `peer` until it answers."""
+    """Report ready to `peer` until it answers. If it `was_missing` at the end of an attempt, find out first, within a
+    short time, whether it is there."""
 
     peer: str
     ready: Ready
+    was_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ MAX_REST_S = 5.0
 """The pause after a failed attempt doubles from the first value to the last, so that what keeps failing spins
 slowly."""
 
+DOUBTED_S = 10.0
+"""A peer that was missing at the end of an attempt is waited for only shortly during this time, if it coordinates a
+later one: it was waited for at length already. After that it is given as long as any other again, since it may be
+there and slow."""
+
 MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
 """The highest attempt to which others can move this member. The other half is for the attempts that follow."""
 
@@ -116,7 +121,9 @@ class Faults:
     `accused` broke the protocol and `unreachable` could not be reached, each with the reason. Of the `accused`,
     `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an
     attempt, and are left out up to the attempt that is named, whatever they send meanwhile. `disputes` counts, for each
-    peer, the attempts that ended because somebody left, on either side.
+    peer, the attempts that ended because somebody left, on either side. `doubted` were missing at the end of an
+    attempt, by this member's or another's word, and have not been heard since; each with the time until which that
+    counts. It is no reason to leave them out of a group.
     """
 
     accused: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +131,7 @@ class Faults:
     unreachable: Mapping[str, str] = field(default_factory=dict)
     suspects: Mapping[str, int] = field(default_factory=dict)
     disputes: Mapping[str, int] = field(default_factory=dict)
+    doubted: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def peers(self) -> set[str]:
@@ -283,6 +291,23 @@ def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
     return replace(state, faults=replace(state.faults, suspects={**state.faults.suspects, **until}))
 
 
+def is_doubted(state: RoundState, peer: str, now: float) -> bool:
+    return now < state.faults.doubted.get(peer, now)
+
+
+def without_doubt(state: RoundState, peer: str) -> RoundState:
+    """Return `state` after `peer` has been heard."""
+    doubted = {other: until for other, until in state.faults.doubted.items() if other != peer}
+    return replace(state, faults=replace(state.faults, doubted=doubted))
+
+
+def _with_doubts(faults: Faults, missing: tuple[str, ...], now: float) -> Faults:
+    """Return `faults` after an attempt that ended at `now` because of `missing`. A doubt that lasts is not prolonged:
+    whoever is there, and slow, is given the full time at last."""
+    lasting = {peer: until for peer, until in faults.doubted.items() if now < until}
+    return replace(faults, doubted={**dict.fromkeys(missing, now + DOUBTED_S), **lasting})
+
+
 def rest_after(num_times: int) -> float:
     """Return the seconds to pause after what has happened `num_times` before."""
     # others can count `num_times` up without end: bound the power
@@ -307,7 +332,11 @@ def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
-    failed = replace(state, attempts=replace(state.attempts, num_failed=num_failed + 1))
+    failed = replace(
+        state,
+        attempts=replace(state.attempts, num_failed=num_failed + 1),
+        faults=_with_doubts(state.faults, missing, now),
+    )
     state, replies = begin_attempt(failed, state.attempt + 1)
     return replace(state, phase="resting", timers=Timers(deadline=now + rest_after(num_failed))), [notice, *replies]
 

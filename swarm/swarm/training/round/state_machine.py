@@ -85,6 +85,7 @@ from swarm.training.round.round_state import (
     roster_left,
     suspect,
     with_coordinator,
+    without_doubt,
 )
 from swarm.training.round.voting import (
     count_votes,
@@ -177,7 +178,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     """Note that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the peers
     that a member has met and its attempt decide who it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
-    state = replace(state, known=(*state.known, peer)) if is_new else state
+    state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
     if peer in state.setup.roster:
         state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)

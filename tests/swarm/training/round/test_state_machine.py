@@ -25,6 +25,7 @@ from support.round_scripts import (
     Script,
     committed,
     contribution,
+    coordinator_at,
     from_json,
     left,
     locked,
@@ -62,6 +63,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
+from swarm.training.round.round_state import DOUBTED_S
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity
@@ -191,6 +193,24 @@ def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_it
     gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
     _, actions = run([*script, (2.0, gone)])
     assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(OTHERS[0],)]
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_coordinator_that_was_missing_in_the_last_attempt_is_asked_as_one_that_may_be_gone_until_it_is_heard(
+    heard: bool,
+) -> None:
+    """It has cost the others its full time once. Who is there and slow is given the full time again later."""
+    missing = coordinator_at(1)
+    gone = left(next(peer for peer in PEERS if peer not in {ME, missing}), FIRST, "silent")
+    gone = replace(gone, abort=replace(gone.abort, accused=(missing,)))
+    state, actions = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, gone)])
+    assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(missing,)]
+    if heard:
+        state, _ = machine.step(state, Sighted(peer=missing), 2.01)
+    for now, is_short in ((2.1, not heard), (2.0 + DOUBTED_S, False)):
+        due = replace(state, timers=replace(state.timers, deadline=now))
+        _, actions = machine.step(due, Tick(), now)
+        assert [(each.peer, each.was_missing) for each in actions if isinstance(each, Ask)] == [(missing, is_short)]
 
 
 def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:

@@ -330,7 +330,8 @@ class Libp2pNetwork(SigningNetwork):
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
         self._paths.update()
-        tasks.create_task(self._paths.own.run())  # others are told where this node is now: relays come and go
+        tasks.create_task(self._paths.own.run())
+        tasks.create_task(self._paths.follow_relays())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
         tasks.create_task(AddressNews(self._dht, self._watch.used_peers).run())

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
@@ -164,8 +164,10 @@ class Reconnector:
                 raise
             async with aclosing(self._host.find_addrs(peer_id)) as places:
                 async for found in places:
+                    # what the peer told this node comes first: the relay that is gone, and its own network's addresses
                     if not set(found) <= set(known):
-                        return await self._host.connect(peer_id, found)
+                        with suppress(ControlError):
+                            return await self._host.connect(peer_id, found)
             raise
 
     def _is_refusal(self, peer_id: str, failure: str) -> bool:

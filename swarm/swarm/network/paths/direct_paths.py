@@ -144,6 +144,13 @@ class DirectPaths:
             self._upgrades.expect_news()
         self._tell(self.own.to_announce())
 
+    async def follow_relays(self) -> None:
+        """Announce a relay as soon as it holds a place, and a lost one no more: the others may need it at the next
+        moment. A task of the network, once there is somebody to tell."""
+        while True:
+            await self._reservations.changed()
+            self.update()
+
 
 def _named(options: Libp2pOptions) -> tuple[str, ...]:
     """Return the addresses that the operator named."""

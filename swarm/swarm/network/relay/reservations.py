@@ -108,8 +108,13 @@ class Reservations:
 
     @wanted.setter
     def wanted(self, wanted: bool) -> None:
-        self._wanted = wanted
-        self._note_change()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._note_change()
+
+    async def changed(self) -> None:
+        """Wait until the places that are held, or whether they are wanted, may be others."""
+        await self._changed.wait()
 
     @property
     def held(self) -> frozenset[str]:

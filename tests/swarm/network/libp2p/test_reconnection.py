@@ -26,9 +26,11 @@ def test_name_that_cannot_be_looked_up_tells_nothing() -> None:
 
 class Peer:
     """A peer as the host of another node sees it. It is reached at `place` from `back_at` on; until then its relay says
-    that it holds no place for it."""
+    that it holds no place for it. Searches find where it was before `place`, in a network of its own, first."""
 
-    def __init__(self, *, known: Sequence[str], place: str = "", back_at: float = 0.0) -> None:
+    def __init__(
+        self, *, known: Sequence[str], place: str = "", back_at: float = 0.0, before: Sequence[str] = ()
+    ) -> None:
         self.peer_id = "0"  # smaller than any peer's, so that this node dials first
         self.control = self
         self.dialled: list[Sequence[str]] = []
@@ -36,6 +38,7 @@ class Peer:
         self._known = known
         self._place = place
         self._back_at = back_at
+        self._before = before
 
     def known_addrs(self, _peer_id: str) -> Sequence[str]:
         return self._known
@@ -55,6 +58,8 @@ class Peer:
 
     async def find_addrs(self, _peer_id: str) -> AsyncGenerator[Sequence[str], None]:
         self.num_searches += 1
+        if self._before:
+            yield self._before
         yield (self._place,)
 
 
@@ -67,6 +72,17 @@ def test_peer_of_which_no_address_is_known_is_searched_for_also_where_this_node_
         reconnector = Reconnector(cast(Host, peer))
         await reconnector.drop(PEER)
         await reconnector.reach(PEER)
+        assert peer.num_searches == 1
+
+    virtual_time.run(main())
+
+
+def test_peer_whose_relay_is_gone_is_searched_for_beyond_what_it_told_this_node() -> None:
+    async def main() -> None:
+        gone = CIRCUIT.replace("44.1.1.1", "44.2.2.2")
+        peer = Peer(known=(gone,), place=CIRCUIT, before=(gone, "/ip4/192.168.4.2/tcp/4001"))
+        await asyncio.wait_for(Reconnector(cast(Host, peer)).reach(PEER), GRACE_S)
+        assert peer.dialled[-1] == (CIRCUIT,)
         assert peer.num_searches == 1
 
     virtual_time.run(main())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.paths.direct_paths import DirectPaths
+from swarm.network.relay.reservations import Reservations
+from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
 
@@ -53,6 +56,42 @@ def test_addresses_that_are_only_remembered_open_no_private_network(tmp_path: Pa
     known = paths(tmp_path, connected={}, remembered=remembered, relays=(f"{OTHER_LAN}/p2p/{PEER}",))
     assert not known.policy().takes(OTHER_LAN)
     assert paths(tmp_path, connected={}, peers=(f"{OTHER_LAN}/p2p/{PEER}",)).policy().takes(OTHER_LAN)
+
+
+def test_relay_is_announced_as_soon_as_it_holds_a_place_and_no_more_once_it_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        relays, told = Relays(), list[tuple[str, ...]]()
+        here = paths(tmp_path, connected={})
+        here._reservations, here._tell = relays, told.append  # type: ignore[assignment]
+        here.own = SimpleNamespace(is_open=False, direct=(), to_announce=lambda: relays.addrs)  # type: ignore[assignment]
+        here._relay = SimpleNamespace(serves=False)  # type: ignore[assignment]
+        following = asyncio.create_task(here.follow_relays())
+        for addrs in ((FAR,), (FAR, LAN), ()):
+            await asyncio.sleep(0)
+            relays.now(addrs)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert told[-1] == addrs
+        assert len(told) == 3
+        following.cancel()
+
+    virtual_time.run(main())
+
+
+class Relays(Reservations):
+    """Places at relays that a test gives and takes."""
+
+    def __init__(self) -> None:
+        super().__init__(Any, lambda: (), Any, wanted=True)  # type: ignore[arg-type]
+        self._addrs: tuple[str, ...] = ()
+
+    @property
+    def addrs(self) -> tuple[str, ...]:
+        return self._addrs
+
+    def now(self, addrs: tuple[str, ...]) -> None:
+        self._addrs = addrs
+        self._note_change()
 
 
 def test_relay_counts_as_connected_only_if_it_is_so_without_a_relay(tmp_path: Path) -> None:

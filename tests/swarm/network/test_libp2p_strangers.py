@@ -22,7 +22,7 @@ from swarm.network.multiaddr import peer_id_bytes
 from swarm_protocol.wire import encode_varint
 
 KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
-WARM_UP_S, FLOOD_S = 0.5, 1.5
+WARM_UP_S, FLOOD_S = 2.0, 1.5  # the daemon's heap reaches its size for so many refusals within a second
 ADD_PROVIDER = 2
 MEBIBYTE = 2**20
 

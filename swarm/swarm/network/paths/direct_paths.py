@@ -61,6 +61,8 @@ def wants_relays(options: Libp2pOptions) -> bool:
 
 
 class DirectPaths:
+    """The paths of a node: its own addresses and relays, introductions to others, and which addresses it dials."""
+
     def __init__(
         self,
         host: Host,

@@ -244,7 +244,7 @@ class OwnAddresses:
         while True:
             await asyncio.sleep(LOOK_S)
             self._num_looks += 1
-            self._on_change()
+            self._on_change()  # peers that were met since may be the first beyond this machine
             is_due = loop.time() - measured_at > (CONFIRM_S if confirmed else RETRY_S)
             asks = self._num_looks % OBSERVE_EVERY == 0
             if is_due or await self._signature() != signature or (asks and await self._is_seen_elsewhere()):

@@ -297,6 +297,8 @@ def is_doubted(state: RoundState, peer: str, now: float) -> bool:
 
 def without_doubt(state: RoundState, peer: str) -> RoundState:
     """Return `state` after `peer` has been heard."""
+    if peer not in state.faults.doubted:
+        return state
     doubted = {other: until for other, until in state.faults.doubted.items() if other != peer}
     return replace(state, faults=replace(state.faults, doubted=doubted))
 

@@ -114,7 +114,12 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
         await stack.enter_async_context(trainer)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_end_with(owner))
-            await trainer.run()
+            try:
+                await trainer.run()
+            except Exception:
+                # the thread that waits for the owner would keep the process, and what went wrong would not be seen
+                logger.exception("%s failed", name)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _end_with(owner: Connection) -> None:

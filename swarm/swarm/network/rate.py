@@ -19,6 +19,8 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+from swarm.network.writing import write
+
 SLICE_BYTES = 2**14
 """Bytes that a stream sends before the next has its turn: 7 ms of 20 Mbit/s."""
 
@@ -129,9 +131,9 @@ class PacedWriter:
     def write(self, frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
         """Write `frame` now if there is no limit, or if it goes out `at_once`, and overtakes nothing; else queue it."""
         if not self._is_limited:
-            self._writer.writelines(frame)
+            write(self._writer, *frame)
         elif at_once and self.is_empty:
-            self._writer.writelines(frame)
+            write(self._writer, *frame)
             self._turns.charge(sum(map(len, frame)))
         else:
             was_empty = self.is_empty
@@ -150,7 +152,7 @@ class PacedWriter:
             part = self._queue.popleft()
             if len(part) > left_bytes:
                 self._queue.appendleft(part[left_bytes:])
-            self._writer.write(part[:left_bytes])
+            write(self._writer, part[:left_bytes])
             left_bytes -= min(left_bytes, len(part))
         if not self._queue:
             self._emptied.set()

@@ -17,6 +17,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm_protocol.wire import encode_varint
 
 from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
+from swarm.network.writing import write
 
 STREAM_BUFFER_BYTES = 1 << 20
 """Bytes that a reader buffers before it stops reading. asyncio's default of 64 KiB halves the throughput of large
@@ -67,7 +68,7 @@ async def read_delimited(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
 
 def write_message(writer: asyncio.StreamWriter, message: Any) -> None:
     encoded = message.SerializeToString()
-    writer.write(encode_varint(len(encoded)) + encoded)
+    write(writer, encode_varint(len(encoded)) + encoded)
 
 
 class Control:

@@ -31,6 +31,7 @@ from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.rate import PacedWriter
 from swarm.network.traffic import Traffic
+from swarm.network.writing import write
 
 _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""
@@ -173,7 +174,7 @@ class Libp2pStream:
         self._over()
         self._outbox.flush()
         if not self._wire.is_lost:
-            self._writer.write(framing.frame(Kind.END))
+            write(self._writer, framing.frame(Kind.END))
             Leaving(self._writer, LINGER_S)
 
     def abort(self) -> None:

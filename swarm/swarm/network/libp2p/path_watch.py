@@ -27,6 +27,7 @@ from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
 from swarm.network.multiaddr import relay_of
 from swarm.network.suspension import SuspensionWatch
+from swarm.network.writing import write
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ async def _echo(host: Host, peer_id: str) -> None:
     with suppress(*CONTROL_FAILURES):
         reader, writer = await host.control.open_stream(peer_id, PING)
         try:
-            writer.write(os.urandom(PING_BYTES))
+            write(writer, os.urandom(PING_BYTES))
             await reader.readexactly(PING_BYTES)
         finally:
             writer.transport.abort()

@@ -74,13 +74,16 @@ class StreamBuffers(asyncio.BufferedProtocol):
         PeerViolation."""
         transport.pause_reading()
         transport.set_protocol(self)
-        # a sender waits until the system has its message, and then nobody holds it
-        transport.set_write_buffer_limits(high=0)
         self._transport = transport
+        if transport.is_closing():
+            self.is_lost = True  # it has told its former protocol so, or will tell this one
+        else:
+            # a sender waits until the system has its message, and then nobody holds it
+            transport.set_write_buffer_limits(high=0)
         try:
             for data in _unread(reader):
                 self._feed(data)
-            if transport.is_closing():
+            if self.is_lost:
                 self.connection_lost(None)
             elif reader.at_eof():
                 self.eof_received()

@@ -26,6 +26,7 @@ from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed,
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S
 from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.writing import write
 
 ID_BYTES = 16
 REQUEST = struct.Struct(">16sQ")
@@ -55,7 +56,7 @@ async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resum
     """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
     reader, writer = await host.control.open_stream(peer_id, host.wire_name(protocol))
     try:
-        writer.write(request)
+        write(writer, request)
         status, num_received = ANSWER.unpack(await reader.readexactly(ANSWER.size))
     except BaseException:
         writer.transport.abort()
@@ -86,7 +87,7 @@ class ResumableStreams:
         """Make a stream of messages of the stream of bytes that a peer has accepted. While the context lasts, the peer
         may ask for another one."""
         stream_id = new_id()
-        raw[1].write(stream_id)
+        write(raw[1], stream_id)
         stream = self._stream(raw, peer_id, self._reopening(peer_id, stream_id), timeout_s, max_message_bytes)
         self._opened[peer_id, stream_id] = stream
         try:
@@ -156,7 +157,7 @@ class ResumableStreams:
             accepted.take(Resumed(reader=reader, writer=writer, num_received=num_received))
             return
         opened = self._opened.get((peer_id, stream_id))
-        writer.write(ANSWER.pack(_ACCEPTED if opened else _REFUSED, 0))
+        write(writer, ANSWER.pack(_ACCEPTED if opened else _REFUSED, 0))
         writer.close()
         if opened:
             opened.break_off()
@@ -219,7 +220,7 @@ class AcceptedStream:
         """Wait, as the acceptor's `Reconnect`, until the opener resumes the stream. Raises PeerError."""
         with self._streams.held(self._peer_id):
             resumed = await self._offered()
-        resumed.writer.write(ANSWER.pack(_ACCEPTED, num_received))
+        write(resumed.writer, ANSWER.pack(_ACCEPTED, num_received))
         return resumed
 
     async def _offered(self) -> Resumed:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from swarm.network.multiaddr import ip_of, tcp_place
 from swarm.network.relay.relay import Circuit, RelayCounts
+from swarm.network.writing import write
 
 OPEN_S = 4.0
 """Time for a peer's dial to meet ours: its relay has to tell it, and a SYN that was dropped is sent again after 1 s."""
@@ -83,7 +84,7 @@ async def open_path(here: ListenPlace, there: tuple[str, int], opened: Callable[
         if not (proposal := await _proposal(reader)):
             return False
         inside = await asyncio.open_connection(*here.reach)
-        inside[1].write(first + proposal)
+        write(inside[1], first + proposal)
         opened()
         await Circuit((reader, writer), inside, RelayCounts()).run(IDLE_S)
         return True

@@ -40,6 +40,7 @@ from swarm.network.relay.circuit_messages import (
 )
 from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, KnowsNetworkPeers, RelayBudget
 from swarm.network.traffic import TrafficLimits
+from swarm.network.writing import write
 
 OPENING_TIMEOUT_S = 4.0
 """Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
@@ -168,7 +169,7 @@ class Relay:
                 await self._relay(peer_id, target, (reader, writer))
         except CircuitRefused as refusal:
             self.counts.refusals[refusal.reason] += 1
-            writer.write(hop_status(refusal.status))
+            write(writer, hop_status(refusal.status))
             await _close(writer)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
             pass  # the peer said nothing, or has left
@@ -206,7 +207,7 @@ class Relay:
         self._reserved[peer_id] = writer
         self.counts.reservations = len(self._reserved)
         try:
-            writer.write(hop_status(CircuitStatus.OK))
+            write(writer, hop_status(CircuitStatus.OK))
             await reader.read(1)
         finally:
             if self._reserved.get(peer_id) is writer:
@@ -221,7 +222,7 @@ class Relay:
         try:
             here = await self._open(source, target)
             try:
-                there[1].write(hop_status(CircuitStatus.OK))
+                write(there[1], hop_status(CircuitStatus.OK))
                 circuit = Circuit(there, here, self.counts, self._budget, (source, target))
                 await circuit.run(self._limits.idle_s)
             finally:
@@ -247,7 +248,7 @@ class Relay:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 reader, writer = await self._host.control.open_stream(target, STOP, SPLICE_BYTES)
                 try:
-                    writer.write(stop_request(peer_id_bytes(source)))
+                    write(writer, stop_request(peer_id_bytes(source)))
                     check_stop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
                 except BaseException:
                     writer.transport.abort()
@@ -303,9 +304,7 @@ class Circuit:
         with contextlib.suppress(OSError):  # one of the two has left or is cut off, and its circuit ends with it
             while data := await reader.read(self._budget.piece_bytes):
                 self._counts.throttled_s += await self._budget.take(self._peers, len(data))
-                if writer.transport.is_closing():  # a loop may raise RuntimeError for a write to it
-                    return
-                writer.write(data)
+                write(writer, data)
                 await writer.drain()
                 self._num_bytes += len(data)
                 self._counts.relayed_bytes += len(data)

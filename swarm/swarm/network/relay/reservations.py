@@ -29,6 +29,7 @@ from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import PeerAddr, ip_of, is_loopback, is_private, is_relayed
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request
+from swarm.network.writing import write
 
 NUM_RELAYS = 3
 
@@ -228,7 +229,7 @@ class Reservations:
                 await self._leave_circuits(peer_id)
                 reader, writer = await self._host.open_stream(peer_id, HOP, addrs=relay.addrs)
                 try:
-                    writer.write(reserve_request())
+                    write(writer, reserve_request())
                     check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
                 except BaseException:
                     writer.transport.abort()

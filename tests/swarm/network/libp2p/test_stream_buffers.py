@@ -11,6 +11,7 @@ import uvloop
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.libp2p.stream_buffers import SCRATCH_BYTES, StreamBuffers
+from swarm.network.writing import write
 from swarm_protocol.errors import PeerViolation
 
 Frame = tuple[Kind, int, bytes]
@@ -248,5 +249,22 @@ def test_long_bodies_that_are_all_there_come_one_a_turn() -> None:
         await running
         assert near.frames == [(Kind.DATA, len(body), body)] * 5
         assert set(seen) == {0, 1, 2, 3, 4}
+
+    in_each_loop(case)
+
+
+def test_connection_that_was_lost_before_it_is_taken_over_ends_with_the_frames_that_had_come() -> None:
+    async def case(near: Near) -> None:
+        await asyncio.get_running_loop().sock_sendall(near.far, framing.frame(Kind.DATA, b"a"))
+        while not near.reader._buffer:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        near.writer.transport.abort()
+        await asyncio.sleep(0.01)  # its loop has closed it
+        await near.run()
+        assert near.frames == [(Kind.DATA, 1, b"a")]
+        assert near.wire.is_lost
+        write(near.writer, b"to nobody")
+        with pytest.raises(ConnectionError):
+            await near.wire.drained()
 
     in_each_loop(case)

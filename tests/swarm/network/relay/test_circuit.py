@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
@@ -24,12 +25,14 @@ class Writer:
         self.is_closed = False
         self.transport = self
 
-    def write(self, data: bytes) -> None:
+    def writelines(self, parts: Iterable[bytes]) -> None:
         if self.is_closed:
             raise RuntimeError("unable to perform operation on a closed transport")
-        self.written += data
+        self.written += b"".join(parts)
 
-    async def drain(self) -> None: ...
+    async def drain(self) -> None:
+        if self.is_closed:
+            raise ConnectionResetError
 
     def close(self) -> None:
         self.is_closed = True
@@ -90,10 +93,10 @@ def test_defect_costs_a_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) 
     async def main() -> None:
         one, other = end(), end()
 
-        def write(_data: bytes) -> None:
+        def writelines(_parts: Iterable[bytes]) -> None:
             raise AssertionError("a defect")
 
-        cast("Any", other[1]).write = write
+        cast("Any", other[1]).writelines = writelines
         one[0].feed_data(b"anything")
         await run(one, other)
         assert one[1].is_closed

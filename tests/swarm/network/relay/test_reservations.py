@@ -33,7 +33,10 @@ class FakeWriter:
         self._reader = reader
         self.transport = self
 
-    def write(self, _data: bytes) -> None: ...
+    def writelines(self, _parts: Sequence[bytes]) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
 
     def abort(self) -> None:
         self._reader.feed_eof()

@@ -27,7 +27,7 @@ from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.quorum import quorum
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_mapping import identifying_mapping, to_mapping
-from swarm.training.run.signed_run import parse_text, sign_mapping
+from swarm.training.run.signed_run import sign_mapping
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec, get_row_codec
@@ -38,6 +38,7 @@ from swarm_protocol.identity import Identity, peer_id_of
 from swarm_protocol.proto import session_pb2
 from swarm_protocol.records import TrainerRecord, publish_key
 from swarm_protocol.session_frames import StepRequest, TokenDraw
+from swarm_protocol.toml_text import parse_toml
 from swarm_protocol.training_messages import Contribution
 
 SEED = bytes(range(32))
@@ -73,7 +74,7 @@ def test_identity_page_describes_an_envelope_that_others_accept() -> None:
 def test_identity_page_describes_what_a_run_files_signature_covers_and_its_id() -> None:
     config = RunConfig(name="own", outer_steps=2)
     run = sign_mapping(config, to_mapping(config), Identity(SEED), 1_767_225_600)
-    mapping = parse_text(run.text, "here")
+    mapping = parse_toml(run.text, "here")
     table = mapping.pop("signature")
     content = {"run": mapping, "peer_id": table["peer_id"], "issued_at": table["issued_at"]}
     signed = b"swarm-run:" + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

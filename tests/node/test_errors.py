@@ -86,7 +86,7 @@ WRONG = [
     ((*JOIN, "--device", "tpu"), "'tpu' is not one of auto, cpu, cuda, mps → write --device auto"),
     ((*JOIN, "--network-id", "no good"), "is not a network id"),
     ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
-    ((*JOIN, "--config", "broken.toml"), "config file broken.toml cannot be read"),
+    ((*JOIN, "--config", "broken.toml"), "config file broken.toml is not valid TOML"),
     ((*JOIN, "--config", "binary.toml"), "config file binary.toml is not a text file"),
     ((*JOIN, "--config", "typo.toml"), "unknown setting 'peeers' in typo.toml → did you mean peers?"),
     (("seed", "--home", "/proc/x"), "cannot use the home directory /proc/x"),

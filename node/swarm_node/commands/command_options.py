@@ -217,6 +217,8 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file", remedy=remedy) from error
+    except ValueError as error:  # of a name with a NUL, which a file can give
+        raise ConfigError(f"cannot read {str(path)!r}: {reason_of(error)}", remedy=remedy) from error
 
 
 def signing_identity(flags: Flags) -> Identity:

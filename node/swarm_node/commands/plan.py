@@ -14,7 +14,6 @@ The nodes come from a TOML file:
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.toml_text import parse_toml
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, read_text
@@ -130,10 +130,8 @@ _SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24Gi
 
 def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     """Read the nodes to plan for from a file. Raises ConfigError."""
-    try:
-        table = tomllib.loads(read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}", remedy=f"write {_SHORTEST}") from error
+    text = read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file")
+    table = parse_toml(text, path, remedy=f"write {_SHORTEST}")
     _refuse_unknown(table, ("nodes",), str(path))
     entries = table.get("nodes")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):

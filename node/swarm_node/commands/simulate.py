@@ -8,15 +8,14 @@ The scenario is a TOML file, see `swarm.simulation.scenario` and the guide. The 
 from __future__ import annotations
 
 import time
-import tomllib
-from functools import partial
 from pathlib import Path
 
 from swarm.simulation.capacity_planner import Try, plan_capacity
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.simulation_run import processes_for, simulate
 from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.toml_text import parse_toml
 
 from swarm_node.commands.command_options import Flags, read_text
 from swarm_node.events.emitter import Emitter
@@ -61,7 +60,13 @@ def run(flags: Flags) -> int:
         verdict = f"are not enough: too low is {', '.join(tried.missed)}" if tried.missed else "are enough"
         emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
-    run_one = partial(simulate, processes=processes, on_minute=on_minute)
+    def run_one(scenario: Scenario) -> Report:
+        number = processes_for(scenario, processes)
+        what = f"{plural(scenario.nodes, 'node')} in {'one process' if number == 1 else f'{number} processes'}"
+        fewer = f": {processes} would wait for each other, with under 2 ms between two nodes" * (number < processes)
+        emitter.status("simulation", f"simulating {what}{fewer}")
+        return simulate(scenario, processes=number, on_minute=on_minute)
+
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
     _write(report, pages)
     if flags.json:
@@ -73,12 +78,7 @@ def run(flags: Flags) -> int:
 
 def _load(path: Path, seed: int | None) -> Scenario:
     """Read a scenario's file. Raises ConfigError."""
-    try:
-        table = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path} is not valid TOML: {error}", remedy="docs/guides/simulate.md has an example"
-        ) from error
+    table = parse_toml(_read(path), path, remedy="docs/guides/simulate.md has an example")
     if not table:
         raise ConfigError(f"{path} says nothing of a scenario", remedy="docs/guides/simulate.md has an example")
     if seed is not None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.toml_text import parse_toml
 
 from swarm_node.settings.config import SETTINGS, Config, Given, UsageError, Value, default_home, default_text
 
@@ -72,17 +72,18 @@ def _environment() -> dict[str, Given]:
 def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_named:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
         return {}
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path} is not a text file", remedy="fix it or move it away") from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
         raise ConfigError(
             f"config file {path} cannot be read: {reason_of(error)}", remedy="fix it or move it away"
         ) from error
+    table = parse_toml(text, f"config file {path}", remedy="fix it or move it away")
     known = [setting for setting in SETTINGS if setting != "home"]
     for name in table:
         if name not in known:

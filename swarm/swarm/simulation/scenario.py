@@ -115,7 +115,7 @@ class Training:
     members: int = _number(16, 1, limits.MAX_GROUP_MEMBERS)
     cluster_size: int = _number(8, 1, limits.MAX_GROUP_MEMBERS)
     million_parameters: float = _number(100.0, 0, 1e6, above=True)
-    interval_minutes: float = _number(10.0, 0, 1440, above=True)
+    interval_minutes: float = _number(10.0, 0.1, 1440)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +154,9 @@ class Scenario:
     """The trace: when each node joins and leaves, in seconds. Not in the file, which names another."""
 
 
+_OF_MODEL: Mapping[str, str] = MappingProxyType(
+    {"half_life_minutes": "half-life", "scale_minutes": "weibull", "shape": "weibull"}
+)
 _TABLES: Mapping[str, type[Any]] = MappingProxyType(
     {"churn": Churn, "model": Model, "training": Training, "plan": Plan}
 )
@@ -173,6 +176,7 @@ def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
     for name, kind in _LISTS.items():
         if name in table:
             values[name] = _values(kind, table[name], name)
+    _refuse_other_models(table.get("churn", {}), values.get("churn", Churn()).model)
     plain = {name: value for name, value in table.items() if name not in (*_TABLES, *_LISTS)}
     scenario = _value(Scenario, plain, "the scenario", values)
     _check(scenario)
@@ -201,17 +205,20 @@ def read_trace(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(sessions)
 
 
+def _refuse_other_models(given: Mapping[str, Any], model: str) -> None:
+    """Raises ConfigError for a key of [churn] that its model does not read: who gives it means another one."""
+    for key, of_model in _OF_MODEL.items():
+        if key in given and model != of_model:
+            raise _wrong(f'{key} of [churn] does nothing with model = "{model}"', f'write model = "{of_model}"')
+
+
 def _check(scenario: Scenario) -> None:
     """Raises ConfigError where values do not fit together."""
     for what in ("regions", "classes"):
         names = [each.name for each in getattr(scenario, what)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise _wrong(f"two {what} are called {twice!r}", "give each its own name")
-    known = [region.name for region in scenario.regions]
-    for path in scenario.paths:
-        for name in path.between:
-            if name not in known:
-                raise _wrong(f"a path leads to the unknown region {name!r}", _known(name, known))
+    _check_paths(scenario)
     roles = {each.role for each in scenario.classes}
     for table, role in (("model", "serve"), ("training", "train")):
         if (getattr(scenario, table) is None) == (role in roles):
@@ -222,6 +229,20 @@ def _check(scenario: Scenario) -> None:
         raise _wrong('trace and model = "trace" of [churn] belong together', "give both or neither")
     _check_places(scenario.training)
     _check_plan(scenario, scenario.plan)
+
+
+def _check_paths(scenario: Scenario) -> None:
+    known, pairs = [region.name for region in scenario.regions], set[frozenset[str]]()
+    for path in scenario.paths:
+        one, other = path.between
+        for name in path.between:
+            if name not in known:
+                raise _wrong(f"a path leads to the unknown region {name!r}", _known(name, known))
+        if one == other:
+            raise _wrong(f"a path leads from {one!r} to itself", "give latency_ms of the region")
+        if (pair := frozenset(path.between)) in pairs:
+            raise _wrong(f"two paths are between {one!r} and {other!r}", "give one: it counts in both directions")
+        pairs.add(pair)
 
 
 def _check_places(training: Training | None) -> None:

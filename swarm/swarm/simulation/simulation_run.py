@@ -48,7 +48,7 @@ def simulate(
 
     Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
     """
-    number = num_processes(scenario, processes, Links(scenario).least_latency_s)
+    number = processes_for(scenario, processes)
     if number == 1:
         return report_of(scenario, _run_part(Division(scenario), {}, on_minute, real_limit_s))
     with _others(scenario, number, real_limit_s) as (pipes, outcomes):
@@ -59,6 +59,11 @@ def simulate(
         for outcome in outcomes:
             measured.add(_measured_by(outcome))
     return report_of(scenario, measured, number)
+
+
+def processes_for(scenario: Scenario, asked_for: int = 0) -> int:
+    """Return how many processes a simulation takes; 0: as many as suit the scenario and this machine."""
+    return num_processes(scenario, asked_for, Links(scenario).least_latency_s)
 
 
 def _run_part(

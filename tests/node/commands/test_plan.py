@@ -73,6 +73,7 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         ("nodes = 3", "names no nodes", "[[nodes]]"),
         ("node = []", "unknown key 'node'", "did you mean nodes?"),
         ("[[nodes", "is not valid TOML", "[[nodes]]"),
+        ("nodes = " + "1" * 5000, "is not valid TOML", "[[nodes]]"),
         (ATTIC.replace("memory", "memroy"), "unknown key 'memroy'", "did you mean memory?"),
         (ATTIC.replace("800MB", "lots"), "is not a size", "24GiB"),
         (ATTIC.replace("800MB", "0"), "is 0 bytes", "24GiB"),

@@ -202,7 +202,7 @@ def test_sign_warns_of_settings_that_cannot_lose_a_member(author: Identity, caps
     ("text", "complaint"),
     [
         (None, "run.toml cannot be read"),
-        ("name = ", "run.toml is not TOML"),
+        ("name = ", "run.toml is not valid TOML"),
         ('name = "x"\ncodek = 1\n', "the run has an unknown key 'codek'"),
         ('name = "x"\n[model]\nmodel_type = "lama"\n', "[model] model_type = 'lama' is not known"),
     ],

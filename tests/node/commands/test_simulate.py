@@ -41,7 +41,12 @@ def test_simulate_hands_on_the_number_of_processes(
     path.write_text("nodes = 5")
     for options in ([], ["--processes", "3"]):
         assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), *options]) == 0
-    assert asked_for == [0, 3]
+        told = "in 3 processes" if options else "in one process"
+        assert f"simulating 5 nodes {told}\n" in capsys.readouterr().err
+    assert asked_for == [1, 3]
+    path.write_text("nodes = 5\n[[regions]]\nlatency_ms = 1")
+    assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), "--processes", "3"]) == 0
+    assert "simulating 5 nodes in one process: 3 would wait" in capsys.readouterr().err
     assert cli.run(["simulate", str(path), "--processes", "0"]) != 0
     assert "--processes: '0'" in capsys.readouterr().err
 
@@ -81,6 +86,11 @@ def test_simulate_refuses_an_out_without_a_name(tmp_path: Path, capsys: pytest.C
         ("", "says nothing of a scenario"),
         ("# nodes = 300\n", "says nothing of a scenario"),
         ("nodes = ", "is not valid TOML"),
+        ("nodes = " + "1" * 5000, "is not valid TOML"),
+        ("nodes = 0x" + "f" * 5000, "more than 64 bits"),
+        ("nodes = " + "[" * 5000, "is nested too deeply"),
+        ("nodes" + ".a" * 50 + " = 1", "dotted key"),
+        (SCENARIO.replace("sessions.csv", "\\u0000"), "cannot read"),
         ("nods = 3", "unknown key 'nods'"),
         (SCENARIO, "cannot read"),
     ],

@@ -65,6 +65,24 @@ def test_scenario_holds_what_its_file_says() -> None:
         ("[[regions]]\n[[regions]]\n", "two regions are called 'anywhere'", "its own name"),
         ('[[paths]]\nbetween = ["anywhere", "x"]', "unknown region 'x'", "use one of anywhere"),
         ('[[paths]]\nbetween = "anywhere"', "between of [[paths]] number 1", "the names of two regions"),
+        (
+            '[[paths]]\nbetween = ["anywhere", "anywhere"]',
+            "a path leads from 'anywhere' to itself",
+            "latency_ms of the region",
+        ),
+        (
+            '[[regions]]\n[[regions]]\nname = "b"\n[[paths]]\nbetween = ["anywhere", "b"]\n'
+            '[[paths]]\nbetween = ["b", "anywhere"]\nlatency_ms = 9',
+            "two paths are between 'b' and 'anywhere'",
+            "give one",
+        ),
+        ("[churn]\nhalf_life_minutes = 5", "half_life_minutes of [churn] does nothing", 'write model = "half-life"'),
+        ('[churn]\nmodel = "half-life"\nshape = 1', "shape of [churn] does nothing", 'write model = "weibull"'),
+        (
+            '[training]\ninterval_minutes = 1e-9\n[[classes]]\nrole = "train"\n',
+            "interval_minutes of [training] is 1e-09",
+            "use a number from 0.1 to 1,440",
+        ),
         (SERVER, "[model] and classes", "give both or neither"),
         ('[plan]\nvary = "x"', "a [plan] needs a class that serves or trains", 'role = "serve" or "train"'),
         (

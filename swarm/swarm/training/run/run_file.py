@@ -1,6 +1,6 @@
 """Run files on disk: written with every setting explained, for people to edit, signed in place, read and checked.
 
-`load_run` checks a file in four steps: it is TOML (`signed_run.parse_text`), its signature is over its values
+`load_run` checks a file in four steps: it is TOML (`toml_text.parse_toml`), its signature is over its values
 (`signed_run.verify_mapping`), the values are possible (`run_mapping.from_mapping`), and the model can be built
 (`run_model.check_model`).
 
@@ -26,6 +26,7 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 from swarm_protocol.identity import Identity
+from swarm_protocol.toml_text import parse_toml
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_mapping import ABOUT, completed, from_mapping, to_mapping
@@ -33,7 +34,6 @@ from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
     SignedRun,
     decode_text,
-    parse_text,
     sign_mapping,
     signature_table,
     toml_value,
@@ -189,7 +189,7 @@ def sign_file(
     run, cannot be written, or has a form that cannot be changed line by line.
     """
     text = _read(path)
-    written = without_signature(parse_text(text, path))
+    written = without_signature(parse_toml(text, path))
     mapping = completed(written, from_mapping(written))
     text = with_missing(text, written, mapping)
     for (table, key), value in pins.items():
@@ -213,7 +213,7 @@ def sign_file(
 
 def read_config(path: Path) -> RunConfig:
     """Return the config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
-    return _config_of(parse_text(_read(path), path))
+    return _config_of(parse_toml(_read(path), path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +227,7 @@ class InspectedRun:
 
 def inspect_run(path: Path) -> InspectedRun:
     """Read a run file, signed or not. Raises ConfigError if it cannot be a run."""
-    mapping = parse_text(_read(path), path)
+    mapping = parse_toml(_read(path), path)
     if "signature" not in mapping:
         return InspectedRun(config=_config_of(mapping), run=None, problem="it is not signed")
     try:
@@ -240,12 +240,12 @@ def inspect_run(path: Path) -> InspectedRun:
 def load_run(path: Path) -> SignedRun:
     """Read and check a signed run file. Raises ConfigError if it cannot be a run, IntegrityError if it is not what was
     signed."""
-    return _checked(parse_text(_read(path), path), path)
+    return _checked(parse_toml(_read(path), path), path)
 
 
 def read_signed(path: Path) -> SignedRun:
     """Read a signed run file without torch: raises as `load_run`, but not for a model that cannot be built."""
-    return verify_mapping(parse_text(_read(path), path), path)
+    return verify_mapping(parse_toml(_read(path), path), path)
 
 
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
@@ -302,6 +302,6 @@ def _read(path: Path) -> str:
 
 def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
     try:
-        return parse_text(text, path)
+        return parse_toml(text, path)
     except ConfigError:
         return None

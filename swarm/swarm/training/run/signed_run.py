@@ -18,8 +18,6 @@ import base64
 import binascii
 import hashlib
 import json
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,17 +25,14 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity, verify
+from swarm_protocol.toml_text import parse_toml
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_mapping import from_mapping, identifying_mapping, with_implied
 from swarm.training.run.settings import refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
-MAX_KEY_WORDS = 32
-"""The most words in one dotted key. The parser's time grows with their square: 20,000 took 42 s."""
 _PURPOSE = b"swarm-run:"
-_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")
 _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 
 
@@ -68,7 +63,7 @@ def read_run(data: bytes, where: str) -> SignedRun:
 
     Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
     """
-    return verify_mapping(parse_text(decode_text(data, where), where), where)
+    return verify_mapping(parse_toml(decode_text(data, where), where), where)
 
 
 def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
@@ -113,20 +108,6 @@ def decode_text(data: bytes, path: Path | str) -> str:
         return data.decode()
     except ValueError as error:
         raise ConfigError(f"{path} is not a text file", remedy="check that it is the right one") from error
-
-
-def parse_text(text: str, path: Path | str) -> dict[str, Any]:
-    """Parse a run file's TOML. Raises ConfigError, also for a dotted key of too many words."""
-    try:
-        too_deep = _LONG_KEY.search(text) is not None
-        mapping = {} if too_deep else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
-    if too_deep:
-        raise ConfigError(
-            f"{path} has a dotted key of more than {MAX_KEY_WORDS} words", remedy="use flat keys below a line [table]"
-        )
-    return mapping
 
 
 def _signature_of(table: Mapping[str, Any], path: Path | str) -> tuple[str, int, bytes]:

@@ -1,0 +1,54 @@
+"""Parses TOML that a user or a peer has written: in bounded time, and with one kind of error. Pure.
+
+The text's size is bounded by who reads it. What its values mean is left to the caller.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+
+MAX_KEY_WORDS = 32
+"""The most words in one dotted key. The parser's time grows with their square: 20,000 took 42 s."""
+
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
+"""TOML's range. The parser takes any number, of which Python writes none of more than 4300 digits into a message."""
+
+_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")
+
+
+def parse_toml(text: str, path: Path | str, *, remedy: str = "correct it there") -> dict[str, Any]:
+    """Parse the text of the file `path`. Raises ConfigError, with this remedy, for what is not TOML, is nested too
+    deeply, or has an integer beyond 64 bits; and for a dotted key of too many words."""
+    if _LONG_KEY.search(text) is not None:
+        raise ConfigError(
+            f"{path} has a dotted key of more than {MAX_KEY_WORDS} words", remedy="use flat keys below a line [table]"
+        )
+    try:
+        table = tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply", remedy=remedy) from error
+    except ValueError as error:  # of a decimal number of too many digits it is no TOMLDecodeError
+        raise ConfigError(f"{path} is not valid TOML: {error}", remedy=remedy) from error
+    if _has_integer_out_of_range(table):
+        raise ConfigError(f"{path} is not valid TOML: it has an integer of more than 64 bits", remedy=remedy)
+    return table
+
+
+def _has_integer_out_of_range(table: Mapping[str, Any]) -> bool:
+    todo: list[object] = [table]
+    while todo:
+        match todo.pop():
+            case dict() as inner:
+                todo += inner.values()
+            case list() as inner:
+                todo += inner
+            case int() as number if not MIN_INTEGER <= number <= MAX_INTEGER:
+                return True
+    return False

@@ -41,7 +41,8 @@ from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.members_watch import let_others_finish
-from swarm.training.member.run_member import STATE_LOST, RunMember, RunMemberOptions
+from swarm.training.member.outer_steps import STATE_LOST
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
+from support.training_swarm import AlteredMember
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
@@ -49,7 +50,7 @@ def owner_that(
     """Return a member that changes what it makes of its part, in these outer steps. As an auditor it then finds all
     others wrong."""
 
-    class Liar(RunMember):
+    class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             scheme = driver.reductions._scheme
 

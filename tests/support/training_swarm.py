@@ -24,6 +24,9 @@ from swarm.testing import virtual_time
 from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
+from swarm.training.member.interval_loop import IntervalLoop
+from swarm.training.member.outer_steps import OuterSteps
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseStore
 from swarm.training.run.run_config import RunConfig
@@ -31,6 +34,7 @@ from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_compression import Codec, get_codec
 from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature, Vote
@@ -160,6 +164,27 @@ def setup_of(inner: SyntheticInner, fragments: int) -> TrainingSetup:
     """Fragments of nearly equal size."""
     bounds = tuple(inner.num_values * index // fragments for index in range(fragments + 1))
     return TrainingSetup(inner=inner, theta_N=torch.zeros(inner.num_values), bounds=bounds)
+
+
+class AlteredMember(RunMember):
+    """A member with steps that a test alters: override `_drive` or `_take_step`, and call `super` for what they do."""
+
+    async def _open(self) -> OuterSteps:
+        steps = await super()._open()
+        self._drives, self._takes = steps._drive, steps._take_step
+
+        async def drive(driver: RoundDriver, interval_s: float) -> bytes:
+            self._interval_s = interval_s
+            return await self._drive(driver, steps.context)
+
+        steps._drive, steps._take_step = drive, self._take_step  # type: ignore[method-assign]
+        return steps
+
+    async def _drive(self, driver: RoundDriver, _context: RunContext) -> bytes:
+        return await self._drives(driver, self._interval_s)
+
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+        await self._takes(intervals, background)
 
 
 @dataclass(eq=False)

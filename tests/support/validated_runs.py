@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, config
+from support.training_swarm import AUTHOR, AlteredMember, Member, Swarm, SyntheticInner, config
 from swarm.training.evidence.interval_audits import Validation
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.interval_loop import IntervalLoop
+from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import CastVote
@@ -85,29 +87,27 @@ LIES: dict[str, Change] = {
 class Idle(RunMember):
     """Validates nobody."""
 
-    async def _open_context(self) -> RunContext:
-        context = await super()._open_context()
-        assert self._audits is not None
-        self._audits.next = lambda: None  # type: ignore[method-assign]
-        return context
+    async def _open(self) -> OuterSteps:
+        steps = await super()._open()
+        steps._audits.next = lambda: None  # type: ignore[method-assign]
+        return steps
 
 
 class Slanderer(RunMember):
     """Finds every interval wrong that it is to validate."""
 
-    async def _open_context(self) -> RunContext:
-        context = await super()._open_context()
-        audits = self._audits
-        assert audits is not None
+    async def _open(self) -> OuterSteps:
+        steps = await super()._open()
+        audits = steps._audits
 
         async def slander(due: Validation) -> None:
             await audits._tell(due.case)
 
         audits.run = slander  # type: ignore[method-assign]
-        return context
+        return steps
 
 
-class LateVoter(RunMember):
+class LateVoter(AlteredMember):
     """Votes after all others. An outsider believes an accusation only where the accused's own vote is in the
     certificate, which has no more votes than it needs: so this member's is the one that is not there."""
 
@@ -125,12 +125,13 @@ class LateVoter(RunMember):
 STATES: dict[bytes, ReplicaState] = {}
 
 
-class Keeping(RunMember):
+class Keeping(AlteredMember):
     """Keeps all states that it had, by digest, in STATES."""
 
-    async def _take_step(self, context: RunContext, background: object) -> None:
-        STATES[context.replica.digest] = context.replica.current.state
-        await super()._take_step(context, background)  # type: ignore[arg-type]
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+        assert self.replica is not None
+        STATES[self.replica.digest] = self.replica.current.state
+        await super()._take_step(intervals, background)
 
 
 KINDS: dict[str, type[RunMember]] = {HONEST[0]: Keeping, HONEST[-1]: LateVoter}

@@ -108,7 +108,7 @@ def test_killed_head_leaves_its_followers_at_work(is_coordinator: bool) -> None:
             await until_step(swarm, 2)
             await asyncio.sleep(STEP_S)
             heads = {head.peer_id: head for head in heads_of(swarm)}
-            service = heads_of(swarm)[0].trainer._service
+            service = heads_of(swarm)[0].trainer._steps.service
             assert service is not None
             assert service._driver is not None
             assert service._driver.setup.step == 3

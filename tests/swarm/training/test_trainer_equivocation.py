@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import Fault, FaultScript
-from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import PHASES, AlteredMember, Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.evidence.equivocation import Statement, statement_of_group, statement_of_report, statement_of_vote
 from swarm.training.member.round_driver import RoundDriver
@@ -41,7 +41,7 @@ def slow_inner() -> SyntheticInner:
 def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]) -> type[RunMember]:
     """Return a member that signs a second vote beside each of its own; `tells` returns who is sent which."""
 
-    class Liar(RunMember):
+    class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             async def cast(action: CastVote) -> None:
                 outcome = replace(action.vote.outcome, state_digest=b"forked".ljust(32))

@@ -136,8 +136,8 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
                     await stream.send(each)
 
             await network.serve_stream(Methods(swarm.run.run_id).history, show)
-            assert member.trainer._service is not None
-            context = member.trainer._service._context
+            assert member.trainer._steps is not None
+            context = member.trainer._steps.context
             proof = context.signatures.check_certificate(forged[-1], network.now())
             assert proof.rank > context.replica.rank, "it is a certificate, and further"
             assert await overtaken(context, network.peer_id, forged[-1]) is None
@@ -157,9 +157,9 @@ def test_newcomer_to_a_closed_run_counts_no_certificate_of_strangers() -> None:
             signers = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
             forged = certified(signers, NUM_STEPS, network.now())
             newcomer = await swarm.join("newcomer")
-            while newcomer.trainer._service is None:
+            while newcomer.trainer._steps is None:
                 await asyncio.sleep(0.01)
-            context = newcomer.trainer._service._context
+            context = newcomer.trainer._steps.context
             assert (await context.check(member.trainer.certificate)).outer_step
             with pytest.raises(PeerViolation, match="does not admit"):
                 await context.check(forged)
@@ -208,7 +208,7 @@ def test_made_up_lock_of_a_stranger_does_not_hand_it_the_run() -> None:
             refused = []
 
             async def claim(target: Member) -> None:
-                service = target.trainer._service
+                service = target.trainer._steps.service
                 assert service is not None
                 # the one that is still at the first step would be further before it has read this
                 while service._driver is None or service._driver.setup.step < 2:

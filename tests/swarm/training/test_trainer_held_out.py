@@ -7,10 +7,11 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, config
+from support.training_swarm import AlteredMember, Member, Swarm, assert_equal_steps, config
 from support.validated_runs import LIES, ChangedInner
 from swarm.testing import virtual_time
 from swarm.training.member.held_out_effects import DrawnSlices
+from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
@@ -34,12 +35,12 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 class Slanderer(RunMember):
     """Reports the worst effect of everybody else's contribution."""
 
-    async def _open_context(self) -> RunContext:
-        context = await super()._open_context()
-        assert self._effects is not None
-        measured = self._effects.of
-        self._effects.of = lambda digest: (-limits.MAX_EFFECT,) * len(measured(digest))  # type: ignore[method-assign]
-        return context
+    async def _open(self) -> OuterSteps:
+        steps = await super()._open()
+        effects = steps._effects
+        measured = effects.of
+        effects.of = lambda digest: (-limits.MAX_EFFECT,) * len(measured(digest))  # type: ignore[method-assign]
+        return steps
 
 
 def run_of(**changes: object) -> RunConfig:
@@ -133,7 +134,7 @@ def test_member_with_a_low_score_counts_for_a_tenth_if_the_run_says_so() -> None
 def test_slices_of_drawn_contributions_are_freed_once_they_are_measured_and_after_the_last_step() -> None:
     taken, drivers = list[int](), list[RoundDriver]()
 
-    class Watched(RunMember):
+    class Watched(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             to_measure = driver.reductions.to_measure
 

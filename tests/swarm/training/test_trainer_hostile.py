@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.training_swarm import (
     NUM_VALUES,
+    AlteredMember,
     Member,
     SpoiledCodec,
     Swarm,
@@ -27,6 +28,8 @@ from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.interval_loop import IntervalLoop
+from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.shown_groups import ShownGroups
@@ -112,9 +115,9 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     another's, so that either may be left out of the next attempts, or none."""
 
     class Spoiler(RunMember):
-        async def _open_context(self) -> RunContext:
-            context = await super()._open_context()
-            assert self._service is not None
+        async def _open(self) -> OuterSteps:
+            steps = await super()._open()
+            context = steps.context
 
             async def spoil(*_: object) -> None:
                 spoiled.append(1)
@@ -122,7 +125,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
 
             context.network.release(Methods(context.run).reduce)
             await context.network.serve_stream(Methods(context.run).reduce, spoil)
-            return context
+            return steps
 
     spoiled: list[int] = []
 
@@ -137,7 +140,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     virtual_time.run(main())
 
 
-class Quitter(RunMember):
+class Quitter(AlteredMember):
     """Reports ready each time, and says that it leaves as soon as there is a group; with `accuses`, because of one of
     the others. `left` are the groups that it has left."""
 
@@ -149,9 +152,10 @@ class Quitter(RunMember):
         self.context, self.left = await super()._open_context(), set()
         return self.context
 
-    async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
-        assert self._service is not None
-        set_driver = self._service.set_driver
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+        assert self._steps is not None
+        service = self._steps.service
+        set_driver = service.set_driver
 
         def listen(driver: RoundDriver | None) -> None:
             set_driver(driver)
@@ -160,11 +164,11 @@ class Quitter(RunMember):
                 put = events.put_nowait
                 events.put_nowait = lambda event: (self._leave_group(event, background), put(event))[1]  # type: ignore[method-assign]
 
-        self._service.set_driver = listen  # type: ignore[method-assign]
+        service.set_driver = listen  # type: ignore[method-assign]
         try:
-            await super()._take_step(context, background)
+            await super()._take_step(intervals, background)
         finally:
-            self._service.set_driver = set_driver  # type: ignore[method-assign]
+            service.set_driver = set_driver  # type: ignore[method-assign]
 
     def _leave_group(self, event: Event, tasks: asyncio.TaskGroup) -> None:
         if not isinstance(event, Grouped) or not event.signed.group.part_values or event.signed.digest in self.left:
@@ -215,7 +219,7 @@ def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: t
 def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt_only(puts_off: bool) -> None:
     withheld: list[str] = []
 
-    class Withholder(RunMember):
+    class Withholder(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             act, report = driver._act, driver.report
 
@@ -342,7 +346,7 @@ class TwoFacedSignatures(RunSignatures):
 
 
 def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
-    class TwoFaced(RunMember):
+    class TwoFaced(AlteredMember):
         second: list[SignedGroup]
 
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:

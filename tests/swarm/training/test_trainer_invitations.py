@@ -298,7 +298,7 @@ def test_certificates_of_a_required_runs_first_rounds_prove_who_was_invited_to_l
             assert_equal_steps(await swarm.finish("m0", *names), 6)
             assert late.of(RunEntered)
             assert _trains(late, first)
-            replica = first.trainer._replica
+            replica = first.trainer.replica
             assert replica is not None
             links = replica.history.since(0)
             reader = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test")

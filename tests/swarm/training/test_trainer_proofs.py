@@ -15,6 +15,7 @@ import torch
 from support.faults import Fault, FaultScript
 from support.lying_owners import owner_that, times_minus_ten, without_the_first
 from support.training_swarm import (
+    AlteredMember,
     Member,
     SpoiledCodec,
     Swarm,
@@ -65,7 +66,7 @@ def assert_convicted(members: list[Member], liar: Member) -> None:
         (event,) = member.of(MemberConvicted)
         assert event.peer_id == liar.peer_id
         assert event.step <= 3
-        convictions, run = member.trainer._convictions, member.trainer._run
+        convictions, run = member.trainer._steps.convictions, member.trainer._run
         assert convictions is not None
         outsider = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=run.run_id)
         (ban,) = convictions.bans
@@ -202,7 +203,7 @@ def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: 
 def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_out() -> None:
     """Nothing that it signed contradicts itself, so there is no evidence; owners refuse the slices."""
 
-    class Liar(RunMember):
+    class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             reduce = driver.reductions.reduce
 
@@ -352,7 +353,7 @@ def test_member_whose_bad_slice_the_backup_finds_is_convicted_as_if_the_owner_ha
 
 @pytest.mark.parametrize("ends", ["attempt", "stream"])
 def test_member_that_ends_the_attempt_before_its_bad_slice_is_proved_is_named_and_left_out(ends: str) -> None:
-    class Liar(RunMember):
+    class Liar(AlteredMember):
         async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=BadSlices(with_bad_scales))
 
@@ -420,7 +421,7 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again(
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES))
             members = await swarm.finish()
             first, second = members[0], members[1]
-            convictions = first.trainer._convictions
+            convictions = first.trainer._steps.convictions
             assert convictions is not None
             signatures = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=first.trainer._run.run_id)
             statement = signatures.sign_part(

@@ -11,7 +11,7 @@ has it checked (`evidence.check`; findings of an interval are gathered in `wrong
 and adds the ban (`bans`). `_keep` writes it to the disk (`evidence_folder`), `_send` passes it on, and `show` and
 `answer` give it to who needs it later.
 
-`RunMember` owns it; checks and the disk are in the executor.
+`OuterSteps` owns it; checks and the disk are in the executor.
 """
 
 from __future__ import annotations

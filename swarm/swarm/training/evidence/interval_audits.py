@@ -4,7 +4,7 @@ accusations ask for.
 A member that validates sits out one interval, and contributes nothing to that step, so that no step takes longer. What
 a validation of a step needs is kept for two more steps: 4 bytes a parameter for each that draws any.
 
-`RunMember` owns `IntervalAudits`, and says what was committed. `IntervalLoop` asks before each interval what is due.
+`OuterSteps` owns `IntervalAudits`, and says what was committed. `IntervalLoop` asks before each interval what is due.
 
 `replayed` computes an interval once more, and `replay_file` does so offline: in a run with `validation_rate` an
 interval follows from the state that it began from, the member's lease and the run's settings alone. Both block for as

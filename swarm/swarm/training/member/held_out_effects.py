@@ -7,7 +7,7 @@ would, had this been all members' mean. Effects of unlike parts are scaled to th
 members' effects counts (`standing.held_out_scores`). Each member draws held-out samples of its own, which nobody knew
 when contributions were made.
 
-The thread that trains measures, before its next interval: the time is some percent of an interval's. `RunMember`
+The thread that trains measures, before its next interval: the time is some percent of an interval's. `OuterSteps`
 owns it; `round_driver` puts the effects into the next report. Shapes: N values of the flat vector, F of a part.
 """
 

@@ -12,7 +12,7 @@ Only a member that trained for the committed round goes on like this. All others
 members that came late, were overtaken, have fetched the state, diverged, or had no lease. Their work is lost, and its
 samples return with later leases.
 
-Owns the task that trains. `run_member` says what has been committed; `round_driver` takes the offers.
+Owns the task that trains. `outer_steps` says what has been committed; `round_driver` takes the offers.
 
 With member momentum a member contributes the moving average of its pseudo-gradients instead of the last one alone.
 

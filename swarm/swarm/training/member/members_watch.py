@@ -3,7 +3,7 @@
 Members of a round tell each other what they do, so looking is for the one that missed a round, or that works apart from
 others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. A
 follower whose head is there looks most rarely, from its first interval on: nearly all of a large run are followers. The
-look of a step is a task of `RunMember`; what it has read is kept for the next step. A member that is done stays to
+look of a step is a task of `OuterSteps`; what it has read is kept for the next step. A member that is done stays to
 serve the last state to members that lack it (`let_others_finish`).
 """
 

@@ -52,7 +52,7 @@ DOWNWEIGHTED: Weight = 2
 class RoundLog:
     """Holds what a member measures of one step, over all attempts, and which peers it refuses.
 
-    `round_driver` owns it, `run_member` reads it. Times are those of the loop.
+    `round_driver` owns it, `outer_steps` reads it. Times are those of the loop.
     """
 
     def __init__(self) -> None:
@@ -195,8 +195,8 @@ class MemberReports:
 
     def __init__(self, peer_id: str, on_event: Callable[[TrainingEvent], None]) -> None:
         self.grant: Grant | None = None
+        self.on_event = on_event
         self._peer_id = peer_id
-        self._on_event = on_event
         self._steps_left = 0
         self._entry: Entry | None = None
         self._told_endorsement: Endorsement | None = None
@@ -206,16 +206,16 @@ class MemberReports:
         steps_left = replica.standings.steps_left(self._peer_id, self.grant)
         if steps_left != self._steps_left:
             self._steps_left = steps_left
-            self._on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
+            self.on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
         entry = next((e for e in replica.standings.entries if e.peer_id == self._peer_id), None)
         if entry is not None and entry != self._entry:
             self._entry = entry
-            self._on_event(RunEntered(step=entry.step, how=entry.how))
+            self.on_event(RunEntered(step=entry.step, how=entry.how))
 
     def scores(self, replica: Replica) -> None:
         """Report the members' scores on held-out data, once there are any."""
         if scores := scores_of(replica):
-            self._on_event(HeldOutScored(step=replica.outer_step, scores=scores, own=scores.get(self._peer_id)))
+            self.on_event(HeldOutScored(step=replica.outer_step, scores=scores, own=scores.get(self._peer_id)))
 
     def endorsed(self, context: RunContext) -> bool:
         """Report the author's newest endorsement, once. Return whether it was new."""
@@ -227,20 +227,20 @@ class MemberReports:
         event = StateEndorsed(
             step=endorsement.outer_step, digest=digest, sequence=endorsement.sequence, is_other=is_other
         )
-        self._on_event(event)
+        self.on_event(event)
         return True
 
     def aborted(self, notice: GiveUp) -> None:
         """Report that an attempt was given up."""
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
-        self._on_event(
+        self.on_event(
             RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
         )
 
     def convicted(self, ban: Ban) -> None:
         """Report that evidence has convicted a member."""
         verdict = ban.verdict
-        self._on_event(
+        self.on_event(
             MemberConvicted(
                 step=verdict.step, peer_id=verdict.peer_id, kind=verdict.kind, reason=verdict.reason, until=ban.until
             )
@@ -250,7 +250,7 @@ class MemberReports:
         """Report that a group was formed before this member's contribution was ready."""
         when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"
         logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
-        self._on_event(event)
+        self.on_event(event)
 
 
 def scores_of(replica: Replica) -> dict[str, float]:

@@ -7,7 +7,7 @@ A member that took part has proposed the state itself. A member that held the st
 parts. A member that is a few steps behind needs the parts of all these steps, one after the other (`catch_up`): a
 step's parts take about a byte a parameter with int8, a state takes eight. A joiner whose link needs longer for the
 state than the run for an outer step would otherwise fetch one state after the other, and never arrive. All others
-fetch chunks. States in between are adopted here; `RunMember` adopts the last one.
+fetch chunks. States in between are adopted here; `OuterSteps` adopts the last one.
 
 A state can change in a member's memory. Among three or more members, the others commit without the damaged member,
 which then sees that its own result of the same parts differs, and fetches the chunks that differ. If only two are

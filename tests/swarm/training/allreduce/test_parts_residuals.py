@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import (
+    NUM_VALUES,
+    AlteredMember,
+    Member,
+    SpoiledCodec,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+)
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
@@ -30,7 +39,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-class Recorder(RunMember):
+class Recorder(AlteredMember):
     """Keeps its contribution to each step."""
 
     round_context: RunContext
@@ -47,8 +56,9 @@ class Recorder(RunMember):
         return certificate
 
     async def _record(self, step: int) -> None:
-        assert self._interval_loop is not None
-        delta_F = (await self._interval_loop.offer(step)).delta_F
+        assert self._steps is not None
+        assert self._steps.interval_loop is not None
+        delta_F = (await self._steps.interval_loop.offer(step)).delta_F
         if delta_F is not None:
             self.offered[step] = delta_F.clone()
 

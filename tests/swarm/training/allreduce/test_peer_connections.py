@@ -103,7 +103,7 @@ def run_with_a_slower_member(slowdown: float) -> tuple[list[int], float]:
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES), bytes_per_s=rate)
             members = await swarm.finish()
             assert_equal_steps(members, NUM_STEPS)
-            replica = members[0].trainer._replica
+            replica = members[0].trainer.replica
             assert replica is not None
             assert replica.proof is not None
             group = replica.proof.origin

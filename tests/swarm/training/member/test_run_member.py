@@ -13,6 +13,7 @@ import torch
 from support.leaks import no_leaks
 from support.training_swarm import (
     NUM_VALUES,
+    AlteredMember,
     Swarm,
     SyntheticInner,
     assert_equal_steps,
@@ -579,7 +580,7 @@ def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-class KeepsDrivers(RunMember):
+class KeepsDrivers(AlteredMember):
     """Keeps the drivers of its steps."""
 
     drivers: list[RoundDriver]

@@ -8,10 +8,9 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
-from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import AlteredMember, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.member.run_member import RunMember
 from swarm.training.member.shown_groups import MAX_GROUPS, ShownGroups
 from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
@@ -135,7 +134,7 @@ def test_groups_of_a_step_that_fails_for_long_do_not_fill_the_memory() -> None:
 def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another() -> None:
     withheld = list[int]()
 
-    class Withholding(RunMember):
+    class Withholding(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             reply = driver._reply
 

@@ -170,8 +170,8 @@ def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_no
             certificate = await resumed(swarm, members, members)
             while not members[0].of(RunResumed):
                 await asyncio.sleep(0.01)
-            assert members[0].trainer._service is not None
-            context = members[0].trainer._service._context
+            assert members[0].trainer._steps is not None
+            context = members[0].trainer._steps.context
             now, signatures = swarm.internet.network(ONLOOKER).now(), RunSignatures.of_run(swarm.run, AUTHOR, "test")
             order = signatures.read_order(Certificate.from_bytes(certificate).order, now)
             other = signatures.sign_order(replace(order, roster=(members[0].peer_id,)), now)
@@ -243,8 +243,8 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             ).order
             signers = [RunSignatures.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
             forged = _forged(signers, order, NUM_STEPS, network.now())
-            assert members[0].trainer._service is not None
-            context = members[0].trainer._service._context
+            assert members[0].trainer._steps is not None
+            context = members[0].trainer._steps.context
             proof = context.signatures.check_certificate(forged, network.now())
             assert proof.rank > context.replica.rank
             assert not await follows(context, network.peer_id, proof)
@@ -327,4 +327,4 @@ def test_observer_follows_the_history_that_the_author_named() -> None:
 
 
 def _record(member: Member) -> TrainerRecord:
-    return trainer_record("run", member.trainer._replica, None, "training")
+    return trainer_record("run", member.trainer.replica, None, "training")

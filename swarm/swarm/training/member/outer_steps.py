@@ -1,0 +1,294 @@
+"""The outer steps of one member, from each committed state to the next one, with all that they need of it.
+
+`RunMember` makes it once the member's first state is known, and owns the tasks. One `RoundDriver` drives one step at a
+time, while the intervals run beside it (`interval_loop`) and the other members are watched (`members_watch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.records import RoundReport, TrainerRecord
+
+from swarm.network.membership import Membership
+from swarm.training.evidence.bans import Ban
+from swarm.training.evidence.convictions import Convictions
+from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.interval_audits import IntervalAudits
+from swarm.training.evidence.wrong_interval import IntervalCase
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.interval import HeldOutLoss, Intervals
+from swarm.training.member.held_out_effects import HeldOutEffects
+from swarm.training.member.interval_loop import IntervalLoop
+from swarm.training.member.members_watch import MembersWatch
+from swarm.training.member.progress_reports import MemberReports, committed
+from swarm.training.member.reductions import settle
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.round_service import RoundService
+from swarm.training.round import state_machine
+from swarm.training.round.group_checks import num_demotable
+from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.round_events import Convicted, GiveUp
+from swarm.training.round.round_state import RoundSetup, rest_after
+from swarm.training.run.methods import short
+from swarm.training.state.certificate_history import Proof
+from swarm.training.state.run_context import RunContext, recall_promise, setup_of
+from swarm.training.state.state_sync import SyncResult, reach
+from swarm.training.trainer_events import StateFetched, Waiting
+
+STATE_LOST = (
+    "this member has voted from a later state, which it lost: it waits for a member that has it; if nobody has, the "
+    "run's author can continue from this one with swarm-node run resume"
+)
+
+
+class OuterSteps:
+    """Takes the member of `context` from one committed state to the next, until `run` has ended.
+
+    `promises` and `evidence` outlive the process; None if this member keeps none. `announce` has the member's record
+    published anew. Call `open` before anything else.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        intervals: Intervals,
+        held_out: HeldOutLoss,
+        membership: Membership,
+        *,
+        promises: PromiseStore | None,
+        evidence: EvidenceStore | None,
+        reports: MemberReports,
+        announce: Callable[[], None],
+    ) -> None:
+        self.context = context
+        self.convictions = Convictions(context, self._on_convicted, evidence, self._on_accusation)
+        self.service = RoundService(context, self.convictions)
+        self.interval_loop: IntervalLoop | None = None
+        """Runs this member's intervals; None before `run`."""
+        self.report: RoundReport | None = None
+        """Holds what this member measured of the newest committed round with it."""
+        self.is_stopping = False
+        self._intervals = intervals
+        self._held_out = held_out
+        self._membership = membership
+        self._promises = promises
+        self._reports = reports
+        self._announce = announce
+        self._audits = IntervalAudits(
+            context,
+            intervals,
+            convict=self._on_wrong_interval,
+            is_banned=lambda peer: peer in self.convictions.peers,
+            on_event=reports.on_event,
+        )
+        self._effects = HeldOutEffects(context, intervals)
+        self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_endorsement)
+        self._driver: RoundDriver | None = None
+        self._promise: Promise | None = None
+        self._accused: dict[str, str] = {}
+        self._has_gone = False
+        self._num_idle = 0
+
+    @property
+    def latest(self) -> IntervalResult | None:
+        """The result of the last interval that trained."""
+        return self.interval_loop.latest if self.interval_loop else None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The peers that this member waits for, once its interval has ended; None while it trains."""
+        return self._driver.waiting if self._driver else None
+
+    async def open(self) -> None:
+        """Recall what this member is bound to, and answer peers from now on."""
+        self._promise = await recall_promise(self.context, self._promises)
+        await self.convictions.recall()
+        await self.service.open()
+
+    async def run(self, background: asyncio.TaskGroup) -> None:
+        """Take one step after the other until the last one is committed, or this member has left."""
+        replica = self.context.replica
+        intervals = self.interval_loop = IntervalLoop(
+            self.context,
+            self._intervals,
+            tasks=background,
+            on_event=self._reports.on_event,
+            audits=self._audits,
+            effects=self._effects,
+            is_leaving=self.is_stopping,
+        )
+        intervals.begin()
+        while replica.outer_step < replica.config.outer_steps and not (self.is_stopping and self._has_left()):
+            await self._take_step(intervals, background)
+        intervals.end()
+
+    def stop(self) -> None:
+        """Leave with the step that is under way, or with the next one."""
+        self.is_stopping = True
+        if self.interval_loop is not None:
+            self.interval_loop.leave()
+        if self._driver is not None:
+            self._driver.leave()
+
+    def close(self) -> None:
+        """Answer peers no more."""
+        self.service.close()
+        self.convictions.close()
+
+    async def reach(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
+        """Adopt the state that `proof` certifies, which this member has proposed or others have, or a later one. Return
+        None if nobody has either any more."""
+        context, started = self.context, asyncio.get_running_loop().time()
+        try:
+            if (own := await context.replica.own(context.executor, proof)) is not None:
+                reached = SyncResult(proof=proof, held=own)
+            else:
+                reached = await reach(context, self._membership, proof, records)
+        except SwarmError as error:
+            silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
+            reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"
+            self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
+            return None
+        context.replica.adopt(reached.held, reached.proof)
+        self._reports.probation(context.replica)
+        if (fetched := reached.fetched) is not None:
+            self._reports.on_event(
+                StateFetched(
+                    step=reached.proof.outer_step,
+                    digest=reached.held.digest.hex(),
+                    donors=fetched.donors,
+                    num_bytes=fetched.num_bytes,
+                    seconds=asyncio.get_running_loop().time() - started,
+                )
+            )
+        return reached
+
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+        """Go from one committed state to the next one, while the intervals run."""
+        context = self.context
+        for peer in await self.convictions.lapse():
+            self._accused.pop(peer, None)
+        started, before = asyncio.get_running_loop().time(), context.replica.digest
+        setup = setup_of(context)
+        setup = replace(
+            setup, demoted=setup.standings.to_demote(self.convictions.peers)[: num_demotable(setup.max_group)]
+        )
+        start, begins_at = self._audits.begins_at(), self._effects.begins_at()
+        driver = self._driver_of(setup, intervals, background, started)
+        certificate = await self._drive(driver, intervals.interval_s)
+        if not certificate:
+            self._has_gone = True
+            return
+        proof = await context.check(certificate)
+        if (late := driver.lost(proof)) is not None:
+            self._reports.late(late)
+        if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
+            intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
+        reached = await self.reach(proof, {})
+        await settle(context, setup, reached.proof if reached else None)
+        await context.faults.reached("round.applied")
+        driver.log.enter(None, asyncio.get_running_loop().time())
+        if reached is not None:
+            origin = reached.proof.origin
+            if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
+                self._audits.committed(reached.proof, start, driver.drawn)
+            self._effects.measure_soon(begins_at, driver.measurable, background)
+            driver.measurable = None  # it has 4 bytes a value, and only a garbage collection frees the driver
+            if reached.fetched is None:
+                self._report_step(driver, reached.proof, intervals.latest, started)
+            self._reports.scores(context.replica)
+            if reached.proof.outer_step == setup.step and not self.is_stopping:
+                self._held_out.soon(reached.held.state, background)
+            intervals.adopted(fetched=reached.fetched is not None)
+            self._announce()
+            self._count_idle(reached.proof, setup.roster)
+        elif context.replica.digest != before:
+            intervals.adopted(fetched=True)  # it has come part of the way
+
+    def _driver_of(
+        self, setup: RoundSetup, intervals: IntervalLoop, background: asyncio.TaskGroup, began_at: float
+    ) -> RoundDriver:
+        state = state_machine.begin(
+            setup,
+            accused=self._accused,
+            convicted=self.convictions.peers,
+            promise=self._promise,
+            interval_s=intervals.interval_s,
+            began_at=began_at,
+        )
+        return RoundDriver(
+            self.context,
+            state,
+            intervals,
+            convictions=self.convictions,
+            promises=self._promises,
+            background=background,
+            on_abort=self._reports.aborted,
+            # after an idle round, another one like it is all that is to be expected
+            rest_s=rest_after(self._num_idle) if self._num_idle else 0.0,
+        )
+
+    async def _drive(self, driver: RoundDriver, interval_s: float) -> bytes:
+        """Run `driver`, answer peers by it, and watch the membership. Return what `RoundDriver.run` does."""
+        if driver.abstains:
+            setup = driver.setup
+            self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
+        async with asyncio.TaskGroup() as tasks:
+            self.service.set_driver(driver)
+            self._driver = driver
+            watch = tasks.create_task(self._watch.run(driver, self.context, interval_s), name="watch")
+            try:
+                if certificate := await driver.run():
+                    await self.context.faults.reached("round.committed")
+            finally:
+                self.service.set_driver(None)
+                self._driver = None
+                watch.cancel()
+        self._accused = driver.accused
+        if not driver.abstains:
+            self._promise = driver.promise
+        return certificate
+
+    def _report_step(self, driver: RoundDriver, proof: Proof, latest: IntervalResult | None, started: float) -> None:
+        now, bytes_sent = asyncio.get_running_loop().time(), driver.bytes_sent
+        round_s = now - driver.offer.made_at if driver.offer else 0.0
+        if proof.origin.num_tokens:
+            self.report = driver.log.report(proof.origin.step, bytes_sent, self.context.meter.latest_rates)
+        self._reports.on_event(committed(proof, latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s))
+
+    def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
+        """Count rounds in which nobody trained, as when training fails for all, and nobody was admitted."""
+        is_idle = not proof.origin.num_tokens and not proof.is_order and self.context.replica.roster == roster
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+
+    def _has_left(self) -> bool:
+        """Return whether the state's other members go on without this one."""
+        if self._has_gone:
+            return True
+        replica = self.context.replica
+        me, proof = self.context.network.peer_id, replica.proof
+        left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
+        is_follower = me in replica.clusters().dealt
+        return left or (me not in replica.roster and not is_follower)
+
+    def _on_convicted(self, ban: Ban) -> None:
+        verdict = ban.verdict
+        self._accused = {**self._accused, verdict.peer_id: verdict.reason}
+        self._reports.convicted(ban)
+        if self._driver is not None:
+            self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
+
+    def _tell_endorsement(self, context: RunContext) -> None:
+        if self._reports.endorsed(context):
+            self._announce()
+
+    def _on_accusation(self, case: IntervalCase) -> None:
+        self._audits.accuse(case)
+
+    async def _on_wrong_interval(self, evidence: bytes) -> None:
+        await self.convictions.take(evidence, self.context.network.peer_id)

@@ -76,7 +76,7 @@ def _run_part(
     try:
         with handing_over(SIZES), unchecked(UNCHECKED):
             world = World(division.scenario, on_minute, division=division, pipes=pipes)
-            return virtual_time.run(world.run(), real_timeout_s=real_limit_s, inline_jobs=True)
+            return virtual_time.run(world.run(), real_timeout_s=real_limit_s, watch_tasks=False)
     finally:
         gc.set_threshold(*thresholds)
 

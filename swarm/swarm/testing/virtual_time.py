@@ -2,13 +2,14 @@
 on every run.
 
 `run` drives an ordinary asyncio loop whose clock jumps to the next timer whenever nothing else is left to do.
-Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in parallel, but their results
-arrive in the order in which the jobs were submitted and only once the loop is idle, so that the speed of a machine
-decides nothing. A job costs no virtual time unless `compute_s` charges it some, or it calls `charge` itself.
+Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in the loop's own thread or in
+those of their executors, but their results arrive in the order in which the jobs were submitted and only once the loop
+is idle, so that the speed of a machine decides nothing. A job costs no virtual time unless `compute_s` charges it some,
+or it calls `charge` itself.
 
 Left to others: real sockets and child processes, which know nothing of virtual time and look like a deadlock here.
-Two things void the determinism: a job that reads what the loop writes meanwhile, and threads the loop did not start.
-A job that cannot end before a later one has delivered its result hangs, until the real timeout names it.
+Two things void the determinism: a job in a thread that reads what the loop writes meanwhile, and threads the loop did
+not start. A job that cannot end before a later one has delivered its result hangs, until the real timeout names it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 T = TypeVar("T")
+
+JobPlace = Literal["loop", "threads"]
+"""The place where executor jobs run: the loop's thread, each once nothing else is ready, or their executors' threads,
+in parallel. To hand a job to a thread and back costs more than most jobs of tests do."""
 
 ComputeCost = Callable[[Callable[..., object]], float]
 """The virtual seconds that a job costs, given the function it calls (partials and contexts unwrapped)."""
@@ -69,16 +74,18 @@ def run(
     *,
     real_timeout_s: float = 60.0,
     compute_s: ComputeCost | None = None,
-    inline_jobs: bool = False,
+    jobs: JobPlace = "loop",
+    watch_tasks: bool = True,
 ) -> T:
-    """Return the result of `coro`, or its exception. With `inline_jobs`, executor jobs run in the loop's own thread
-    when they are submitted: no two at a time, and thousands of executors cost no threads.
+    """Return the result of `coro`, or its exception. A job that waits for another one, or that may hang, needs
+    `jobs="threads"`. Without `watch_tasks` the error of a task that nobody awaits is noticed only once the task is
+    gone: of millions of tasks that is cheaper.
 
     Raises Deadlock, RealTimeout and LeftBehind as they say, and an ExceptionGroup of whatever tasks and callbacks
     raised without anyone awaiting them. `real_timeout_s` is checked between callbacks: one that never returns is
     left to the test runner's own timeout.
     """
-    loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s, inline_jobs=inline_jobs)
+    loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s, jobs=jobs, watch_tasks=watch_tasks)
     try:
         try:
             result = loop.run_until_complete(coro)
@@ -118,8 +125,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     _clock_resolution: float
     _process_events: Callable[[list[Any]], None]
 
-    def __init__(self, *, real_timeout_s: float, compute_s: ComputeCost | None, inline_jobs: bool) -> None:
-        self._inline_jobs = inline_jobs
+    def __init__(
+        self, *, real_timeout_s: float, compute_s: ComputeCost | None, jobs: JobPlace, watch_tasks: bool
+    ) -> None:
+        self._has_threads = jobs == "threads"
+        self._watches_tasks = watch_tasks
         self._now_s = START_S
         self._real_deadline_s = time.monotonic() + real_timeout_s
         self._compute_s = compute_s
@@ -166,24 +176,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=cast("str | None", name), context=context)
-        if not self._inline_jobs:  # of a simulation's tasks asyncio tells `_keep_error`, once they are gone
+        if self._watches_tasks:
             task.add_done_callback(self._keep_failed)
         return task
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        job = _Job(next(self._num_jobs), self.create_future())
-        if self._inline_jobs:
-            job.running = _done(job.work, func, args)
-        else:
-            job.running = (executor or self._threads).submit(job.work, func, args)
+        job = _Job(next(self._num_jobs), self.create_future(), functools.partial(func, *args))
+        if self._has_threads:
+            job.running = (executor or self._threads).submit(job.work)
+            job.result.add_done_callback(lambda result: result.cancelled() and job.running.cancel())
         self._jobs.add(job)
         if self._compute_s and (cost_s := self._compute_s(_innermost(func, args))):
             self.call_later(cost_s, self._fall_due, job)
         else:
             self._fall_due(job)
-        if not self._inline_jobs:
+        if self._has_threads:  # the last, for it may be done
             job.running.add_done_callback(lambda _: self._wake())
         return job.result
 
@@ -255,11 +264,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if (timers := self._timers) and timers[0][2][0] is None:
             self._forget_cancelled()
         # threads of jobs wake the loop through a socket, which costs as much to ask as a round of callbacks
-        if self._jobs and not self._inline_jobs and (events := self._sockets.select(0)):
+        if self._jobs and self._has_threads and (events := self._sockets.select(0)):
             return events
         if self._due:
             _, job = self._due[0]
-            if not job.running.done():
+            if not self._has_threads:
+                job.run_here(self)
+            elif not job.running.done():
                 return self._sockets.select(self._real_deadline_s - time.monotonic())
             heapq.heappop(self._due)
             if job.cost_s:
@@ -331,19 +342,29 @@ class _Job:
 
     number: int
     result: asyncio.Future[Any]
+    function: Callable[[], Any]
     running: Future[Any] = field(default_factory=Future)
     cost_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.result.add_done_callback(lambda result: result.cancelled() and self.running.cancel())
-
-    def work(self, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """Run a job in the thread."""
+    def work(self) -> Any:
+        """Run the job in this thread."""
         _this_thread.job = self
         try:
-            return func(*args)
+            return self.function()
         finally:
             _this_thread.job = None
+
+    def run_here(self, loop: VirtualTimeLoop) -> None:
+        """Run the job in the thread of `loop`, unless it has run. It does not see that a loop runs in its thread."""
+        if self.running.done():
+            return
+        asyncio._set_running_loop(None)
+        try:
+            self.running.set_result(self.work())
+        except Exception as error:
+            self.running.set_exception(error)
+        finally:
+            asyncio._set_running_loop(loop)
 
     def deliver(self) -> None:
         if self.result.done():
@@ -354,16 +375,6 @@ class _Job:
             self.result.set_exception(error)
         else:
             self.result.set_result(self.running.result())
-
-
-def _done(work: Callable[..., object], *args: object) -> Future[Any]:
-    """Return what a thread that has run `work` would leave behind."""
-    future: Future[Any] = Future()
-    try:
-        future.set_result(work(*args))
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[..., object]:

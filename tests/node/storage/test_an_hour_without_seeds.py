@@ -201,4 +201,4 @@ def test_network_lives_on_for_an_hour_without_its_seeds(tmp_path: Path) -> None:
         for node in everyone:
             await node.crash()
 
-    virtual_time.run(main(), inline_jobs=True)
+    virtual_time.run(main(), watch_tasks=False)

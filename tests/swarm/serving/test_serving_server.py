@@ -256,7 +256,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
             with pytest.raises(RuntimeError, match="shutdown"):
                 await engine.in_thread(int)
 
-    virtual_time.run(scenario())
+    virtual_time.run(scenario(), jobs="threads")
 
 
 def test_engine_that_dies_ends_sessions_refuses_new_ones_and_is_told(boxes: Any, llama_dir: Path) -> None:

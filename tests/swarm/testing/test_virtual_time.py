@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import pytest
 from swarm.testing import virtual_time
-from swarm.testing.virtual_time import Deadlock, LeftBehind, RealTimeout
+from swarm.testing.virtual_time import Deadlock, JobPlace, LeftBehind, RealTimeout
 
 
 def test_run_with_long_sleeps_takes_no_real_time() -> None:
@@ -65,10 +65,11 @@ def test_run_with_seeded_randomness_has_the_same_trace_every_time() -> None:
                 tasks.create_task(worker(index))
         return trace
 
-    assert virtual_time.run(main()) == virtual_time.run(main())
+    assert virtual_time.run(main()) == virtual_time.run(main()) == virtual_time.run(main(), jobs="threads")
 
 
-def test_run_with_executor_job_holds_virtual_time_still() -> None:
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_run_with_executor_job_holds_virtual_time_still(jobs: JobPlace) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         ticking = asyncio.create_task(asyncio.sleep(0.001))
@@ -78,7 +79,7 @@ def test_run_with_executor_job_holds_virtual_time_still() -> None:
         assert not ticking.done()
         await ticking
 
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs=jobs)
 
 
 def test_run_with_jobs_that_end_out_of_order_delivers_them_in_submission_order() -> None:
@@ -94,7 +95,7 @@ def test_run_with_jobs_that_end_out_of_order_delivers_them_in_submission_order()
             tasks.create_task(job("ends first", release.set))
         return order
 
-    assert virtual_time.run(main()) == ["waits for the second", "ends first"]
+    assert virtual_time.run(main(), jobs="threads") == ["waits for the second", "ends first"]
 
 
 def test_run_with_compute_cost_charges_virtual_seconds() -> None:
@@ -118,7 +119,8 @@ def test_run_with_compute_cost_charges_virtual_seconds() -> None:
     virtual_time.run(main(), compute_s=cost_s)
 
 
-def test_run_with_cancelled_job_waits_for_the_thread_before_time_moves() -> None:
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_run_with_cancelled_job_waits_for_its_end_before_time_moves(jobs: JobPlace) -> None:
     ended = threading.Event()
 
     def work() -> None:
@@ -135,10 +137,36 @@ def test_run_with_cancelled_job_waits_for_the_thread_before_time_moves() -> None
         await asyncio.sleep(0.001)
         assert ended.is_set()
 
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs=jobs)
 
 
-def test_run_with_failing_job_raises_in_the_awaiter() -> None:
+def test_run_with_job_in_the_loops_thread_begins_it_once_nothing_else_is_ready() -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+        loop = asyncio.get_running_loop()
+        working = loop.run_in_executor(None, seen.append, "the job")
+        loop.call_soon(loop.call_soon, seen.append, "a callback of a callback")
+        await working
+        return seen
+
+    assert virtual_time.run(main()) == ["a callback of a callback", "the job"]
+
+
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_job_runs_where_no_loop_runs(jobs: JobPlace) -> None:
+    async def answer() -> int:
+        return 42
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(asyncio.run, answer()) == 42
+        assert asyncio.get_running_loop() is loop
+
+    virtual_time.run(main(), jobs=jobs)
+
+
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_run_with_failing_job_raises_in_the_awaiter(jobs: JobPlace) -> None:
     def work() -> None:
         raise ValueError("in the thread")
 
@@ -146,7 +174,7 @@ def test_run_with_failing_job_raises_in_the_awaiter() -> None:
         with pytest.raises(ValueError, match="in the thread"):
             await asyncio.to_thread(work)
 
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs=jobs)
 
 
 def test_run_with_deadlock_raises_at_once_and_names_the_tasks() -> None:
@@ -201,8 +229,8 @@ def test_run_with_task_that_refuses_to_end_still_reports_it_and_returns() -> Non
     tasks[0].get_coro().close()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("inline_jobs", [False, True])
-def test_run_with_unheard_task_error_fails(*, inline_jobs: bool) -> None:
+@pytest.mark.parametrize("watch_tasks", [False, True])
+def test_run_with_unheard_task_error_fails(*, watch_tasks: bool) -> None:
     async def dies() -> None:
         raise ValueError("nobody listens")
 
@@ -212,7 +240,7 @@ def test_run_with_unheard_task_error_fails(*, inline_jobs: bool) -> None:
         tasks.clear()
 
     with pytest.raises(ExceptionGroup) as caught:
-        virtual_time.run(main(), inline_jobs=inline_jobs)
+        virtual_time.run(main(), watch_tasks=watch_tasks)
     assert [str(error) for error in caught.value.exceptions] == ["nobody listens"]
 
 
@@ -255,17 +283,18 @@ def test_run_with_hung_job_hits_the_real_timeout() -> None:
         await asyncio.to_thread(release.wait, 30)
 
     with pytest.raises(RealTimeout, match=r"to_thread|main"):
-        virtual_time.run(main(), real_timeout_s=0.1)
+        virtual_time.run(main(), real_timeout_s=0.1, jobs="threads")
     release.set()
 
 
-def test_run_with_job_that_calls_back_into_the_loop_is_heard() -> None:
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_run_with_job_that_calls_back_into_the_loop_is_heard(jobs: JobPlace) -> None:
     async def main() -> list[int]:
         loop, progress = asyncio.get_running_loop(), []
         await asyncio.to_thread(lambda: loop.call_soon_threadsafe(progress.append, 1))
         return progress
 
-    assert virtual_time.run(main()) == [1]
+    assert virtual_time.run(main(), jobs=jobs) == [1]
 
 
 def test_run_leaves_no_thread_behind() -> None:
@@ -273,11 +302,12 @@ def test_run_leaves_no_thread_behind() -> None:
         await asyncio.to_thread(len, "abc")
 
     before = threading.active_count()
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs="threads")
     assert threading.active_count() == before
 
 
-def test_charge_within_a_job_delays_its_result_and_nothing_else() -> None:
+@pytest.mark.parametrize("jobs", ["loop", "threads"])
+def test_charge_within_a_job_delays_its_result_and_nothing_else(jobs: JobPlace) -> None:
     async def main() -> list[tuple[float, str]]:
         loop = asyncio.get_running_loop()
         start_s, seen = loop.time(), []
@@ -296,7 +326,7 @@ def test_charge_within_a_job_delays_its_result_and_nothing_else() -> None:
                 tasks.create_task(wait_for(name, cost_s))
         return seen
 
-    assert virtual_time.run(main()) == [(0.0, "free"), (1.0, "quick"), (4.0, "slow")]
+    assert virtual_time.run(main(), jobs=jobs) == [(0.0, "free"), (1.0, "quick"), (4.0, "slow")]
 
 
 def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_set_and_cancelled_ones_never() -> None:

@@ -153,8 +153,7 @@ class Intervals:
 
     def validate(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
         """Return the loss of `theta_N` on held-out data, measured before all later requests to the thread."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._thread, self.inner.validate, theta_N, num_batches)
+        return self.off_loop(self.inner.validate, theta_N, num_batches)
 
     def between(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains: after its present work, and before all later requests."""
@@ -166,8 +165,9 @@ class Intervals:
         self._thread.shutdown(cancel_futures=True)
         self.inner.close()
 
-    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+    def off_loop(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Call `function` in the thread that trains, before all later requests to it."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
 class Interval:

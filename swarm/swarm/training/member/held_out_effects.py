@@ -19,7 +19,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from swarm_protocol import limits
@@ -81,7 +80,7 @@ class HeldOutEffects:
         measurement = _Measurement(
             inner=self._intervals.inner, config=config, theta_N=theta_N, place=place, scale=scale, draw=draw
         )
-        measuring = asyncio.wrap_future(self._intervals.between(partial(measurement.effects, held.slices)))
+        measuring = self._intervals.off_loop(measurement.effects, held.slices)
         tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
 
     async def _keep(self, digest: bytes, drawn: tuple[str, ...], measuring: asyncio.Future[dict[str, int]]) -> None:

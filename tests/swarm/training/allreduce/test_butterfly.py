@@ -18,6 +18,7 @@ from swarm.network.interface import FaultHook, Stream, no_faults
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
+from swarm.testing.virtual_time import JobPlace
 from swarm.training.allreduce import butterfly as reduction
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.butterfly import Butterfly
@@ -145,7 +146,9 @@ class Ring:
         self.executor.shutdown()
 
 
-def in_ring(tokens: list[int], case: Callable[[Ring], Awaitable[None]], **options: object) -> None:
+def in_ring(
+    tokens: list[int], case: Callable[[Ring], Awaitable[None]], *, jobs: JobPlace = "loop", **options: object
+) -> None:
     async def main() -> None:
         ring = Ring(tokens, **options)  # type: ignore[arg-type]
         try:
@@ -153,7 +156,7 @@ def in_ring(tokens: list[int], case: Callable[[Ring], Awaitable[None]], **option
         finally:
             await ring.close()
 
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs=jobs)
 
 
 @pytest.mark.parametrize("tokens", [[5], [3, 9], [1, 1, 1], [4, 0, 2, 7], [1] * 8])
@@ -209,7 +212,7 @@ def test_run_hands_to_threads_only_what_takes_longer_than_that(
         reductions = await ring.run()
         assert all(each == reductions[0] for each in reductions)
 
-    in_ring([1] * num_members, case, codec=codec, aggregator=aggregator)
+    in_ring([1] * num_members, case, jobs="threads", codec=codec, aggregator=aggregator)
     assert {thread is not threading.main_thread() for thread in handed} == {uses_threads}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,13 +27,8 @@ class SummingInner:
             raise self._error
         return float(theta_N.sum())
 
-    def between(self, function: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(function())
-        except Exception as error:
-            done.set_exception(error)
-        return done
+    def off_loop(self, function: Any, *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 def measured(inner: SummingInner) -> HeldOutEffects:
@@ -47,7 +41,7 @@ def measured(inner: SummingInner) -> HeldOutEffects:
         fragment=lambda _: slice(0, 4),
     )
     context = SimpleNamespace(replica=replica, network=SimpleNamespace(peer_id="me"))
-    intervals = SimpleNamespace(inner=inner, between=inner.between)
+    intervals = SimpleNamespace(inner=inner, off_loop=inner.off_loop)
 
     async def main() -> HeldOutEffects:
         effects = HeldOutEffects(cast(Any, context), cast(Any, intervals))

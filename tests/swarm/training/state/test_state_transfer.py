@@ -15,6 +15,7 @@ from support.training_swarm import config
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
+from swarm.testing.virtual_time import JobPlace
 from swarm.training.allreduce.parts import part_values
 from swarm.training.run.methods import Methods
 from swarm.training.state import state_transfer
@@ -77,6 +78,7 @@ def in_world(
     *,
     num_donors: int = 3,
     lies: dict[int, Callable[[bytes], bytes]] | None = None,
+    jobs: JobPlace = "loop",
 ) -> None:
     async def main() -> None:
         world = World(num_donors)
@@ -86,7 +88,7 @@ def in_world(
         finally:
             await world.close()
 
-    virtual_time.run(main())
+    virtual_time.run(main(), jobs=jobs)
 
 
 def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
@@ -283,7 +285,7 @@ def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.Monke
         assert threads
         assert threading.main_thread() not in threads
 
-    in_world(case)
+    in_world(case, jobs="threads")
 
 
 def test_part_and_chunk_requests_out_of_range_are_refused() -> None:

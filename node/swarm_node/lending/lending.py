@@ -1,11 +1,12 @@
 """Decides whether a node lends its machine now, and when again, from its hours and what is left of its monthly traffic.
 
-    HOME/traffic.json   {"month": "2026-11", "num_bytes": …}
+    HOME/traffic.json   {"unit": "byte", "months": {"2026-11": …}}
 
 `MonthlyTraffic` counts what a home has sent and received in this calendar month, over restarts: the file is written
-every SAVE_S and when the node leaves, and a node that is killed forgets what came since. If it is broken, the month is
-counted anew, with a warning. `Lending` is asked with a time and keeps no clock; `keep_counting` is the daemon's task
-that feeds it from the meter. `LinkUse` tells how fast bytes go now.
+every SAVE_S and when the node leaves, and a node that is killed forgets what came since. It holds the last few months,
+so that a clock that is wrong for a while, as of a machine that has just started, has no month counted anew. If it is
+broken, the month is, with a warning. `Lending` is asked with a time and keeps no clock; `keep_counting` is the daemon's
+task that feeds it from the meter. `LinkUse` tells how fast bytes go now.
 """
 
 from __future__ import annotations
@@ -33,36 +34,41 @@ NUM_SAMPLES = 6
 """The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
 
 MAX_FILE_BYTES = 1024
+MAX_MONTHS = 3
+"""Months that are remembered, those that were counted last: this one, one of a wrong clock, and one to spare."""
 
 
 class MonthlyTraffic:
     """Counts from a meter whose total only grows, which is 0 when this is made. Months are those of local time."""
 
     def __init__(self, path: Path, at: float) -> None:
-        self._path = path
-        self._month = _month_of(at)
-        self.num_bytes = self._memory().read(_checked) or 0
-        self._metered_bytes = 0
-
-    def update(self, total_bytes: int, at: float) -> None:
-        """Note that the meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
-        if (month := _month_of(at)) != self._month:
-            self._month, self.num_bytes = month, 0
-        self.num_bytes += total_bytes - self._metered_bytes
-        self._metered_bytes = total_bytes
-
-    def save(self) -> None:
-        """Write the count to disk. Blocks. A disk that refuses is only a warning."""
-        self._memory().keep(self.num_bytes)
-
-    def _memory(self) -> JsonMemory:
-        return JsonMemory(
-            path=self._path,
-            owner=("month", self._month),
-            key="num_bytes",
+        self._memory = JsonMemory(
+            path=path,
+            owner=("unit", "byte"),
+            key="months",
             what="the month's traffic",
             max_bytes=MAX_FILE_BYTES,
         )
+        self._months = self._memory.read(_checked) or {}  # by month; the one that was counted last is last
+        self._month = _month_of(at)
+        self._metered_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what was counted in this month."""
+        return self._months.get(self._month, 0)
+
+    def update(self, total_bytes: int, at: float) -> None:
+        """Note that the meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
+        self._month = _month_of(at)
+        self._months[self._month] = self._months.pop(self._month, 0) + total_bytes - self._metered_bytes
+        self._metered_bytes = total_bytes
+        if len(self._months) > MAX_MONTHS:
+            del self._months[next(iter(self._months))]
+
+    def save(self) -> None:
+        """Write the count to disk. Blocks. A disk that refuses is only a warning."""
+        self._memory.keep(self._months)
 
 
 def next_month(at: float) -> float:
@@ -77,8 +83,10 @@ def _month_of(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%Y-%m}"
 
 
-def _checked(num_bytes: object) -> int:
-    return check_int(num_bytes, "num_bytes", high=MAX_TRAFFIC_BYTES)
+def _checked(months: dict[str, object]) -> dict[str, int]:
+    if len(months) > MAX_MONTHS:
+        raise ValueError(f"it has more than {MAX_MONTHS} months")
+    return {month: check_int(num_bytes, "num_bytes", high=MAX_TRAFFIC_BYTES) for month, num_bytes in months.items()}
 
 
 class LinkUse:

@@ -45,6 +45,35 @@ def test_month_is_counted_over_restarts_and_begins_anew_with_the_next(tmp_path: 
     assert _lending(path, 10 * GB, at=later)[0].month_bytes == 0
 
 
+@pytest.mark.parametrize("wrong", ["1970-01-01T12:00:00", "2026-12-01T00:00:01", "2038-01-19T00:00:00"])
+def test_clock_that_is_wrong_for_a_while_has_no_month_counted_anew(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "traffic.json"
+    lending, traffic = _lending(path, 10 * GB)
+    traffic.sent_in_turn("peer", 2 * GB)
+    lending.count(NOW)
+    lending.save()
+    lending, traffic = _lending(path, 10 * GB, at=_at(wrong))
+    traffic.sent_in_turn("peer", GB)
+    lending.count(_at(wrong))
+    lending.save()
+    assert lending.month_bytes == GB
+    traffic.sent_in_turn("peer", GB)
+    lending.count(NOW)
+    assert lending.month_bytes == 3 * GB
+    lending.save()
+    assert _lending(path, 10 * GB)[0].month_bytes == 3 * GB
+
+
+def test_only_the_months_that_were_counted_last_are_remembered(tmp_path: Path) -> None:
+    lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
+    traffic.sent_in_turn("peer", GB)
+    for year in range(2000, 2026):
+        lending.count(NOW)
+        lending.count(_at(f"{year}-01-01T12:00:00"))
+        lending.save()
+    assert _lending(tmp_path / "traffic.json", 10 * GB)[0].month_bytes == GB
+
+
 def test_node_stops_near_the_end_of_its_budget_until_the_next_month(tmp_path: Path) -> None:
     lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
     traffic.sent_in_turn("peer", int((1 - RESERVE) * 10 * GB) - 1)
@@ -81,11 +110,13 @@ def test_node_has_a_break_outside_its_hours(tmp_path: Path) -> None:
         "",
         "[]",
         "{}",
-        '{"month": "2026-11"}',
-        '{"month": "2026-11", "num_bytes": -1}',
-        '{"month": "2026-11", "num_bytes": "many"}',
-        '{"month": "2026-11", "num_bytes": 1e400}',
-        json.dumps({"month": "2026-11", "num_bytes": 2**61}),
+        '{"unit": "byte"}',
+        '{"unit": "byte", "months": 7}',
+        '{"unit": "byte", "months": {"2026-11": -1}}',
+        '{"unit": "byte", "months": {"2026-11": "many"}}',
+        '{"unit": "byte", "months": {"2026-11": 1e400}}',
+        '{"unit": "byte", "months": {"2026-11": 1, "a": 1, "b": 1, "c": 1}}',
+        json.dumps({"unit": "byte", "months": {"2026-11": 2**61}}),
         "{" * 2000,
     ],
 )

@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
@@ -320,14 +320,22 @@ class Host:
         return True
 
     async def _dial(self, peer_id: str, addrs: Sequence[str] | None) -> bool:
-        async with aclosing(self.find_addrs(peer_id) if addrs is None else _only(addrs)) as places:
-            async for found in places:
-                try:
-                    await self.connect(peer_id, found)
-                except CONTROL_FAILURES:
-                    continue
+        places = self.find_addrs(peer_id) if addrs is None else _only(addrs)
+        return await connect_somewhere(self.connect, peer_id, places)
+
+
+async def connect_somewhere(
+    connect: Connect, peer_id: str, places: AsyncGenerator[Sequence[str], None], *, tried: Collection[str] = ()
+) -> bool:
+    """Connect at the first of the `places` that answers, without those that were tried. Return whether one did."""
+    async with aclosing(places):
+        async for found in places:
+            if set(found).issubset(tried):
+                continue
+            with suppress(*CONTROL_FAILURES):
+                await connect(peer_id, found)
                 return True
-        return False
+    return False
 
 
 async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:

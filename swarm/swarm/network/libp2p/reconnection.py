@@ -19,13 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from contextlib import aclosing, suppress
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure, translate
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, connect_somewhere, dial_failure, translate
 from swarm.network.multiaddr import ip_of, tcp_place
 
 logger = logging.getLogger(__name__)
@@ -157,18 +156,15 @@ class Reconnector:
         known = self._host.known_addrs(peer_id)
         try:
             # without known addresses the daemon may have some: peers tell them to each other when they connect
-            return await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
+            await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
         except ControlError as error:
             has_direct = any(map(tcp_place, known))
             if known and (has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error))):
                 raise
-            async with aclosing(self._host.find_addrs(peer_id)) as places:
-                async for found in places:
-                    # what the peer told this node comes first: the relay that is gone, and its own network's addresses
-                    if not set(found) <= set(known):
-                        with suppress(ControlError):
-                            return await self._host.connect(peer_id, found)
-            raise
+            # what the peer told this node comes first: the relay that is gone, and its own network's addresses
+            places = self._host.find_addrs(peer_id)
+            if not await connect_somewhere(self._host.connect, peer_id, places, tried=known):
+                raise
 
     def _is_refusal(self, peer_id: str, failure: str) -> bool:
         """Return whether every address refused the dial. Where this node gave the path up that tells nothing: somebody

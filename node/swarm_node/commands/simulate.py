@@ -64,7 +64,7 @@ def run(flags: Flags) -> int:
         number = processes_for(scenario, processes)
         what = f"{plural(scenario.nodes, 'node')} in {'one process' if number == 1 else f'{number} processes'}"
         fewer = f": {processes} would wait for each other, with under 2 ms between two nodes" * (number < processes)
-        emitter.status("simulation", f"simulating {what}{fewer}")
+        emitter.say(f"simulating {what}{fewer}")
         return simulate(scenario, processes=number, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)

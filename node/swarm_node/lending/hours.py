@@ -1,7 +1,7 @@
 """The hours of the day in which a node lends its machine, in local time. Pure: times are arguments, in Unix seconds.
 
 A change to or from daylight saving time moves with the clock on the wall: a window that begins in the hour that is left
-out begins when that hour would.
+out begins when that hour would, and one in the hour that comes twice is open twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 DAY_MIN = 24 * 60
-_WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,6 @@ def next_change(windows: Sequence[Window], at: float) -> float | None:
     """Return when the node next begins or ends to lend; None: never."""
     now, midnight = is_open(windows, at), datetime.fromtimestamp(at).replace(hour=0, minute=0, second=0, microsecond=0)
     minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
-    edges = [(midnight + timedelta(days=day, minutes=minute)).timestamp() for day in range(3) for minute in minutes]
+    times = [midnight + timedelta(days=day, minutes=minute) for day in range(3) for minute in minutes]
+    edges = [time.replace(fold=fold).timestamp() for time in times for fold in (0, 1)]
     return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)

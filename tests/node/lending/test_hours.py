@@ -50,6 +50,17 @@ def test_windows_over_midnight_and_at_noon_open_and_close_by_the_clock_on_the_wa
     assert next_change((NIGHT, NOON), _at(at)) == _at(until)
 
 
+def test_window_in_the_hour_that_comes_twice_is_open_twice() -> None:
+    windows = [parse_window("02:15-02:45")]
+    first = datetime.fromisoformat("2026-10-25T02:50:00").timestamp()
+    second = datetime.fromisoformat("2026-10-25T02:15:00").replace(fold=1).timestamp()
+    assert second == first + 25 * 60
+    assert not is_open(windows, first)
+    assert next_change(windows, first) == second
+    assert is_open(windows, second)
+    assert next_change(windows, second) == second + 30 * 60
+
+
 def test_without_windows_or_with_a_whole_day_nothing_ever_changes() -> None:
     at = _at("2026-11-23T12:00:00")
     for windows in ((), (parse_window("00:00-24:00"),), (parse_window("00:00-12:00"), parse_window("12:00-24:00"))):
@@ -75,7 +86,19 @@ def test_next_change_is_the_first_minute_that_differs(pairs: list[tuple[int, int
 
 @pytest.mark.parametrize(
     "text",
-    ["", "22", "22-07", "25:00-07:00", "22:60-07:00", "24:00-07:00", "07:00-07:00", "-1:00-07:00", "22:00", "now"],
+    [
+        "",
+        "22",
+        "22-07",
+        "25:00-07:00",
+        "22:60-07:00",
+        "24:00-07:00",
+        "07:00-07:00",
+        "-1:00-07:00",
+        "22:00",
+        "now",
+        "٢٢:00-07:00",
+    ],
 )
 def test_what_is_no_time_of_the_day_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^is no"):

@@ -27,6 +27,7 @@ from support.training_swarm import (
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
+from swarm.training.allreduce import audit as audit_module
 from swarm.training.allreduce.audit import Auditing
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import hashed_part
@@ -46,7 +47,7 @@ from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAbort
 from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice, Evidence, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
 from swarm_protocol.training_messages import ReduceOpening
 
 NUM_STEPS = 4
@@ -103,6 +104,35 @@ def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_n
 
 async def looks_no_further(_self: Auditing, _case: object) -> None:
     raise RoundError("the backup leaves it to the other auditors")
+
+
+def test_owner_that_shows_one_drawn_leaf_and_no_more_is_convicted_by_that_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backup would convict it, too, and does not look."""
+    answer, liars, shown = Auditing.answer, set[str](), list[int]()
+
+    async def answer_one(self: Auditing, part: int, stream: Stream) -> None:
+        me = self._streams.me
+        if me not in liars or self._group.peer_ids[part] != me:
+            return await answer(self, part, stream)
+        made, statement = await self._answer_for(part)
+        await self._streams.send(stream, statement)
+        leaf = AuditDraw.from_bytes(await stream.receive()).leaf
+        for each in made.slices_of(leaf):
+            await self._streams.send(stream, each.to_bytes())
+        shown.append(leaf)
+        raise RoundError("it is busy")
+
+    monkeypatch.setattr(Auditing, "answer", answer_one)
+    monkeypatch.setattr(audit_module, "LEAST_BYTES", 1 << 16)  # so that each auditor draws several
+    monkeypatch.setattr(Auditing, "_look_at_own", looks_no_further)
+    liars.add(identity_of("liar").peer_id)
+
+    async def main() -> None:
+        members, liar = await run_with(owner_that(times_minus_ten), aggregator="mean")
+        assert shown
+        assert_convicted(members, liar)
+
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("how", ["refuses", "shows others", "refuses, and its backup looks no further"])

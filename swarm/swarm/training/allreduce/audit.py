@@ -22,8 +22,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from swarm_compression import Codec
@@ -38,7 +39,7 @@ from torch import Tensor
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.bad_slices import undecodable
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
+from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaves
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, leaf_values, num_leaves, part_leaves
@@ -157,7 +158,7 @@ class Auditing:
                 if maker == self._streams.me:
                     await self._look_at_own(case)
                 else:
-                    await self._streams.while_there(maker, self._ask(maker, case, num_draws))
+                    await self._audit_at(maker, case, num_draws)
                 return violation
             except CaughtLying as error:
                 return error
@@ -169,8 +170,21 @@ class Auditing:
                 failure = failure or error.message
         return violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
 
-    async def _ask(self, maker: str, case: _PartAudit, num_draws: int) -> None:
+    async def _audit_at(self, maker: str, case: _PartAudit, num_draws: int) -> None:
         """Audit a part at `maker`. Raises CaughtLying, PeerViolation and PeerError; the first is of who has signed."""
+        shown = dict[int, tuple[AuditedSlice, ...]]()
+        try:
+            await self._streams.while_there(maker, self._ask(maker, case, num_draws, shown))
+        except SwarmError:
+            # what it has shown by then may be against it
+            await self._streams.off_loop(self._compare, maker, case, shown)
+            raise
+        await self._streams.off_loop(self._compare, maker, case, shown)
+
+    async def _ask(
+        self, maker: str, case: _PartAudit, num_draws: int, shown: dict[int, tuple[AuditedSlice, ...]]
+    ) -> None:
+        """Let `maker` show the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
         opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
             async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
@@ -182,9 +196,7 @@ class Auditing:
                     await stream.finish()
                 for index in case.drawn:
                     with blamed(maker):
-                        slices = await self._slices(stream, maker)
-                    # what these prove may be against another one, who has signed
-                    await self._streams.off_loop(self._compare, maker, case, index, slices)
+                        shown[index] = await self._slices(stream, maker)
         except TimeoutError:
             raise PeerTimeout("it does not answer the audit", peer_id=maker) from None
 
@@ -201,7 +213,7 @@ class Auditing:
         index = next(index for index, (mine, given) in enumerate(pairs) if mine != given)
         if case.statement:
             slices = await self._streams.off_loop(made.slices_of, leaves.start + index)
-            await self._streams.off_loop(self._compare, self._streams.me, case, index, tuple(slices))
+            await self._streams.off_loop(self._compare, self._streams.me, case, {index: tuple(slices)})
         raise RoundError("the part's owner has given another result than its backup makes")
 
     async def _slices(self, stream: Stream, maker: str) -> tuple[AuditedSlice, ...]:
@@ -226,25 +238,37 @@ class Auditing:
             raise PeerError("it has another result than the owner gave", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
-    def _compare(self, maker: str, case: _PartAudit, index: int, slices: tuple[AuditedSlice, ...]) -> None:
-        """Raises CaughtLying unless the signed result of a leaf follows from the slices that `maker` shows. Blocks."""
-        group, codec = self._group, self._streams.scheme.codec
-        shown = WrongReduction(
+    def _compare(self, maker: str, case: _PartAudit, shown: Mapping[int, tuple[AuditedSlice, ...]]) -> None:
+        """Raises CaughtLying unless the signed results of leaves, by their index in the part, follow from the slices
+        that `maker` shows of them. What these prove may be against another one, who has signed. Blocks."""
+        group, scheme, first = self._group, self._streams.scheme, part_leaves(self._group, case.part).start
+        committed = {
+            first + index: slices
+            for index, slices in takewhile(lambda one: are_committed(group, first + one[0], one[1]), shown.items())
+        }
+        for leaf, result in reduced_leaves(group, scheme, committed).items():
+            signed = part_leaf(scheme.codec, group, case.part, case.data, leaf - first)
+            if result != signed:
+                raise self._caught(case, leaf, signed, committed[leaf])
+        if len(committed) < len(shown):
+            raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
+
+    def _caught(self, case: _PartAudit, leaf: int, result: bytes, slices: tuple[AuditedSlice, ...]) -> CaughtLying:
+        """Return what `slices` prove against who has signed that `result` follows from them."""
+        index = leaf - part_leaves(self._group, case.part).start
+        wrong = WrongReduction(
             group=self._signed.data,
             statement=case.statement,
-            leaf=part_leaves(group, case.part).start + index,
-            result=part_leaf(codec, group, case.part, case.data, index),
+            leaf=leaf,
+            result=result,
             result_proof=b"".join(case.tree.proof(index, index + 1)),
             slices=slices,
         )
-        if not are_committed(group, shown.leaf, slices):
-            raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
-        if reduced_leaf(group, self._streams.scheme, shown.leaf, slices) != shown.result:
-            reason = "it signed a result that does not follow from the members' slices"
-            # who committed to what nobody can decode has lied, too: a maker that lies with it hides that from others
-            bad = undecodable(group, codec, shown.leaf, slices)
-            evidence = (shown.evidence(), *(each.evidence() for each in bad))
-            raise CaughtLying(reason, peer_id=case.signer, evidence=evidence)
+        # who committed to what nobody can decode has lied, too: a maker that lies with it hides that from others
+        bad = undecodable(self._group, self._streams.scheme.codec, leaf, slices)
+        evidence = (wrong.evidence(), *(each.evidence() for each in bad))
+        reason = "it signed a result that does not follow from the members' slices"
+        return CaughtLying(reason, peer_id=case.signer, evidence=evidence)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,9 +6,11 @@ honest owner has got.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from swarm_compression import Codec
+from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
@@ -28,6 +30,7 @@ from swarm.training.allreduce.parts import (
     part_frames,
     part_leaves,
 )
+from swarm.trust.kernels import blocks
 
 
 def are_committed(group: Group, leaf: int, slices: Sequence[AuditedSlice]) -> bool:
@@ -59,6 +62,22 @@ def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Seque
     except (PeerViolation, RoundError):
         return None
     return bytes(buffer)
+
+
+def reduced_leaves(
+    group: Group, scheme: ReductionScheme, shown: Mapping[int, Sequence[AuditedSlice]]
+) -> dict[int, bytes | None]:
+    """Return what `reduced_leaf` returns of each leaf, by its index. `shown` are the leaves' slices."""
+    by_size, found, reducer = defaultdict[int, list[int]](list), dict[int, bytes | None](), group_reducer(scheme, group)
+    for leaf in () if reducer.is_fixed else shown:
+        by_size[num_values(leaf_at(group.num_values, leaf))].append(leaf)
+    for size, alike in by_size.items():
+        for leaves in (alike[block] for block in blocks(len(alike), reducer.leaves_at_once)):
+            # a slice or a result that is none makes nothing of its own leaf alone: below each leaf is on its own
+            with suppress(PeerViolation, CodecError):
+                x_LV = reducer.combined_leaves([[each.data for each in shown[leaf]] for leaf in leaves], leaves, size)
+                found |= {leaf: scheme.codec.encode(x_V) for leaf, x_V in zip(leaves, x_LV, strict=True)}
+    return {leaf: found.get(leaf) or reduced_leaf(group, scheme, leaf, slices) for leaf, slices in shown.items()}
 
 
 def part_leaf(codec: Codec, group: Group, part: int, data: Data, index: int) -> bytes:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from swarm_compression import CodecError
@@ -102,6 +103,16 @@ class PartReducer:
         return is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
 
     @property
+    def is_fixed(self) -> bool:
+        """Return whether what becomes of the slices depends on none of them."""
+        return self._fixed is not None
+
+    @property
+    def leaves_at_once(self) -> int:
+        """Return how many leaves are aggregated together at most."""
+        return max(1, BATCH_VALUES // (len(self.contributors) * self._leaf_values))
+
+    @property
     def kept_shares(self) -> dict[str, float]:
         """The share of its weight that each notably reduced member keeps, by peer, so far."""
         if self._num_judged < NOTABLE_VALUES:
@@ -131,25 +142,34 @@ class PartReducer:
         rows, result_F = list(self._rows(encoded, frame)), torch.empty(size)
         for place in self._batches(size):
             first = (frame.start + place.start) // self._leaf_values
-            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], first))
+            leaves = range(first, first + -(-num_values(place) // self._leaf_values))
+            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], leaves))
         return result_F
+
+    def combined_leaves(self, encoded: Sequence[Sequence[Data]], leaves: Sequence[int], size: int) -> Tensor:
+        """Return the results [L, V] of some leaves of `size` values, wherever they are, together: with few values a
+        leaf costs little more than its share of the calls. `encoded` are the slices of each. Raises PeerViolation as
+        `reduce` does."""
+        places = [slice(leaf * self._leaf_values, leaf * self._leaf_values + size) for leaf in leaves]
+        by_leaf = [list(self._rows(slices, place)) for slices, place in zip(encoded, places, strict=True)]
+        rows = [np.concatenate(of_member) for of_member in zip(*by_leaf, strict=True)]
+        return torch.from_numpy(self._judged(rows, leaves).reshape(len(leaves), size))
 
     def _batches(self, size: int) -> Iterator[slice]:
         """Yield the places of a frame's leaves that are aggregated together, which are of one size: the last leaf may
         be shorter."""
         whole = size // self._leaf_values * self._leaf_values
-        most = max(1, BATCH_VALUES // (len(self.contributors) * self._leaf_values)) * self._leaf_values
-        yield from blocks(whole, most)
+        yield from blocks(whole, self.leaves_at_once * self._leaf_values)
         if whole < size:
             yield slice(whole, size)
 
     def _aggregation(self, beacons: Sequence[bytes]) -> Aggregation:
         return Aggregation(self._aggregator, self._weights, beacons)
 
-    def _judged(self, rows: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
-        """Return the result of leaves of one size, from the leaf `first` on."""
+    def _judged(self, rows: Sequence[NDArray[Any]], leaves: Sequence[int]) -> NDArray[Any]:
+        """Return the result of these leaves, which have one size."""
         size = len(rows[0])
-        aggregation = self._aggregation([self._beacon(first + index) for index in range(-(-size // self._leaf_values))])
+        aggregation = self._aggregation([self._beacon(leaf) for leaf in leaves])
         if aggregation.has_survey:
             aggregation.survey(rows)
         report = aggregation.decide()

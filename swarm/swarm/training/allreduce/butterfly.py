@@ -32,9 +32,10 @@ from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedG
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
+from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.bad_slices import proved, show_path
 from swarm.training.allreduce.made_part import MadePart
-from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
+from swarm.training.allreduce.part_owner import PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,

@@ -1,0 +1,110 @@
+"""The work of a part's owner, done by the owner's backup if the owner fails.
+
+A part's backup is the owner of the next part. If the owner fails, the backup does its work in the same attempt. The
+owner has sent it its own slices at the beginning; the other members' slices it asks for. Slices, order and codec are
+the same, so the result is the owner's, byte for byte, and members go on behind the frames that they already have. If
+the owner died before all its slices had arrived, nobody can reduce its part, and the attempt fails.
+
+`butterfly` owns the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from swarm_compression.codec import Data
+from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
+from swarm_protocol.training_messages import Contribution, ReduceOpening
+
+from swarm.training.allreduce.part_owner import made_part, part_reducer, reduce_part
+from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
+from swarm.training.allreduce.parts import PartResult
+
+logger = logging.getLogger(__name__)
+
+
+class BackupOwner:
+    """Reduces `part`, whose owner has failed, from its first frame on: `made` are all slices then, as an owner has
+    them. If frames that the owner has given already are others, the owner's stay in `part`, and what follows from the
+    slices is in `data`: with that, auditors can convict the owner of what it has signed."""
+
+    def __init__(self, streams: PartStreams, part: PartResult) -> None:
+        self.made = made_part(streams, part)
+        self._streams = streams
+        self._reducer = part_reducer(streams)
+        self._part = part
+        self._limit_s = streams.group.reduce_s / 2
+        self._inboxes: dict[str, FrameInbox] = {}
+        self._other: bytearray | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether the owner has given no other frame than the slices make."""
+        return self._other is None
+
+    @property
+    def data(self) -> Data:
+        """The encoded result, as far as it is made."""
+        return self._part.data if self._other is None else self._other
+
+    async def run(self) -> None:
+        """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
+        streams, part, failure = self._streams, self._part, None
+        if self.made is not None:
+            self.made.commit(streams.me, streams.own_proof(part.index))
+            self.made.commit(part.owner, part.kept_proof)
+        here = (streams.me, part.owner)
+        others = [member.peer_id for member in self._reducer.contributors if member.peer_id not in here]
+        self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in others}
+        async with asyncio.TaskGroup() as tasks:
+            pulls = [tasks.create_task(self._pull(peer)) for peer in others]
+            try:
+                await reduce_part(self._reducer, len(part.frames), self._contribution_frame, self._reduce_frame)
+            except SwarmError as error:
+                failure = error
+            for pull in pulls:
+                pull.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _pull(self, peer: str) -> None:
+        try:
+            async with self._streams.open(peer, self._streams.opening("slices", self._part.index)) as stream:
+                if self.made is not None:
+                    self.made.commit(peer, ReduceOpening.from_bytes(await stream.receive()).proof)
+                await self._inboxes[peer].fill(stream)
+        except SwarmError as error:
+            self._inboxes[peer].fail(error)
+
+    async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
+        frame = self._part.frames[index]
+        buffer = self._streams.buffer(frame)
+        await self._streams.off_loop(self._reducer.reduce, encoded, frame, buffer)
+        if self._other is None:
+            try:
+                self._part.put(index, buffer)
+                return
+            except RoundError as error:
+                logger.warning("in the part of %s, %s", self._part.owner[-6:], error.message)
+                self._other = bytearray().join(self._part.frame(before) for before in range(index))
+        self._other += buffer
+
+    async def _contribution_frame(self, member: Contribution, index: int) -> Data:
+        peer, data = member.peer_id, await self._slice(member.peer_id, index)
+        if self.made is not None:
+            self.made.keep(peer, data)
+        return data
+
+    async def _slice(self, peer: str, index: int) -> bytes:
+        if peer == self._streams.me:
+            return bytes(await self._streams.encoded(self._part.frames[index]))
+        try:
+            if peer != self._part.owner:
+                return await self._streams.expect(peer, self._inboxes[peer], self._limit_s)
+            async with asyncio.timeout(self._limit_s):
+                await self._streams.while_not_silent(peer, self._part.keeps(index + 1))
+        except TimeoutError:
+            raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
+        return self._part.kept[index]

@@ -235,9 +235,6 @@ class PartOwner:
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
-        # how many own slices the reduction has asked for, and how many were encoded for the backup before that
-        self._num_taken = 0
-        self._num_placed = 0
         self._closed = asyncio.Event()
 
     @property
@@ -310,9 +307,8 @@ class PartOwner:
         peer = member.peer_id
         if peer == self._part.owner:
             # where the result will take its place
-            place, self._num_taken = self._part.frame(index), index + 1
-            if index >= self._num_placed:
-                await self._streams.encode(self._part.frames[index], place)
+            place = self._part.frame(index)
+            await self._streams.encode(self._part.frames[index], place)
             if self.made is not None:
                 self.made.keep(peer, bytes(place))
             return place
@@ -345,23 +341,13 @@ class PartOwner:
         try:
             opening = self._streams.slices_opening("keep", self._part.index)
             async with self._streams.open(backup, opening) as stream:
-                for index in range(len(self._part.frames)):
-                    await self._leave_slice(stream, index)
+                await self._streams.send_slices(stream, self._part)
                 await stream.finish()
                 with suppress(EndOfStream):
                     while True:  # the other side ends the stream once it has everything
                         await stream.receive()
         except SwarmError as error:
             logger.warning("%s cannot stand in for this member: %s", backup[-6:], error)
-
-    async def _leave_slice(self, stream: Stream, index: int) -> None:
-        # in a call of its own, so that nobody holds a slice that is out
-        data = await self._streams.encoded(self._part.frames[index])
-        if index >= self._num_taken:
-            # the reduction needs not encode it again
-            self._part.frame(index)[:] = data
-            self._num_placed = index + 1
-        await self._streams.send(stream, data)
 
     def _accepted_from(self, peer: str) -> asyncio.Future[Stream]:
         if peer not in self._accepted:

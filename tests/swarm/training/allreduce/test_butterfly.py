@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, partialmethod
@@ -25,7 +24,6 @@ from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
-from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import (
     CaughtLying,
     ReductionScheme,
@@ -222,30 +220,6 @@ def test_run_hands_to_threads_only_what_takes_longer_than_that(
 def _noted(owner: PartReducer, reduce: Callable[..., None], handed: list[threading.Thread], *arguments: object) -> None:
     handed.append(threading.current_thread())
     reduce(owner, *arguments)
-
-
-@pytest.mark.parametrize("codec", ["int8", "fp16"])
-def test_run_encodes_an_owner_s_slices_once_for_itself_and_its_backup(
-    codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FRAME_VALUES", 256)
-    encode, encoded = PartStreams._encode, Counter[tuple[str, int]]()
-
-    def counted(streams: PartStreams, frame: slice, buffer: bytearray) -> None:
-        encoded[streams.me, frame.start] += 1
-        encode(streams, frame, buffer)
-
-    monkeypatch.setattr(PartStreams, "_encode", counted)
-
-    async def case(ring: Ring) -> None:
-        reductions = await ring.run()
-        assert all(each == reductions[0] for each in reductions)
-        twice = {peer for (peer, _), count in encoded.items() if count > 1}
-        # the first of the group takes its own slice before its stream to the backup is open
-        assert twice <= {ring.networks[0].peer_id}
-
-    in_ring([1, 1, 1], case, codec=codec)
-    assert len(encoded) == 3 * 12
 
 
 def slow_link(latency_s: float) -> LinkModel:

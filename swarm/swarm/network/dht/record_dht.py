@@ -61,6 +61,10 @@ SEARCH_TIMEOUT_S = 4.0
 """Time-out of the search for the nodes that store a record. It covers one silent round of calls and leaves a second of
 the publisher's five."""
 
+NUM_NAMING = 2
+"""Holders of a record that are asked who else is near its key, of those that have just taken it again. Drawn anew each
+time, so that one that lies hides no newcomer."""
+
 _CHECKED_AT_ONCE = 32
 """Signatures, a tenth of a millisecond each, before others have their turn."""
 
@@ -192,33 +196,37 @@ class RecordDht:
     async def store(self, envelope: Envelope) -> bool:
         """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.
 
-        The nodes that took the key's last record are taken to be the nearest until one of them does not answer, a
-        nearer node is known, or it is time to search again.
+        The nodes that took the key's last record get this one first, and are taken to be the nearest until one of them
+        does not answer, a nearer node is known, or it is time to search again.
         """
         place, data = place_of(envelope.subject), envelope.to_bytes()
         request = StoreRequest(record=data).to_bytes()
-        if holders := self._holders.current(place):
-            answers = await self._store_with(holders, request)
-            if None in answers:
-                self._holders.doubt(place)
-            if answers.count(None) <= NUM_REPLICAS // 2:
-                self._keep_own(envelope, data, holders)
-                return _is_held(answers)
-        search = await self._search([place], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        holders, are_current = self._holders.of(place), self._holders.are_current(place)
+        answers = await self._store_with(holders, request)
+        if gone := set(holders) - answers.keys():
+            self._holders.lose(place, gone)  # to wait for them has taken the time of a search: that is for the next time
+        if len(answers) > NUM_REPLICAS // 2 and (are_current or gone):
+            self._keep_own(envelope, data, holders)
+            return _is_held(answers.values())
+        spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))
+        search = await self._search([place], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
         nearest = tuple(search.nearest(place, NUM_REPLICAS))
         self._holders.remember(place, nearest)
         self._keep_own(envelope, data, nearest)
-        answers = await self._store_with(nearest, request)
-        return _is_held(answers)
+        answers |= await self._store_with([peer for peer in nearest if peer not in answers], request)
+        return _is_held(answers.values())
 
     def forget_holders(self) -> None:
         """Search for the nodes nearest to every key anew: which they are may have changed at once, as when a partition
         healed."""
         self._holders.clear()
 
-    async def _store_with(self, peers: Sequence[str], request: bytes) -> list[StoreResponse | None]:
+    async def _store_with(self, peers: Sequence[str], request: bytes) -> dict[str, StoreResponse]:
+        """Return the answers of those that have answered."""
         decode = StoreResponse.from_bytes
-        return await self._side_by_side(self.known.call(peer_id, "store", request, decode) for peer_id in peers)
+        calls = (self.known.call(peer_id, "store", request, decode) for peer_id in peers)
+        answers = zip(peers, await self._side_by_side(calls), strict=True)
+        return {peer_id: answer for peer_id, answer in answers if answer is not None}
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
         """Hold the record here, too, if this node is one of the nearest to its key."""
@@ -253,11 +261,19 @@ class RecordDht:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     async def _search(
-        self, keys: Sequence[bytes], width: int, *, only_peers: bool, timeout_s: float, max_records: int = 0
+        self,
+        keys: Sequence[bytes],
+        width: int,
+        *,
+        only_peers: bool,
+        timeout_s: float,
+        max_records: int = 0,
+        spared: Sequence[str] = (),
     ) -> NodeLookup:
         """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
-        WIDTH of them where that takes longer than `search_calls.WIDEN_S`."""
+        WIDTH of them where that takes longer than `search_calls.WIDEN_S`. Those that are `spared` count as asked."""
         search = NodeLookup(keys, self._host.peer_id, width)
+        search.spare(spared)
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
         for key in search.keys:
             self._nearest[key] = tuple(search.nearest(key, WIDTH))
@@ -375,7 +391,7 @@ class RecordDht:
         return Found(records=records, peers=peers)
 
 
-def _is_held(answers: Sequence[StoreResponse | None]) -> bool:
+def _is_held(answers: Iterable[StoreResponse]) -> bool:
     """Return whether most of the nodes that answered hold the record. A full key's nodes refuse it all alike."""
-    held = [answer.held for answer in answers if answer is not None]
+    held = [answer.held for answer in answers]
     return sum(held) * 2 > len(held)

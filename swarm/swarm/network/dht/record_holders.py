@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.network.dht.routing_table import RoutingTable, to_id
@@ -43,18 +43,25 @@ class RecordHolders:
         self._table = table
         self._of = NewestItems[bytes, _Holders](MAX_HELD_PLACES)
 
-    def current(self, place: bytes) -> tuple[str, ...]:
-        """Return the holders; none if it is time to search again, or a nearer node is known."""
+    def of(self, place: bytes) -> tuple[str, ...]:
+        """Return the holders by the last search, without those that are lost since; none if there was no search."""
+        holders = self._of.get(place)
+        return holders.peers if holders is not None else ()
+
+    def are_current(self, place: bytes) -> bool:
+        """Return whether it is not yet time to search again, and no nearer node is known."""
         holders = self._of.get(place)
         if holders is None or asyncio.get_running_loop().time() >= holders.until:
-            return ()
+            return False
         nearest = set(self._table.nearest(to_id(place), NUM_REPLICAS))
-        return holders.peers if nearest <= {*holders.peers, *holders.passed_over} else ()
+        return nearest <= {*holders.peers, *holders.passed_over}
 
-    def doubt(self, place: bytes) -> None:
-        """Let the next time be a new search: one of the holders did not answer."""
+    def lose(self, place: bytes, gone: Collection[str]) -> None:
+        """Forget holders that did not answer, and let the next time be a new search."""
         if place in self._of:
-            self._of[place] = replace(self._of[place], until=0.0)
+            holders = self._of[place]
+            peers = tuple(peer for peer in holders.peers if peer not in gone)
+            self._of[place] = replace(holders, peers=peers, until=0.0)
 
     def remember(self, place: bytes, nearest: tuple[str, ...]) -> None:
         """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that

@@ -271,6 +271,12 @@ class NodeLookup:
                 for key, ranked in self._ranked.items():
                     insort(ranked, _placed(peer_id, key))
 
+    def spare(self, peers: Sequence[str]) -> None:
+        """Take in peers that have just answered another call: they count as asked."""
+        self.meet(peers, ())
+        self.answered.update(peers)
+        self._asked.update((peer_id, key) for peer_id in peers for key in self._ranked)
+
     def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
         """Take in the peers that a node names: `meet` them. Their addresses are tried beside those that others
         named."""

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 from swarm.network.dht import known_peers, routing_table, search_calls
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_dht import NUM_NAMING, SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_holders import MIN_HOLD_S, NUM_REPLICAS
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -417,6 +418,41 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
         num_finds = 0
         assert await asker.store(envelope)
         assert num_finds > 0
+
+    virtual_time.run(main())
+
+
+def test_search_for_holders_that_is_due_asks_few_of_those_that_took_the_record_and_finds_a_nearer_node() -> None:
+    async def main() -> None:
+        world = World()
+        near = sorted(map(numbered, range(60)), key=lambda each: node_id_of(each.peer_id) ^ to_id(place_of(KEY)))
+        newcomer, *others = near[:20]
+        asker, nodes = await world.node(ASKER), [await world.node(each) for each in others]
+        for node in nodes:
+            for identity in (ASKER, *others):
+                assert identity.peer_id == node.known._host.peer_id or await node.ping(identity.peer_id)
+        asked: list[str] = []
+        for identity in others:
+            answer = world.wire[identity.peer_id, "find"]
+
+            async def find(peer_id: str, request: bytes, answer: Any = answer, own_id: str = identity.peer_id) -> bytes:
+                asked.append(own_id)
+                return cast("bytes", await answer(peer_id, request))
+
+            world.wire[identity.peer_id, "find"] = find
+        envelope = record(ASKER)
+        assert await asker.store(envelope)
+        assert len(asked) >= NUM_REPLICAS
+        asked.clear()
+        await asyncio.sleep(MIN_HOLD_S + 1)
+        assert await asker.store(envelope)
+        assert 0 < len(asked) <= NUM_NAMING + NARROW_WIDTH - NUM_REPLICAS
+        late = await world.node(newcomer)
+        for identity in others:
+            assert await late.ping(identity.peer_id)
+        await asyncio.sleep(2 * MIN_HOLD_S + 1)
+        assert await asker.store(envelope)
+        assert late.counts.num_records == 1
 
     virtual_time.run(main())
 

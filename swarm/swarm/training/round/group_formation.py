@@ -109,12 +109,14 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.setup.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
-    state = without_doubt(state, peer)
+    before, state = state, without_doubt(state, peer)
     faults = state.faults
-    if ready.attempt > faults.suspects.get(peer, -1):
+    if peer in faults.unreachable and ready.attempt > faults.suspects.get(peer, -1):
         unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}
-        faults = replace(faults, unreachable=unreachable)
-    state = replace(state, ready={**state.ready, peer: ready}, faults=faults)
+        state = replace(state, faults=replace(faults, unreachable=unreachable))
+    if state is before and ready.attempt == state.attempt and state.ready.get(peer) == ready:
+        return state, []  # it waits, and says so again: hundreds do so every second while a large run's interval lasts
+    state = replace(state, ready={**state.ready, peer: ready})
     # a stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.setup.roster or not roster_left(state)
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:

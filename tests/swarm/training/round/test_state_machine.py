@@ -241,6 +241,15 @@ def test_grace_follows_the_interval_that_the_member_last_had() -> None:
     assert state.timers.grace_until == 11.0
 
 
+def test_report_that_a_waiting_member_sends_again_changes_nothing() -> None:
+    state, _ = run([(1.0, Reported(peer=OTHERS[0], ready=ready()))], setup(COORDINATOR))
+    again, actions = machine.step(state, Reported(peer=OTHERS[0], ready=ready()), 2.0)
+    assert again is state
+    assert actions == []
+    changed, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(leaving=True)), 2.0)
+    assert changed.ready[OTHERS[0]].leaving
+
+
 def test_member_tells_for_whom_it_waits() -> None:
     reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
     state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR))), *reports], setup(COORDINATOR))

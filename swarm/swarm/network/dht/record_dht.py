@@ -209,7 +209,8 @@ class RecordDht:
             self._keep_own(envelope, data, holders)
             return _is_held(answers.values())
         spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))
-        search = await self._search([place], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
+        width = NUM_REPLICAS if spared else NARROW_WIDTH
+        search = await self._search([place], width, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
         nearest = tuple(search.nearest(place, NUM_REPLICAS))
         self._holders.remember(place, nearest)
         self._keep_own(envelope, data, nearest)

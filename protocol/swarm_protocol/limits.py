@@ -68,7 +68,7 @@ MAX_SUBJECT_BYTES = 255
 MAX_RECORD_BYTES = 8 * 2**10
 # So many fit an answer even if each is as large as allowed. What comes later goes to the keys below.
 MAX_RECORDS_PER_KEY = 128
-# How long the dead are listed, but for node records, which live up to four times as long. Records are refreshed at half
+# How long the dead are listed, but for node records, which live up to five times as long. Records are refreshed at half
 # of their life, so one lost refresh does no harm.
 RECORD_LIFETIME_S = 60.0
 # For records that change rarely; beyond this the dead would be counted on for too long.

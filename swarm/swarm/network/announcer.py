@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 PUBLISH_TIMEOUT_S = 5.0
 """Time-out of publishing; also the time that leaving takes when nobody answers."""
 
-SETTLING_S = 300.0
-MAX_LIVES = 4
+SETTLING_S = 120.0
+MAX_LIVES = 5
 """The longer a node has been there, the longer it is likely to stay. After twice SETTLING_S its node record, whose end
-nobody waits for, lives twice as long and is published half as often, and so on up to MAX_LIVES times; records of other
-kinds do not."""
+nobody waits for, lives twice as long and is published half as often, and so on up to MAX_LIVES times: one that is gone
+stays listed for at most half of the time that it was there. Records of other kinds do not."""
 
 RETRY_FRACTION = 0.1
 """Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""

@@ -205,7 +205,7 @@ class Membership:
         """Return the age in seconds of each peer's newest record in the last lookup of `kind` and `name`.
 
         No peer is asked. Living peers renew their records twice in the life of each, which is RECORD_LIFETIME_S, and up
-        to four times as long for node records (`Announcer`); a dead one stays listed for all of it. The age is 0 for a
+        to five times as long for node records (`Announcer`); a dead one stays listed for all of it. The age is 0 for a
         peer whose clock is ahead.
         """
         now = self._network.now()

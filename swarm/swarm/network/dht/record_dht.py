@@ -204,7 +204,7 @@ class RecordDht:
         holders, are_current = self._holders.of(place), self._holders.are_current(place)
         answers = await self._store_with(holders, request)
         if gone := set(holders) - answers.keys():
-            self._holders.lose(place, gone)  # to wait for them has taken the time of a search: that is for the next time
+            self._holders.lose(place, gone)  # waiting for them has taken the time of a search: search next time
         if len(answers) > NUM_REPLICAS // 2 and (are_current or gone):
             self._keep_own(envelope, data, holders)
             return _is_held(answers.values())

@@ -119,10 +119,24 @@ class IntegrityError(SwarmError):
 def reason_of(error: Exception) -> str:
     """Return why a file or device could not be used, for a message: what the system says, without errno and path.
 
-    Of other exceptions it is their text in one line.
+    Of other exceptions it is their text, as `text_of` gives it.
     """
     told = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
-    return told or " ".join(str(error).split()) or type(error).__name__
+    return told or text_of(error) or type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text in one printable line: it may quote a file of a stranger.
+
+    Of a KeyError, whose text is the key alone, it says that there is none. What steers a terminal becomes a space.
+    """
+    return printable_line(f"there is no {error}" if isinstance(error, KeyError) and error.args else str(error))
+
+
+def printable_line(text: str) -> str:
+    """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.split())
 
 
 def cause(error: BaseException) -> BaseException:

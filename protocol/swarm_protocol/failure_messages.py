@@ -18,6 +18,7 @@ from swarm_protocol.errors import (
     SessionError,
     StartError,
     SwarmError,
+    printable_line,
 )
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.proto import failure_pb2
@@ -96,9 +97,7 @@ def _build(sent: failure_pb2.Failure, sender: str) -> SwarmError:
 
 
 def _line(text: str) -> str:
-    """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
-    printable = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(printable.split())[: limits.MAX_FAILURE_TEXT_CHARS]
+    return printable_line(text)[: limits.MAX_FAILURE_TEXT_CHARS]
 
 
 def _known_id(peer_id: str) -> str:

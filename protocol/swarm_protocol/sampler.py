@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import Checked, number, one_of, up_to, whole
+from swarm_protocol.checks import Checked, number, up_to, whole
 
 TOKEN_ID_BYTES = 4
 GRAMMAR_KINDS = ("json_schema", "lark")
@@ -24,6 +24,13 @@ def check_token_ids(value: bytes, field: str, *, most: int) -> bytes:
     return value
 
 
+def _check_kind(value: object, field: str) -> None:
+    if value not in GRAMMAR_KINDS:
+        raise ValueError(
+            f"{field} is none of {', '.join(GRAMMAR_KINDS)}; a regular expression is written as lark: start: /[a-z]+/"
+        )
+
+
 TokenId: TypeAlias = Annotated[int, whole(limits.MAX_VOCAB - 1)]
 Penalty: TypeAlias = Annotated[float, number(limits.MAX_PENALTY, low=-limits.MAX_PENALTY)]
 
@@ -32,7 +39,7 @@ Penalty: TypeAlias = Annotated[float, number(limits.MAX_PENALTY, low=-limits.MAX
 class Grammar(Checked):
     """A constraint on the text of an answer: a JSON schema, or a grammar in llguidance's dialect of Lark."""
 
-    kind: Annotated[str, one_of(GRAMMAR_KINDS)]
+    kind: Annotated[str, _check_kind]
     text: str
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm_protocol.errors import ConfigError, cause
+from swarm_protocol.errors import ConfigError, cause, reason_of
 
 
 def test_cause_of_nested_groups_is_the_failure_that_says_what_to_do() -> None:
@@ -12,3 +12,11 @@ def test_cause_of_nested_groups_is_the_failure_that_says_what_to_do() -> None:
     assert cause(ours) is ours
     first = ValueError("first")
     assert cause(ExceptionGroup("tasks", [first, ValueError("second")])) is first
+
+
+def test_reason_that_quotes_a_strangers_file_does_not_steer_the_terminal() -> None:
+    assert reason_of(ValueError("unknown \x1b[31mred\n\u202eline\x07")) == "unknown [31mred line"
+
+
+def test_reason_of_a_missing_key_says_that_it_is_missing() -> None:
+    assert reason_of(KeyError("swish")) == "there is no 'swish'"

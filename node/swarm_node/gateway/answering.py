@@ -67,12 +67,14 @@ class GenerationResponse(Response):
         *,
         stream: bool,
         include_usage: bool,
+        grammar_field: str,
     ) -> None:
         super().__init__()
         self._builder = builder
         self._begin = begin
         self._stream = stream
         self._include_usage = include_usage
+        self._names = {"grammar": grammar_field}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
@@ -88,7 +90,7 @@ class GenerationResponse(Response):
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
-            failure = from_exception(error, scope["path"])
+            failure = from_exception(error, scope["path"], self._names)
             failure.note(scope)
             if events.started:
                 await events.send(event(json.dumps(failure.body, ensure_ascii=False)))
@@ -173,7 +175,13 @@ class Answerer:
                     yield running
 
         request = batch.request
-        return GenerationResponse(builder, begin, stream=request.stream, include_usage=request.include_usage)
+        return GenerationResponse(
+            builder,
+            begin,
+            stream=request.stream,
+            include_usage=request.include_usage,
+            grammar_field=request.grammar_field,
+        )
 
     @asynccontextmanager
     async def _run(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +29,8 @@ MAX_PATH_CHARS = 100
 """The most of a request's path or field name that an error message repeats."""
 TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
 """Names that these routes have for what the SDK calls `prompt`."""
+NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 """Paths that clients miss whose base URL lacks its end."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
@@ -41,15 +44,18 @@ def install(app: FastAPI) -> None:
     install_errors(app, _from_route, *kinds)
 
 
-def from_exception(error: BaseException, path: str) -> HttpError:
-    """Translate any exception of the route `path`; of several that tasks failed with, the first."""
+def from_exception(error: BaseException, path: str, names: Mapping[str, str] = NO_NAMES) -> HttpError:
+    """Translate any exception of the route `path`; of several that tasks failed with, the first.
+
+    `names` are those that the request has for settings that the SDK calls otherwise.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:
         case HttpError():
             return error
         case SwarmError():
-            return _from_swarm(error, path)
+            return _from_swarm(error, {**NAMES, "prompt": TEXT_FIELDS.get(path, ""), **names})
         case TimeoutError():
             message = "the request ran out of time"
             return HttpError(503, message, code="timeout", retry_after_s=http_limits.RETRY_AFTER_S)
@@ -57,7 +63,7 @@ def from_exception(error: BaseException, path: str) -> HttpError:
     return HttpError(500, "the gateway failed to answer; its log says why", code="internal_error")
 
 
-def _from_swarm(error: SwarmError, path: str) -> HttpError:
+def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
     match error:
         case PeerRefused() if error.retry_after_s > 0:
             return HttpError(429, str(error), code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
@@ -66,7 +72,6 @@ def _from_swarm(error: SwarmError, path: str) -> HttpError:
         case ConfigError():
             # by the first code clients know that they have to shorten the conversation
             code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid_request"
-            names = {"prompt": TEXT_FIELDS.get(path, ""), "template_kwargs": "chat_template_kwargs"}
             param = names.get(error.field, error.field)
             return HttpError(400, str(error), code=code, param=param or None)
     return HttpError(500, str(error), code=error.code)

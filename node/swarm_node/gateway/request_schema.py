@@ -248,6 +248,11 @@ class SamplingRequest(StrictBody):
     def include_usage(self) -> bool:
         return self.stream and self.stream_options.include_usage
 
+    @property
+    def grammar_field(self) -> str:
+        """The field that the answer's grammar comes from, if it has one."""
+        return "tools" if self.answer_schema() is None else "response_format"
+
     def grammar(self) -> Grammar | None:
         """Return the grammar that the answer has to fit. Raises ConfigError for one that is too large."""
         schema = self.answer_schema()
@@ -269,7 +274,7 @@ class SamplingRequest(StrictBody):
         try:
             self.samplings()
         except ConfigError as error:
-            raise unfit("response_format" if self.response_format else "tools", str(error)) from None
+            raise unfit(self.grammar_field, str(error)) from None
         return self
 
     def samplings(self) -> Sequence[Sampling]:

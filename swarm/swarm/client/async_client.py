@@ -242,7 +242,7 @@ class AsyncClient(TextClient[Generation]):
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
         """Return the text of tokens, without special ones. Raises as `generate`."""
         assets = await self._assets_of(model)
-        return await assets.decode(checked(assets, token_ids))
+        return await assets.decode(checked(assets, token_ids, field="tokens"))
 
     async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
         """Return the input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].

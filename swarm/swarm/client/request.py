@@ -279,14 +279,14 @@ def check_prompt_ids(token_ids: object) -> list[int]:
     raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
 
 
-def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
-    """Return the ids as a list. Raises ConfigError unless the model knows them all."""
+def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prompt") -> list[int]:
+    """Return the ids as a list. Raises ConfigError, of this field, unless the model knows them all."""
     token_ids = check_prompt_ids(token_ids)
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
-            "the prompt has token ids that the model does not know",
+            f"{'the prompt has' if field == 'prompt' else 'these are'} token ids that the model does not know",
             remedy=f"use 0 to {assets.shape.vocab_size - 1}",
-            field="prompt",
+            field=field,
         )
     return token_ids
 

@@ -258,6 +258,9 @@ def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(
             assert len(set(texts[0])) == 3
             with pytest.raises(api.BadRequestError, match="token ids that the model does not know"):
                 await swarm.openai.completions.create(model="small", prompt=[10**6])
+            url = str(swarm.openai.base_url).replace("/v1/", "/detokenize")
+            response = await swarm.openai._client.post(url, json={"model": "small", "tokens": [10**6]})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens")
             await _until(lambda: swarm.num_sessions() == 0)
 
     asyncio.run(main())
@@ -374,8 +377,13 @@ def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkp
                     trace = (await swarm.openai.get(f"/traces/{chunk.id}", cast_to=dict[str, Any]))["hops"]
                     swarm.internet.crash(trace[-1]["peer_id"])
             assert "".join(pieces) == texts[0]
-            with pytest.raises(api.BadRequestError, match="uniqueItems"):
+            with pytest.raises(api.BadRequestError, match="uniqueItems") as refused:
                 await answer(5, response_format={**formed["response_format"], "json_schema": UNFIT})
+            assert refused.value.param == "response_format"
+            unfit_tool = {"type": "function", "function": {"name": "f", "parameters": UNFIT["schema"]}}
+            with pytest.raises(api.BadRequestError, match="the grammar cannot be used") as refused:
+                await answer(6, tools=[unfit_tool], tool_choice="required")
+            assert refused.value.param == "tools"
 
     asyncio.run(main())
 

@@ -27,6 +27,9 @@ SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
 """Written by `hub_download` where only some shards were brought: the commit and every tensor's number of values."""
 
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+"""The config of every language model of blocks has these."""
+
 MAX_CONFIG_BYTES = 4 * 2**20
 """A config that names a thousand labels has 100 kB."""
 
@@ -166,10 +169,13 @@ def _check_bounds(path: Path) -> None:
 def check_is_model(config: Any) -> None:
     """Raises ConfigError for a config without the sizes of a language model, as one of several models has."""
     try:
-        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+        sizes = [getattr(config, name, None) for name in SIZES]
     except Exception:  # as for sizes
         sizes = [None]
-    if not all(type(size) is int and size > 0 for size in sizes):
+    for name, size in zip(SIZES, sizes, strict=False):
+        if type(size) is int and size < 1:
+            raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")
+    if not all(type(size) is int for size in sizes):
         raise ConfigError(
             f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
         )

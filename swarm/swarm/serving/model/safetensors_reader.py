@@ -15,13 +15,13 @@ from types import EllipsisType
 
 import torch
 from safetensors import SafetensorError, safe_open
-from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
+from swarm_protocol.errors import ConfigError, IntegrityError, reason_of, text_of
 from torch import Tensor
 
 
 def one_line(error: BaseException) -> str:
     """Return a library's message as one line, for a message of ours."""
-    return " ".join(str(error).split())[:200]
+    return text_of(error)[:200]
 
 
 _DTYPES = {

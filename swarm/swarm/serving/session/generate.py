@@ -178,7 +178,11 @@ def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) 
                 field=field,
             )
     if sampling.grammar is not None and not ends:
-        raise ConfigError(f"{assets.shape.name} has no end token, which a grammar needs", remedy="give stop_token_ids")
+        raise ConfigError(
+            f"{assets.shape.name} has no end token, which a grammar needs",
+            remedy="give stop_token_ids",
+            field="grammar",
+        )
     counts_prompt = sampling.repetition_penalty != 1.0
     sampler = Sampler(
         prompt_ids=np.unique(np.asarray(prompt, dtype="<i4")).tobytes() if counts_prompt else b"",

@@ -338,6 +338,7 @@ class Session:
             case SequenceEnded():
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
+                    error.field = "grammar"  # which a server does not say
                     return self._state.give_up(error, now_s)  # no server can use the grammar
                 return self._state.on_lost(stage, error, FailureCause.REPORTED, now_s)
             case ServerLeaving():

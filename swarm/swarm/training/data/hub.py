@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError, text_of
 
 from swarm.training.data.source import Passage, cut
 from swarm.training.run.settings import is_commit
@@ -267,4 +267,4 @@ def _translated_errors(what: str) -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return text_of(error)[:300]

@@ -86,6 +86,23 @@ def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) ->
     assert "\n" not in str(caught.value)
 
 
+def test_open_config_that_would_steer_the_terminal_is_quoted_without_that(copied: Path) -> None:
+    (copied / "config.json").write_text(json.dumps({"model_type": "\x1b[31mred\u202e"}))
+    with pytest.raises(ConfigError, match="red") as caught:
+        open_model(copied)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("num_hidden_layers", 0), ("num_hidden_layers", -1), ("hidden_size", 0), ("vocab_size", -5)]
+)
+def test_open_config_with_an_impossible_size_names_it(copied: Path, name: str, size: int) -> None:
+    settings = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**settings, name: size}))
+    with pytest.raises(ConfigError, match=rf"^{name} is {size}\b"):
+        open_model(copied)
+
+
 def test_open_without_weights_says_so(copied: Path) -> None:
     (copied / "model.safetensors.index.json").unlink()
     with pytest.raises(ConfigError, match="holds neither"):

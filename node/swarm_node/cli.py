@@ -9,12 +9,13 @@ Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug, 130 interrupte
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from swarm_protocol.errors import ConfigError
@@ -100,7 +101,8 @@ def run(arguments: Sequence[str]) -> int:
     emitter = Emitter(json="--json" in arguments)
     diagnostics.quieten_imports()
     try:
-        code = app(args=_or_help(with_usual(spread(arguments))), prog_name="swarm-node", standalone_mode=False)
+        words = _or_help(with_usual(spread(arguments)))
+        code = _command()(args=words, prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except TyperException as error:
         emitter.error(
@@ -121,6 +123,12 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         emitter.error(diagnostics.as_swarm_error(error))
         return diagnostics.exit_code(error)
+
+
+@functools.cache
+def _command() -> Any:
+    """Return the tree of all commands, which takes a while to make."""
+    return typer.main.get_command(app)
 
 
 def _or_help(arguments: list[str]) -> list[str]:

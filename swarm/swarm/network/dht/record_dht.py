@@ -204,8 +204,10 @@ class RecordDht:
         holders, are_current = self._holders.of(place), self._holders.are_current(place)
         answers = await self._store_with(holders, request)
         if gone := set(holders) - answers.keys():
-            self._holders.lose(place, gone)  # waiting for them has taken the time of a search: search next time
-        if len(answers) > NUM_REPLICAS // 2 and (are_current or gone):
+            self._holders.lose(place, gone)
+        # waiting for the first that are gone has taken the time of a search; further ones do not put it off again
+        is_put_off = bool(gone) and len(holders) == NUM_REPLICAS
+        if len(answers) > NUM_REPLICAS // 2 and (are_current or is_put_off):
             self._keep_own(envelope, data, holders)
             return _is_held(answers.values())
         spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))

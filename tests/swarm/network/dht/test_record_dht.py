@@ -422,6 +422,34 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
     virtual_time.run(main())
 
 
+def test_search_for_holders_is_put_off_once_however_many_are_gone_one_after_the_other() -> None:
+    async def main() -> None:
+        world = World()
+        others = list(map(numbered, range(20)))
+        nodes = {each.peer_id: await world.node(each) for each in [ASKER, *others]}
+        for each in others:
+            assert await nodes[ASKER.peer_id].ping(each.peer_id)
+            for other in others:
+                assert each is other or await nodes[each.peer_id].ping(other.peer_id)
+        asker, envelope = nodes.pop(ASKER.peer_id), record(ASKER)
+
+        def holders() -> list[str]:
+            return [peer_id for peer_id, node in nodes.items() if node.counts.num_records]
+
+        assert await asker.store(envelope)
+        assert len(holders()) == NUM_REPLICAS
+        for num_living in (NUM_REPLICAS - 1, NUM_REPLICAS):
+            gone = holders()[0]
+            del nodes[gone]
+            world.wire = {place: answer for place, answer in world.wire.items() if place[0] != gone}
+            for host in world.hosts.values():
+                host._wire = world.wire
+            assert await asker.store(envelope)
+            assert len(holders()) == num_living
+
+    virtual_time.run(main())
+
+
 def test_search_for_holders_that_is_due_asks_few_of_those_that_took_the_record_and_finds_a_nearer_node() -> None:
     async def main() -> None:
         world = World()

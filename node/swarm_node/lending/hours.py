@@ -1,7 +1,7 @@
 """The hours of the day in which a node lends its machine, in local time. Pure: times are arguments, in Unix seconds.
 
 A change to or from daylight saving time moves with the clock on the wall: a window that begins in the hour that is left
-out begins when that hour would, and one in the hour that comes twice is open twice.
+out begins where the clock goes on behind it, and one in the hour that comes twice is open twice.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 DAY_MIN = 24 * 60
+CLOCK_CHANGE_S = 1800
+"""All clocks are changed at a multiple of this: at 02:00 of Lord Howe Island it is half past an hour in UTC."""
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", re.ASCII)
 
 
@@ -57,4 +59,6 @@ def next_change(windows: Sequence[Window], at: float) -> float | None:
     minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
     times = [midnight + timedelta(days=day, minutes=minute) for day in range(3) for minute in minutes]
     edges = [time.replace(fold=fold).timestamp() for time in times for fold in (0, 1)]
+    first = int(at) // CLOCK_CHANGE_S * CLOCK_CHANGE_S
+    edges += range(first, first + 3 * DAY_MIN * 60, CLOCK_CHANGE_S)  # a clock that is changed is one, too
     return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)

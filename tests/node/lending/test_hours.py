@@ -61,6 +61,21 @@ def test_window_in_the_hour_that_comes_twice_is_open_twice() -> None:
     assert next_change(windows, second) == second + 30 * 60
 
 
+@pytest.mark.parametrize(
+    ("window", "at", "until"),
+    [
+        ("02:30-06:00", "2026-03-29T01:45:00", "2026-03-29T03:00:00"),  # 02:30 is left out
+        ("01:00-02:30", "2026-03-29T01:45:00", "2026-03-29T03:00:00"),
+        ("02:30-06:00", "2026-10-25T02:40:00", "2026-10-25T02:00:00"),  # 02:00 comes again
+        ("01:00-02:15", "2026-10-25T02:40:00", "2026-10-25T02:00:00"),
+    ],
+)
+def test_clock_that_is_changed_opens_and_closes_a_window(window: str, at: str, until: str) -> None:
+    windows, change = [parse_window(window)], datetime.fromisoformat(until).replace(fold=1).timestamp()
+    assert next_change(windows, _at(at)) == change
+    assert is_open(windows, change) != is_open(windows, change - 1)
+
+
 def test_without_windows_or_with_a_whole_day_nothing_ever_changes() -> None:
     at = _at("2026-11-23T12:00:00")
     for windows in ((), (parse_window("00:00-24:00"),), (parse_window("00:00-12:00"), parse_window("12:00-24:00"))):

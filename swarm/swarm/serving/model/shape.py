@@ -40,8 +40,12 @@ def check_span(start: int, end: int, num_blocks: int) -> None:
         )
 
 
+_NUM_HEADS = {"num_attention_heads", "num_key_value_heads"}
+
+
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for more layers, experts or labels than any model has: as many objects would be made.
+    """Raises ValueError for more layers, experts or labels than any model has, as many objects would be made, and for
+    heads below one, by which transformers would divide.
 
     `settings` are those of a config.json, before transformers has seen them.
     """
@@ -50,6 +54,8 @@ def check_counts(settings: Mapping[str, Any]) -> None:
             check_counts(value)
         elif _counts(key) and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
             raise ValueError(f"{key} is {value}, more than {limits.MAX_BLOCKS}")
+        elif key in _NUM_HEADS and type(value) is int and value < 1:
+            raise ValueError(f"{key} is {value}")
 
 
 def _counts(key: str) -> bool:

@@ -34,8 +34,8 @@ def _broken_lookups(large: Report) -> Iterator[str]:
 
 
 def _broken_state(large: Report, small: Report) -> Iterator[str]:
-    """What a node holds and sends is constant, but for the routing table, which grows by the logarithm. It does not
-    grow with time either."""
+    """What a node holds and sends is constant, but for the routing table and the messages that keep it fresh, which
+    grow by the logarithm. It does not grow with time either."""
     first, last, few = large.samples[0], large.samples[-1], small.samples[-1]
     if last["records_mean"] > GROWTH * min(first["records_mean"], few["records_mean"]):
         yield f"records: {first['records_mean']} to {last['records_mean']}, {few['records_mean']} in the small network"
@@ -47,7 +47,7 @@ def _broken_state(large: Report, small: Report) -> Iterator[str]:
     if last["addresses_mean"] > 2 * last["peers_mean"]:
         yield f"known addresses: {last['addresses_mean']}"
     sent, few_sent = _messages(large), _messages(small)
-    if sent > GROWTH * few_sent:
+    if sent > GROWTH * few_sent * math.log2(last["nodes"]) / math.log2(few["nodes"]):
         yield f"messages a minute: {sent}, {few_sent} in the small network"
 
 

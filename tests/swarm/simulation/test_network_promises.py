@@ -73,4 +73,5 @@ def test_state_that_grows_and_trainers_out_of_work_are_named(figure: str, value:
 
 
 def test_traffic_that_grows_with_the_network_is_named() -> None:
-    assert broken_promises(report(SAMPLE, messages=30), SMALL) == ["messages a minute: 30, 20 in the small network"]
+    assert broken_promises(report(SAMPLE, messages=33), SMALL) == []  # as the logarithm
+    assert broken_promises(report(SAMPLE, messages=34), SMALL) == ["messages a minute: 34, 20 in the small network"]

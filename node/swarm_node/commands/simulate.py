@@ -62,9 +62,11 @@ def run(flags: Flags) -> int:
 
     def run_one(scenario: Scenario) -> Report:
         number = processes_for(scenario, processes)
-        what = f"{plural(scenario.nodes, 'node')} in {'one process' if number == 1 else f'{number} processes'}"
-        fewer = f": {processes} would wait for each other, with under 2 ms between two nodes" * (number < processes)
-        emitter.say(f"simulating {what}{fewer}")
+        line = f"simulating {plural(scenario.nodes, 'node')} in "
+        line += "one process" if number == 1 else f"{number} processes"
+        if number < processes:
+            line += f": {processes} would wait for each other, with under 2 ms between two nodes"
+        emitter.say(line)
         return simulate(scenario, processes=number, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)

@@ -75,15 +75,13 @@ class StreamBuffers(asyncio.BufferedProtocol):
         transport.pause_reading()
         transport.set_protocol(self)
         self._transport = transport
-        if transport.is_closing():
-            self.is_lost = True  # it has told its former protocol so, or will tell this one
-        else:
+        if not transport.is_closing():  # uvloop raises RuntimeError for a limit on what is closed
             # a sender waits until the system has its message, and then nobody holds it
             transport.set_write_buffer_limits(high=0)
         try:
             for data in _unread(reader):
                 self._feed(data)
-            if self.is_lost:
+            if transport.is_closing():
                 self.connection_lost(None)
             elif reader.at_eof():
                 self.eof_received()

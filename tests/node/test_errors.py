@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "endless.toml").write_text("#" * 2**21)
     (tmp_path / "open.keys").chmod(0o644)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
@@ -87,6 +88,7 @@ WRONG = [
     ((*JOIN, "--network-id", "no good"), "is not a network id"),
     ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
     ((*JOIN, "--config", "broken.toml"), "config file broken.toml is not valid TOML"),
+    ((*JOIN, "--config", "endless.toml"), "config file endless.toml is longer than 1048576 characters → name a"),
     ((*JOIN, "--config", "binary.toml"), "config file binary.toml is not a text file"),
     ((*JOIN, "--config", "typo.toml"), "unknown setting 'peeers' in typo.toml → did you mean peers?"),
     (("seed", "--home", "/proc/x"), "cannot use the home directory /proc/x"),

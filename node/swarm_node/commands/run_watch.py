@@ -30,7 +30,7 @@ from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
 FIND_S = 5.0
-"""Seconds to look for a member that gives the run's file before the user is told that there is none yet."""
+"""Seconds to look for a member that gives the run's file before the user is told that there is none."""
 FIRST_MEMBER_S = 180.0
 """Seconds to wait for a first member: a user who watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
@@ -81,7 +81,8 @@ async def _file_of(run_id: str, network: Network, membership: Membership, emitte
 
 def _waits_for_first(run_id: str) -> str:
     waits = duration(FIRST_MEMBER_S)
-    return f"no member of {run_id} is there yet: waiting for one for up to {waits}; Ctrl-C stops this"
+    why = "nobody trains it yet, or it is over and all have left"
+    return f"no member of {run_id} is there: {why}; waiting for one for up to {waits}; Ctrl-C stops this"
 
 
 class RunWatcher:

@@ -21,6 +21,9 @@ ENV_PREFIX = "SWARM_"
 CONFIG_FILE = "SWARM_CONFIG"
 """The variable that names the settings file, as `--config` does; it is no setting itself."""
 
+MAX_FILE_CHARS = 2**20
+"""Maximum length of a settings file: a thousand times what all settings take."""
+
 MAX_SHOWN_CHARS = 120
 """Maximum length of a refused value in a message, so that the message stays a line."""
 
@@ -72,7 +75,8 @@ def _environment() -> dict[str, Given]:
 def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARS + 1)
     except (FileNotFoundError, NotADirectoryError):
         if is_named:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
@@ -83,6 +87,10 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
         raise ConfigError(
             f"config file {path} cannot be read: {reason_of(error)}", remedy="fix it or move it away"
         ) from error
+    if len(text) > MAX_FILE_CHARS:
+        raise ConfigError(
+            f"config file {path} is longer than {MAX_FILE_CHARS} characters", remedy="name a settings file"
+        )
     table = parse_toml(text, f"config file {path}", remedy="fix it or move it away")
     known = [setting for setting in SETTINGS if setting != "home"]
     for name in table:

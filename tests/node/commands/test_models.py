@@ -40,6 +40,18 @@ def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, caps
     assert err.startswith("error: t5 is not a decoder-only language model")
 
 
+def test_models_check_of_an_unknown_rope_type_is_told_by_the_error_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {**LlamaConfig(num_hidden_layers=2).to_dict(), "rope_scaling": {"rope_type": "spiral", "factor": 2.0}}
+    config.pop("rope_parameters", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, _, err = check(capsys, str(tmp_path))
+    assert code == 1
+    assert err.startswith("error: transformers cannot build a llama from this config: there is no 'spiral'\n")
+    assert not [each for each in caplog.records if each.name.startswith("transformers")]
+
+
 def test_models_check_without_a_model_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = check(capsys)
     assert code == 2

@@ -27,8 +27,12 @@ SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
 """Written by `hub_download` where only some shards were brought: the commit and every tensor's number of values."""
 
-SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
-"""The config of every language model of blocks has these."""
+SIZES = {
+    "num_hidden_layers": limits.MAX_BLOCKS,
+    "hidden_size": limits.MAX_COLUMNS,
+    "vocab_size": limits.MAX_COLUMNS,
+}
+"""What the config of every language model of blocks has, with its limit: a row must fit into a message."""
 
 MAX_CONFIG_BYTES = 4 * 2**20
 """A config that names a thousand labels has 100 kB."""
@@ -167,7 +171,8 @@ def _check_bounds(path: Path) -> None:
 
 
 def check_is_model(config: Any) -> None:
-    """Raises ConfigError for a config without the sizes of a language model, as one of several models has."""
+    """Raises ConfigError for a config without the sizes of a language model, as one of several models has, and for
+    sizes that the network cannot serve."""
     try:
         sizes = [getattr(config, name, None) for name in SIZES]
     except Exception:  # as for sizes
@@ -175,6 +180,11 @@ def check_is_model(config: Any) -> None:
     for name, size in zip(SIZES, sizes, strict=False):
         if type(size) is int and size < 1:
             raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")
+        if type(size) is int and size > SIZES[name]:
+            raise ConfigError(
+                f"{name} is {size}, more than {SIZES[name]}, which is the most that can be served",
+                remedy="serve another model",
+            )
     if not all(type(size) is int for size in sizes):
         raise ConfigError(
             f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.heap import absent
+from swarm.heap import absent, uncollected
 from swarm.own_thread import in_own_thread
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
@@ -89,11 +89,12 @@ async def run(demo: Demo) -> DemoSummary:
 def _write_run(path: Path, run: RunConfig, identity: Identity) -> int:
     """Sign the run, and return the number of its model's parameters. This imports torch and transformers, for which
     neither the first line, nor the seed, nor Ctrl-C waits."""
-    with absent(*UNUSED_PACKAGES):
+    with uncollected(), absent(*UNUSED_PACKAGES):
         from swarm.training.run.run_model import check_model  # noqa: PLC0415
 
+        num_parameters = check_model(run)
     write_run(path, run, identity)
-    return check_model(run)
+    return num_parameters
 
 
 async def _start(demo: Demo, name: str, is_up: Callable[[NodeState], bool], *arguments: str) -> NodeState:

@@ -22,9 +22,10 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.machine.hardware import Hardware, Speeds, cpu_name, machine_memory
+from swarm_node.machine.hardware import UNUSED_PACKAGES, Hardware, Speeds, cpu_name, machine_memory
 
 # one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
 HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
@@ -36,7 +37,8 @@ BUDGET_S = 0.4  # for each of the three figures
 def measure(device: str) -> Speeds:
     """Run the reference block on torch's `device`; about 1.5 s in all."""
     # it takes a second to import, which most starts can save: their speeds are remembered
-    from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
+    with uncollected(), absent(*UNUSED_PACKAGES):
+        from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
 
     config = LlamaConfig(
         vocab_size=8,

@@ -32,7 +32,7 @@ SIZES = {
     "hidden_size": limits.MAX_COLUMNS,
     "vocab_size": limits.MAX_COLUMNS,
 }
-"""What the config of every language model of blocks has, with its limit: a row must fit into a message."""
+"""The sizes that the config of every language model of blocks has, with their limits: a row must fit into a message."""
 
 MAX_CONFIG_BYTES = 4 * 2**20
 """A config that names a thousand labels has 100 kB."""

@@ -63,6 +63,9 @@ def join(flags: Flags) -> int:
         say_lookup(config.model, Emitter(json=flags.json))
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
+    if config.run or config.model:
+        # otherwise nothing is seen for the many seconds that this can take on a machine with other work
+        Emitter(json=flags.json).say("starting: loads torch and, at the first start, measures this machine")
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 

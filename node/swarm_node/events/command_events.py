@@ -80,7 +80,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "committed": event_spec(
         "The watched run has taken an outer step; the members' certificate was checked.",
-        "step {step}/{of}: loss {loss:.3f}, {num_trainers} trainers, {tokens_per_s:.0f} tokens/s in all, "
+        "step {step}/{of}: loss {loss:.3f}, {num_trainers:trainer}, {tokens_per_s:.0f} tokens/s in all, "
         "state {digest:.12}",
         run="text: the run's id",
         step="int: the outer step",
@@ -103,7 +103,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_planned": event_spec(
         "What `run resume` found, and what it signs.",
-        "{run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
+        "{run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster:member}; left out: "
         "{left_out_names}",
         run="text: the run's id",
         outer_step="int: the outer step to go on from",
@@ -121,7 +121,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     "resume_not_needed": event_spec(
         "`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
         "nothing was signed, as {run} can continue without an order: it is at outer step {outer_step}, and "
-        "{num_answered} of its {num_members} members answered. --yes signs the order all the same",
+        "{num_answered} of its {num_members:member} answered. --yes signs the order all the same",
         run="text: the run's id",
         outer_step="int: its newest outer step",
         members="list: peer ids of that step's members",
@@ -129,7 +129,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_delivered": event_spec(
         "Members have the resume order, and pass it on.",
-        "{num_peers} members have the order: the run continues from outer step {outer_step}",
+        "the order is with {num_peers:member}: the run continues from outer step {outer_step}",
         run="text: the run's id",
         outer_step="int: the outer step it goes on from",
         peers="list: peer ids of those who took it",
@@ -154,7 +154,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "endorsement_delivered": event_spec(
         "Members have the endorsement, and pass it on.",
-        "{num_peers} members have the endorsement of outer step {outer_step}",
+        "the endorsement of outer step {outer_step} is with {num_peers:member}",
         run="text: the run's id",
         outer_step="int: the outer step that was endorsed",
         peers="list: peer ids of those who took it",
@@ -262,7 +262,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "verified": event_spec(
         "`models verify` has found that every file of a directory is the one in a manifest; `error` names another.",
-        "{path} is {model} as {publisher} published it (manifest {digest:.12}): {num_files} files checked",
+        "{path} is {model} as {publisher} published it (manifest {digest:.12}): {num_files:file} checked",
         model="text: the model's name",
         publisher="text: peer id of the publisher",
         digest="text: digest of the manifest",

@@ -146,7 +146,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "tokenizing": event_spec(
         "The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
-        "tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
+        "tokenizing: {share:.0%} read, {num_tokens:token}, {tokens_per_s:.0f} tokens/s",
         live=True,
         run="text: the run's id",
         share="number: how much of the data has been read, from 0 to 1",
@@ -162,7 +162,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "state_fetched": event_spec(
         "This node has the run's committed state, every chunk of it checked.",
-        "state of step {step} ready, {num_bytes} bytes from {num_donors} peers in {seconds:.1f} s",
+        "state of step {step} ready, {num_bytes} bytes from {num_donors:peer} in {seconds:.1f} s",
         run="text: the run's id",
         step="int: the outer step of the state",
         digest="text: digest of the state",
@@ -181,7 +181,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "outer_step": event_spec(
         "A round committed: the swarm took an outer step, and every replica that says so has this digest.",
-        "step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_trainers} trainers, {seconds:.1f} s",
+        "step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_trainers:trainer}, {seconds:.1f} s",
         run="text: the run's id",
         step="int: the outer step that was committed",
         fragment="int: which of the run's fragments it moved, from 0",
@@ -276,7 +276,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "run_resumed": event_spec(
         "The run goes on without some of its members, by a resume order of its author.",
-        "by order of the run's author, {num_roster} members continue from step {step} without the others",
+        "by order of the run's author, the run continues from step {step} with {num_roster:member}, without the others",
         run="text: the run's id",
         step="int: the outer step it goes on from",
         digest="text: digest of that state",

@@ -26,7 +26,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_node.events.command_events import COMMAND_EVENTS
 from swarm_node.events.daemon_events import DAEMON_EVENTS
 from swarm_node.events.event_spec import TYPES, EventSpec
-from swarm_node.formatting import clean, progress
+from swarm_node.formatting import clean, plural, progress
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +152,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     known: dict[str, object] = dict(fields)
     known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
     known |= {name: math.nan for name, v in fields.items() if v is None}
+    known |= {name: _Counted(v) for name, v in known.items() if name.startswith("num_") and isinstance(v, int)}
     if isinstance(seconds := fields.get("seconds"), int | float):
         known["within"] = f"within {seconds:.0f} s" if seconds >= 1 else "at once"
     if event == "draining" and known["within"] != "at once":
@@ -163,6 +164,13 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
         text += f"\n  → {fields['remedy']}"
     mark = _MARKS.get(event)
     return f"{mark} {text}" if mark else text
+
+
+class _Counted(int):
+    """A number in a template: `{num_members:member}` is "1 member" or "2 members"."""
+
+    def __format__(self, spec: str) -> str:
+        return plural(self, spec) if spec.isalpha() and len(spec) > 1 else format(int(self), spec)
 
 
 class LiveLine:

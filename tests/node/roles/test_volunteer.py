@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -27,6 +28,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer
 from swarm_node.roles.helper import MAX_POSTPONED, HelperRole, ModelNeed, RunNeed
+from swarm_node.roles.sources import keep_copy
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
 from swarm_node.shutdown import Shutdown
@@ -35,6 +37,7 @@ from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import open_manifest
 from swarm_protocol.records import NodeRecord, TrainerRecord
+from swarm_protocol.run_credentials import invite_to_run
 
 from protocol import manifest_examples
 
@@ -109,6 +112,7 @@ def told(tmp_path: Path) -> Config:
     [
         (replace(RUN, max_group=2, cluster_size=1), "it is full with 2 trainers"),
         (replace(RUN, admission=(Identity(bytes(32)).peer_id,)), "admits only the peers that it names"),
+        (replace(RUN, invitations="required"), "takes only nodes with an invitation"),
         (replace(RUN, data=DataConfig(source="files")), "trains on each member's own data"),
         (replace(RUN, data=DataConfig(tokenizer="local")), "run.s tokenizer is each member.s own"),
         (replace(RUN, data=DataConfig(source="hub", hub_id="a/b")), "downloaded from a hub"),
@@ -116,7 +120,7 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
         (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
     ],
-    ids=["full", "closed", "files", "tokenizer", "hub data", "hub tokenizer", "checkpoint", "huge"],
+    ids=["full", "closed", "by invitation", "files", "tokenizer", "hub data", "hub tokenizer", "checkpoint", "huge"],
 )
 def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
     async def scene(node: Node, other: Network, others: Membership) -> None:
@@ -210,8 +214,30 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
     assert len(reason) < 200
 
 
+@pytest.mark.parametrize("may_enter", ["nobody", "listed", "invited", "trained"])
+def test_run_that_requires_invitations_is_refused_at_once_by_a_node_that_cannot_enter(
+    may_enter: str, tmp_path: Path
+) -> None:
+    """It would follow the run for as long as this lasts, and no step would count its work."""
+    node, author = Identity(bytes([1]) * 32), Identity(bytes(32))
+    listed = (node.peer_id,) if may_enter == "listed" else ()
+    run = sign_run(replace(RUN, invitations="required", admission=listed), author, issued_at=1)
+    settings = {"home": str(tmp_path)}
+    if may_enter == "invited":
+        given = invite_to_run(author, run.run_id, network_id="swarm", now=time.time(), lifetime_s=60.0)
+        settings |= {"run": run.run_id, "invitation": given.text()}
+    if may_enter == "trained":
+        keep_copy(Home(tmp_path), run)
+    config = resolve(settings, env={})
+    if may_enter == "nobody":
+        with pytest.raises(ConfigError, match="takes only nodes with an invitation, and this one was given none"):
+            volunteer.check_run(run, config, node.peer_id)
+    else:
+        volunteer.check_run(run, config, node.peer_id)
+
+
 def test_run_with_a_local_tokenizer_is_refused_before_training_where_none_is_named() -> None:
     """Prepared tokens on the machine do not help: the finished model is written with its tokenizer."""
     config = replace(RUN, data=DataConfig(tokenizer="local"))
     with pytest.raises(ConfigError, match="tokenizer is each member's own"):
-        volunteer.check_run(config, resolve({}))
+        volunteer.check_run(sign_run(config, Identity(bytes(32)), issued_at=1), resolve({}), "")

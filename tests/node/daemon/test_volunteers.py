@@ -160,7 +160,8 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_is_left_out
     while int(str(founder.wait_for("outer_step", timeout_s=100)["step"])) < 4:
         pass
     friend = start_node(*joining, "--invitation", word.read_text().strip(), home="friend", is_forked=True)
-    stranger = start_node(*joining, home="stranger", is_forked=True)
+    refused = run_here(*joining, "--home", tmp_path / "refused")
+    assert (refused.code, "takes only nodes with an invitation" in refused.error) == (1, True)
     entered = friend.wait_for("entered", timeout_s=100)
     assert str(entered["how"]).startswith(f"invited, serial {answer.events[0]['serial']}")
     friend.wait_for("outer_step")
@@ -168,6 +169,7 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_is_left_out
     assert isinstance(status["training"], dict)
     assert (status["training"]["entered"], status["training"]["steps_left"]) == (entered["how"], 0)
     assert not named(friend, "on_probation")
+    stranger = start_node(*joining, "--invitation", word, home="stranger", is_forked=True)  # has let in two by now
     while "wants an invitation" not in str(stranger.wait_for("round_aborted", timeout_s=100)["reason"]):
         pass
     [me] = [event["peer_id"] for event in stranger.events if event["event"] == "ready"]

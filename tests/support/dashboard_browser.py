@@ -13,9 +13,18 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
+WITHOUT = (
+    # a process for each window, which holds the suggestions of an address bar that nobody sees
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),
+    # what Playwright disables: of two such options Chromium takes the last
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "LensOverlay"),
+    *("HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning"),
+    *("AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled"),
+    "PreconnectToSearch",
+)
 ARGUMENTS = (
     *("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--no-first-run", "--disable-gpu", "--disable-quic"),
+    *("--no-first-run", "--disable-gpu", "--disable-quic", f"--disable-features={','.join(WITHOUT)}"),
 )
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1280, "height": 860}

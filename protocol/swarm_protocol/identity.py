@@ -106,7 +106,7 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> None:
 
     Valid signatures of short messages are remembered, because several peers pass on the same record, again and again.
     """
-    check = _check_signature_once if len(message) <= _MAX_REMEMBERED_BYTES else _check_signature
+    check = _check_signature_cached if len(message) <= _MAX_REMEMBERED_BYTES else _check_signature
     check(peer_id, message, signature)
 
 
@@ -117,7 +117,7 @@ def _check_signature(peer_id: str, message: bytes, signature: bytes) -> None:
         raise IntegrityError("the signature is not this peer's", peer_id=peer_id) from error
 
 
-_check_signature_once = lru_cache(maxsize=1024)(_check_signature)
+_check_signature_cached = lru_cache(maxsize=1024)(_check_signature)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KEYS)
@@ -150,6 +150,11 @@ def check_peer_id(text: object, _field: str = "") -> str:
         raise ValueError(_not_a_peer_id(str(text)))
     public_key_of(text)
     return text
+
+
+def short_id(peer_id: str) -> str:
+    """Return a peer id's last six characters, by which messages and tasks name a peer."""
+    return peer_id[-6:]
 
 
 PeerId: TypeAlias = Annotated[str, check_peer_id]

@@ -14,11 +14,11 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.outside.resume import RunSurvey, deliver, sign_order, sign_survey, survey
 from swarm.training.round.quorum import Succession
-from swarm.training.run.methods import Methods, short
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
-from swarm_protocol.identity import Identity, check_peer_id
+from swarm_protocol.identity import Identity, check_peer_id, short_id
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import read_text
@@ -108,7 +108,7 @@ async def give(
     answers = await deliver(network, method, data, peers)
     for peer, refusal in answers.items():
         if refusal and (heeded is None or peer in heeded):
-            emitter.emit("warning", message=f"{short(peer)} refused the {what}: {refusal}", remedy="")
+            emitter.emit("warning", message=f"{short_id(peer)} refused the {what}: {refusal}", remedy="")
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     if not taken:
         raise PeerUnreachable(f"no member accepted the {what}", remedy="try again when a member is running")
@@ -170,7 +170,7 @@ class AuthorVisit:
             digest=proof.outcome.state_digest.hex(),
             roster=sorted(roster),
             left_out=left_out,
-            left_out_names=", ".join(map(short, left_out)) or "none",
+            left_out_names=", ".join(map(short_id, left_out)) or "none",
         )
         if not is_certain:
             self._tell_unsigned(situation)
@@ -212,7 +212,7 @@ class AuthorVisit:
             outer_step=proof.outer_step,
             digest=proof.outcome.state_digest.hex(),
             roster=sorted(proof.roster),
-            roster_names=", ".join(map(short, sorted(proof.roster))),
+            roster_names=", ".join(map(short_id, sorted(proof.roster))),
             holders=list(found.holders),
             after=before.outer_step if before else None,
             basis=f"it follows from outer step {before.outer_step}, which was endorsed before"

@@ -13,11 +13,11 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.outside.observer import Observer
 from swarm.training.round.quorum import Succession
-from swarm.training.run.methods import short
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 
 from swarm_node import diagnostics, interrupts
@@ -198,7 +198,7 @@ class RunWatcher:
         if len(ready) < config.min_group:
             whom.append(f"{plural(config.min_group - len(ready), 'more member')} (a step needs {config.min_group})")
         if roster and not Succession.of(config).is_enough(roster, ready):
-            whom.append(f"enough of the last step's members: {', '.join(map(short, sorted(set(roster) - ready)))}")
+            whom.append(f"enough of the last step's members: {', '.join(map(short_id, sorted(set(roster) - ready)))}")
         if not whom or self._finished:
             self._waits_since_s = None
             return

@@ -154,17 +154,17 @@ def step_view(
     step: CommittedStep,
     before: StepView | None,
     reports: Mapping[str, RoundReport],
-    validation: Mapping[str, float],
+    validation_losses: Mapping[str, float],
     parameters: int | None,
     at: float,
 ) -> StepView:
     """Return the view of a committed step.
 
-    `reports` and `validation` (losses on held-out data) are of this step, by member; those of peers outside its group
+    `reports` and `validation_losses` (on held-out data) are of this step, by member; those of peers outside its group
     do not count.
     """
     own = [report for peer_id, report in reports.items() if peer_id in step.group]
-    losses = [loss for peer_id, loss in validation.items() if peer_id in step.group]
+    losses = [loss for peer_id, loss in validation_losses.items() if peer_id in step.group]
     # in the order in which they follow each other; those of other versions last
     places = {
         phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)

@@ -47,15 +47,17 @@ class Registry:
         prometheus.ProcessCollector(registry=self._registry)
 
     def counter(self, name: str) -> prometheus.Counter:
-        return self._made(name, "counter", prometheus.Counter)
+        return self._get_or_create(name, "counter", prometheus.Counter)
 
     def gauge(self, name: str) -> prometheus.Gauge:
-        return self._made(name, "gauge", prometheus.Gauge)
+        return self._get_or_create(name, "gauge", prometheus.Gauge)
 
     def histogram(self, name: str) -> prometheus.Histogram:
-        return self._made(name, "histogram", partial(prometheus.Histogram, buckets=_spec(name, "histogram").buckets))
+        return self._get_or_create(
+            name, "histogram", partial(prometheus.Histogram, buckets=_spec(name, "histogram").buckets)
+        )
 
-    def _made(self, name: str, kind: MetricKind, make: Callable[..., T]) -> T:
+    def _get_or_create(self, name: str, kind: MetricKind, make: Callable[..., T]) -> T:
         """Return the metric: the one that is there, where a node does the same kind of work once more."""
         spec = _spec(name, kind)
         if name not in self._metrics:

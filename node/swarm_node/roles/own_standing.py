@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from swarm.training import trainer_events as events
-from swarm.training.run.methods import short
 from swarm.training.trainer_events import HeldOutScored, OnProbation, StateEndorsed, TrainingEvent
 from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.identity import short_id
 
 from swarm_node.formatting import plural
 
@@ -54,6 +54,5 @@ def score_words(scored: HeldOutScored) -> str:
     own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"
     middle, lowest = median(scored.scores.values()), min(scored.scores, key=lambda peer: scored.scores[peer])
     trainers = plural(len(scored.scores), "trainer")
-    return (
-        f"this node {own}; of {trainers}, median {middle:+.3f}, lowest {scored.scores[lowest]:+.3f} ({short(lowest)})"
-    )
+    worst = f"lowest {scored.scores[lowest]:+.3f} ({short_id(lowest)})"
+    return f"this node {own}; of {trainers}, median {middle:+.3f}, {worst}"

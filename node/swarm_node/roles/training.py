@@ -31,7 +31,6 @@ from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import fragment_of
-from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.endorsement import EndorsementFile
@@ -39,6 +38,7 @@ from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
+from swarm_protocol.identity import short_id
 from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
@@ -386,11 +386,11 @@ def local_options(config: Config, device: str) -> LocalOptions:
 
 
 def _words(slow: SlowLink) -> str:
-    return slow.words({peer: short(peer) for peer in slow.peers})
+    return slow.words({peer: short_id(peer) for peer in slow.peers})
 
 
 def _ban_words(ban: Ban) -> str:
-    return f"{short(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
+    return f"{short_id(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
 
 
 def _awaited(waiting: events.Waiting) -> str:
@@ -399,4 +399,4 @@ def _awaited(waiting: events.Waiting) -> str:
     if not peers:
         return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"
     more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
-    return ", ".join(map(short, peers[:_MAX_NAMED])) + more
+    return ", ".join(map(short_id, peers[:_MAX_NAMED])) + more

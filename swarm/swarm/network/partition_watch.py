@@ -82,7 +82,7 @@ class PartitionWatch:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                cut_off = await self._heal()
+                cut_off = await self._is_cut_off()
                 trouble = ""
             except PeerUnreachable as error:  # if the daemon has ended, the unary connection ends this task, too
                 if error.message != trouble:
@@ -92,8 +92,8 @@ class PartitionWatch:
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
             pause_s = back_off_s if cut_off else CHECK_S
 
-    async def _heal(self) -> bool:
-        """Dial who is missing. Return whether somebody still is."""
+    async def _is_cut_off(self) -> bool:
+        """Return whether a peer is missing although it was dialed again."""
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs

@@ -286,7 +286,7 @@ class Libp2pStream:
 
     @property
     def _keeps_sent(self) -> bool:
-        return self._sent is not None and self._sent.is_complete
+        return self._sent is not None and self._sent.can_resend
 
     async def _resume(self) -> bool:
         """Go on over another byte stream, and return whether there is one."""
@@ -301,7 +301,7 @@ class Libp2pStream:
             resumed = await self._reconnect(self._num_received)
         except PeerError:
             return False
-        if self._error is not None or not self._sent.is_complete:  # it changed meanwhile
+        if self._error is not None or not self._sent.can_resend:  # it changed meanwhile
             resumed.writer.transport.abort()
             return False
         self._outbox.drop()
@@ -310,7 +310,7 @@ class Libp2pStream:
         self._outbox = PacedWriter(resumed.writer, self._traffic.turns)
         self._num_acknowledged = self._num_received
         self._unacknowledged_cost = 0
-        for frame in self._sent.after(resumed.num_received):
+        for frame in self._sent.to_resend(resumed.num_received):
             self._outbox.write(frame, at_once=False)
         self._attached.set()
         return True
@@ -354,7 +354,7 @@ class Libp2pStream:
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or keep it until there is a byte stream again. What bears data waits for its turn, if it is
         not sent `at_once`."""
-        if self._sent is not None and self._sent.is_complete:
+        if self._sent is not None and self._sent.can_resend:
             self._sent.add(frame)
         if self._wire.is_lost:
             return

@@ -30,7 +30,7 @@ class SentFrames:
 
     def __init__(self, peer_id: str, budget: UnreadBudget) -> None:
         self.peer_id = peer_id
-        self.is_complete = True  # False: the budget had no room, and nothing can be sent again
+        self.can_resend = True  # False: the budget had no room, and nothing can be sent again
         self._budget = budget
         self._frames: deque[tuple[Frame, int]] = deque()  # each with its cost
         self._num_sent = 0
@@ -48,23 +48,25 @@ class SentFrames:
         self._num_acknowledged += num_frames
         if self._num_acknowledged > self._num_sent:
             raise PeerViolation("the peer acknowledged more than it was sent", peer_id=self.peer_id)
-        if self.is_complete:
+        if self.can_resend:
             self._budget.release(self, sum(self._frames.popleft()[1] for _ in range(num_frames)))
 
-    def after(self, num_received: int) -> Iterator[Frame]:
-        """Return the frames that follow the first `num_received` of the stream. Raises PeerViolation for a number that
-        cannot be."""
+    def to_resend(self, num_received: int) -> Iterator[Frame]:
+        """Return the frames to send again: those after the first `num_received` of the stream.
+
+        Raises PeerViolation for a number that cannot be.
+        """
         if num_received < self._num_acknowledged:
             raise PeerViolation("the peer takes back what it acknowledged", peer_id=self.peer_id)
         self.acknowledge(num_received - self._num_acknowledged)
         return (frame for frame, _ in self._frames)
 
     def give_way(self, _refusal: PeerRefused) -> None:
-        self.is_complete = False
+        self.can_resend = False
         self._frames.clear()
 
     def drop(self) -> None:
         """Keep nothing any more: the stream has ended. Idempotent."""
-        self.is_complete = False
+        self.can_resend = False
         self._frames.clear()
         self._budget.drop(self)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import Contribution, ReduceOpening
 
 from swarm.training.allreduce.part_owner import made_part, part_reducer, reduce_part
@@ -87,7 +88,7 @@ class BackupOwner:
                 self._part.put(index, buffer)
                 return
             except RoundError as error:
-                logger.warning("in the part of %s, %s", self._part.owner[-6:], error.message)
+                logger.warning("in the part of %s, %s", short_id(self._part.owner), error.message)
                 self._other = bytearray().join(self._part.frame(before) for before in range(index))
         self._other += buffer
 

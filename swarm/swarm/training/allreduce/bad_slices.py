@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice
 from swarm_protocol.training_messages import Group, SliceCommitment
 
@@ -80,9 +81,9 @@ async def proved(
         await on_cut_off(error)
         raise
     except TimeoutError:
-        logger.info("%s does not say within %.0f s where its bad slice is", error.peer_id[-6:], limit_s)
+        logger.info("%s does not say within %.0f s where its bad slice is", short_id(error.peer_id), limit_s)
     except SwarmError as failure:
-        logger.info("the bad slice of %s is no evidence: %s", error.peer_id[-6:], failure)
+        logger.info("the bad slice of %s is no evidence: %s", short_id(error.peer_id), failure)
     else:
         reason = f"it committed to a slice that nobody can decode, and {error.message}"
         return CaughtLying(reason, peer_id=error.peer_id, evidence=(evidence.evidence(),))

@@ -28,6 +28,7 @@ from typing import Any
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
@@ -180,7 +181,7 @@ class Butterfly:
                     self._tasks.create_task(self.own.hand_out(), name="hand out")
                 for part in self._parts:
                     if part.index != self._me and part.frames:
-                        self._tasks.create_task(self._exchange(part), name=f"exchange with {part.owner[-6:]}")
+                        self._tasks.create_task(self._exchange(part), name=f"exchange with {short_id(part.owner)}")
         finally:
             self.own.close()
         return tuple(part.data for part in self._parts)
@@ -390,7 +391,7 @@ class Exchange:
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
         if not is_owners or isinstance(error, PeerViolation) or backup is None or self._butterfly.own.lacks(part.owner):
             return False
-        logger.warning("turning to its backup for the part of %s: %s", part.owner[-6:], error)
+        logger.warning("turning to its backup for the part of %s: %s", short_id(part.owner), error)
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):
                 if backup == self._streams.me:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
@@ -332,7 +333,7 @@ class PartOwner:
             await self._streams.while_there(peer, sending)
             await stream.finish()
         except SwarmError as error:
-            logger.info("could not hand a result to %s: %s", peer[-6:], error)
+            logger.info("could not hand a result to %s: %s", short_id(peer), error)
 
     async def _leave_with_backup(self) -> None:
         backup = backup_peer(self._group, self._part.index)
@@ -347,7 +348,7 @@ class PartOwner:
                     while True:  # the other side ends the stream once it has everything
                         await stream.receive()
         except SwarmError as error:
-            logger.warning("%s cannot stand in for this member: %s", backup[-6:], error)
+            logger.warning("%s cannot stand in for this member: %s", short_id(backup), error)
 
     def _accepted_from(self, peer: str) -> asyncio.Future[Stream]:
         if peer not in self._accepted:

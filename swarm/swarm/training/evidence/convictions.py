@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Equivocation, Evidence, EvidenceRequest
 
 from swarm.network.interface import Stream
@@ -34,7 +35,6 @@ from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
-from swarm.training.run.methods import short
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext
 
@@ -117,7 +117,7 @@ class Convictions:
                     async for data in shown:
                         await self.take(data, peer, passes_on=False)
             except SwarmError as error:
-                logger.info("%s does not say who is banned: %s", short(peer), error)
+                logger.info("%s does not say who is banned: %s", short_id(peer), error)
 
     async def take(self, data: bytes, sender: str, *, passes_on: bool = True) -> None:
         """Take evidence from `sender`, a peer or this member. Raises PeerViolation or IntegrityError if it proves
@@ -221,7 +221,7 @@ class Convictions:
                 await self._forget({peer})
                 return
             await self._keep(peer, data)
-        logger.warning("%s is convicted: %s", short(verdict.peer_id), verdict.reason)
+        logger.warning("%s is convicted: %s", short_id(verdict.peer_id), verdict.reason)
         if passes_on:
             self._send(data, {*context.replica.roster} - {sender, verdict.peer_id})
         self._on_new(ban)
@@ -326,4 +326,4 @@ class Convictions:
         try:
             await network.call(peer, methods.evidence, data, timeout_s=SEND_TIMEOUT_S)
         except SwarmError as error:
-            logger.info("%s did not take evidence: %s", short(peer), error)
+            logger.info("%s did not take evidence: %s", short_id(peer), error)

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from swarm_compression.codec import CodecError
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import WRONG_INTERVAL, AuditedSlice, Evidence, IntervalFinding, WrongInterval
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
@@ -32,7 +33,6 @@ from swarm.training.evidence.evidence_folder import open_file, proving
 from swarm.training.evidence.interval_checks import IntervalStart, draw_leaves, draw_validators
 from swarm.training.evidence.wrong_interval import IntervalCase, has_voted, read_case
 from swarm.training.inner.interval import Inner, Intervals
-from swarm.training.run.methods import short
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate_history import Proof
@@ -141,13 +141,13 @@ class IntervalAudits:
         try:
             delta_N = await intervals.off_loop(replayed, intervals.inner, due.start, case.member, config)
         except RoundError as error:
-            logger.warning("the interval of %s cannot be validated: %s", short(case.member.peer_id), error)
+            logger.warning("the interval of %s cannot be validated: %s", short_id(case.member.peer_id), error)
             return
         work = asyncio.get_running_loop().run_in_executor
         try:
             found = await work(self._context.executor, case.compare, delta_N, config)
         except CodecError as error:
-            logger.warning("the interval of %s cannot be compared: %s", short(case.member.peer_id), error)
+            logger.warning("the interval of %s cannot be compared: %s", short_id(case.member.peer_id), error)
             return
         self._on_event(
             IntervalValidated(
@@ -159,7 +159,7 @@ class IntervalAudits:
         elif due.is_accusation:
             accuser = case.finders[0]
             self._refuted.add(accuser)
-            logger.warning("%s accuses %s of what is not so", short(accuser), short(case.member.peer_id))
+            logger.warning("%s accuses %s of what is not so", short_id(accuser), short_id(case.member.peer_id))
             self._on_event(FalselyAccused(step=case.step, peer_id=case.member.peer_id, accuser=accuser))
 
     async def _tell(self, case: IntervalCase) -> None:
@@ -176,7 +176,7 @@ class IntervalAudits:
         try:
             await self._convict(evidence.evidence().to_bytes())
         except SwarmError as error:
-            logger.warning("the lie of %s could not be turned into evidence: %s", short(case.member.peer_id), error)
+            logger.warning("the lie of %s could not be turned into evidence: %s", short_id(case.member.peer_id), error)
 
     def _add(self, case: IntervalCase) -> None:
         start = self._starts.get(case.proof.outcome.origin_digest)

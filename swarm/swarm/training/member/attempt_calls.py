@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 from swarm_protocol.commit_messages import Abort, VoteReply
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.allreduce.peer_connections import SILENT_S
-from swarm.training.member.peer_lookout import PeerLookout
+from swarm.training.member.peer_queries import PeerQueries
 from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import (
     Ask,
@@ -56,7 +57,7 @@ class AttemptCalls:
     def __init__(
         self,
         context: RunContext,
-        lookout: PeerLookout,
+        queries: PeerQueries,
         groups: ShownGroups,
         *,
         feed: Callable[[Event], None],
@@ -64,7 +65,7 @@ class AttemptCalls:
     ) -> None:
         self.bytes_sent = 0
         self._context = context
-        self._lookout = lookout
+        self._queries = queries
         self._groups = groups
         self._feed = feed
         self._background = background
@@ -106,7 +107,7 @@ class AttemptCalls:
             case "left_out":
                 return LeftOut(attempt=attempt, reason=reply.reason)
             case _:
-                further = await self._lookout.overtaken(peer, reply.certificate)
+                further = await self._queries.overtaken(peer, reply.certificate)
                 return further or Lost(peer=peer, reason="it starts from another state")
 
     async def cast(self, action: CastVote) -> None:
@@ -117,7 +118,7 @@ class AttemptCalls:
         for peer in action.peers:
             self.bytes_sent += len(data)
             # others may still need this vote when this member has seen enough of them
-            self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
+            self._background.create_task(self._send_vote(peer, data), name=f"vote to {short_id(peer)}")
 
     async def _send_vote(self, peer: str, data: bytes) -> None:
         context, lost = self._context, None
@@ -127,7 +128,7 @@ class AttemptCalls:
         except (PeerTimeout, PeerUnreachable) as error:
             lost = Lost(peer=peer, reason=error.message)
         except SwarmError as error:
-            logger.warning("%s did not take a vote: %s", peer[-6:], error)
+            logger.warning("%s did not take a vote: %s", short_id(peer), error)
         await context.faults.reached("round.voted")
         if lost is not None:
             self._feed(lost)
@@ -140,7 +141,7 @@ class AttemptCalls:
             try:
                 await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
             except SwarmError as error:
-                logger.debug("could not tell %s why this member left: %s", peer[-6:], error)
+                logger.debug("could not tell %s why this member left: %s", short_id(peer), error)
 
         async with asyncio.TaskGroup() as tasks:
             for peer in peers:

@@ -25,6 +25,7 @@ import torch
 from swarm_compression import CodecError
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.follow_messages import FollowerWork, FollowReply
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Follower
 from torch import Tensor
@@ -36,7 +37,6 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_checks import num_presentable
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.methods import short
 from swarm.training.standing.standings import grants_in
 from swarm.training.state.run_context import RunContext
 from swarm.trust.mixing import leaf_beacon
@@ -100,7 +100,7 @@ class ClusterHead:
         if self._last is not None:
             seat.replies.put_nowait(self._last)
         self._notify()
-        receiving = asyncio.create_task(self._receive(peer, seat, stream), name=f"work of {peer[-6:]}")
+        receiving = asyncio.create_task(self._receive(peer, seat, stream), name=f"work of {short_id(peer)}")
         try:
             while (await self._say_next(seat, stream)).kind != "committed":
                 pass
@@ -121,7 +121,7 @@ class ClusterHead:
             await self._change_or(min(until, hurry_at, max(clock(), self._began_at + ARRIVAL_S) + ARRIVAL_S / 10))
         self._is_closed = True
         if absent := self._awaited(clock()):
-            logger.warning("going to the round without %s, which follow this member", ", ".join(map(short, absent)))
+            logger.warning("going to the round without %s, which follow this member", ", ".join(map(short_id, absent)))
             self._tell(absent, FollowReply(kind="late"))
         seats = {
             peer: seat

@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable
 from swarm_compression import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.identity import short_id
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.parts import frames_of
 from swarm.training.member.cluster_head import ALIVE_S
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.methods import short
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext, lasting
 
@@ -107,11 +107,11 @@ class StepFollower:
                     await self._on_certificate(head, reply.certificate)
                 return reply.kind == "full"
         except (SwarmError, EndOfStream, TimeoutError) as error:
-            logger.warning("%s does not bring this trainer's work: %s", short(head), error or "it does not answer")
+            logger.warning("%s does not bring this trainer's work: %s", short_id(head), error or "it does not answer")
         return False
 
     async def _bring_and_listen(self, head: str, stream: Stream) -> None:
-        bringing = asyncio.create_task(self._bring(stream), name=f"work for {head[-6:]}")
+        bringing = asyncio.create_task(self._bring(stream), name=f"work for {short_id(head)}")
         self.is_led = True
         try:
             while True:
@@ -120,7 +120,7 @@ class StepFollower:
                     case "hurry":
                         self._on_hurry()
                     case "late":
-                        logger.warning("%s went to the round without this trainer's work", short(head))
+                        logger.warning("%s went to the round without this trainer's work", short_id(head))
                     case "committed":
                         await self._on_certificate(head, reply.certificate)
                         return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm.network.membership import Membership
@@ -34,7 +35,6 @@ from swarm.training.round.group_checks import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
-from swarm.training.run.methods import short
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
 from swarm.training.state.state_sync import SyncResult, reach
@@ -281,7 +281,7 @@ class OuterSteps:
         self._accused = {**self._accused, verdict.peer_id: verdict.reason}
         self._reports.convicted(ban)
         if self._driver is not None:
-            self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
+            self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short_id(verdict.peer_id)}: {verdict.reason}"))
 
     def _tell_endorsement(self, context: RunContext) -> None:
         if self._reports.endorsed(context):

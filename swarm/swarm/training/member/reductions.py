@@ -18,6 +18,7 @@ from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import Evidence, PartStatement
 from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
 
@@ -34,7 +35,6 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import has_contributed
 from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.methods import short
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import repair_if_damaged
@@ -143,7 +143,7 @@ class Reductions:
         if not isinstance(error, CaughtLying):
             self._feed(reduce_failed(attempt, error))
             return
-        logger.warning("%s lied: %s", short(error.peer_id), error.message)
+        logger.warning("%s lied: %s", short_id(error.peer_id), error.message)
         try:
             await self._convict(error.evidence)
         except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
@@ -219,7 +219,7 @@ class Reductions:
             async with asyncio.timeout(SLICES_S):
                 slices = await auditing.slices_of(drawn[0], draw_leaves(origin, outcome, drawn[0], me))
         except (SwarmError, TimeoutError) as error:
-            logger.info("the interval of %s is not validated: %s", short(drawn[0]), error)
+            logger.info("the interval of %s is not validated: %s", short_id(drawn[0]), error)
             return None
         return DrawnInterval(peer=drawn[0], slices=slices)
 
@@ -323,7 +323,7 @@ def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
     """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached;
     a peer that only reported the error is not blamed."""
     peers = (error.peer_id,) if error.peer_id else ()
-    reason = f"{short(error.peer_id)}: {error.message}" if peers else error.message
+    reason = f"{short_id(error.peer_id)}: {error.message}" if peers else error.message
     if isinstance(error, PeerViolation):
         certain = isinstance(error, UndecodableSlice)
         return ReduceFailed(attempt=attempt, reason=reason, accused=peers, certain=certain)

@@ -15,6 +15,7 @@ from typing import Any
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
 
@@ -26,7 +27,7 @@ from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.follower import StepFollower
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_lookout import PeerLookout
+from swarm.training.member.peer_queries import PeerQueries
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
 from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
@@ -108,7 +109,7 @@ class RoundDriver:
             on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
             convict=convictions.convict,
         )
-        self._lookout = PeerLookout(
+        self._queries = PeerQueries(
             context,
             self.setup.step,
             attempt=lambda: self.attempt,
@@ -133,7 +134,7 @@ class RoundDriver:
             feed=self.feed,
             heard=convictions.heard,
         )
-        self.calls = AttemptCalls(context, self._lookout, self.groups, feed=self.feed, background=background)
+        self.calls = AttemptCalls(context, self._queries, self.groups, feed=self.feed, background=background)
 
     @property
     def setup(self) -> RoundSetup:
@@ -267,7 +268,9 @@ class RoundDriver:
         if self._group is not None and is_near and opening.group_digest not in self.groups:
             # a second group of one attempt convicts its coordinator, as long as the attempt lasts
             after_s = 0.0 if self.group else ASK_AFTER_S
-            self._spawn(self.groups.ask(peer, opening.group_digest, after_s=after_s), f"ask {peer[-6:]} for its group")
+            self._spawn(
+                self.groups.ask(peer, opening.group_digest, after_s=after_s), f"ask {short_id(peer)} for its group"
+            )
         await self.reductions.accept(peer, opening, stream)
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
@@ -294,7 +297,7 @@ class RoundDriver:
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""
         if self._group is not None:
-            self._lookout.look_at(peer)
+            self._queries.look_at(peer)
 
     def _hear_of(self, peer: str) -> None:
         # another peer's word: it counts once the peer itself has answered
@@ -383,7 +386,7 @@ class RoundDriver:
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
-        if (further := await self._lookout.overtaken(peer, certificate)) is not None:
+        if (further := await self._queries.overtaken(peer, certificate)) is not None:
             self.feed(further)
 
     async def _keep_promise(self) -> None:
@@ -431,7 +434,7 @@ class RoundDriver:
     def _query_or_hurry(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:
             if peer != self._context.network.peer_id:
-                self._spawn(self._lookout.query(peer, hurry=hurry), f"query {peer[-6:]}")
+                self._spawn(self._queries.query(peer, hurry=hurry), f"query {short_id(peer)}")
             elif hurry:
                 self.hurry()
 

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from swarm_protocol.commit_messages import Lock
 from swarm_protocol.envelope import claimed_signer, issued_at
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import GroupRequest, SignedGroup
 
 from swarm.newest_items import NewestItems
 from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.round.round_events import Event, Grouped
-from swarm.training.run.methods import short
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 
@@ -111,7 +111,7 @@ class ShownGroups:
                 self.check(signed)
                 self._feed(Grouped(signed=signed))
         except SwarmError as error:
-            logger.info("%s shows no group for its part: %s", short(peer), error)
+            logger.info("%s shows no group for its part: %s", short_id(peer), error)
         finally:
             self._asking.discard(peer)
 

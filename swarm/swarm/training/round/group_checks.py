@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swarm_protocol import limits
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
@@ -21,7 +22,6 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.clusters import overclaim
 from swarm.training.round.quorum import lock_complaint
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.methods import short
 from swarm.training.standing.standings import grants_in
 
 NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
@@ -53,7 +53,7 @@ def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: Signe
 def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
     """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
     if setup.roster and origin.signer not in setup.roster:
-        return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
+        return f"{short_id(origin.signer)} signed it and is no member of the state that it follows from"
     return _forbidden(setup, origin.group)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
@@ -35,7 +36,6 @@ from swarm.training.round.round_state import (
     roster_left,
     without_doubt,
 )
-from swarm.training.run.methods import short
 from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
@@ -135,7 +135,7 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
 def on_withheld(state: RoundState, now: float) -> Step:
     """Go on without the coordinator, which has put this member off for too long: one that lies could do so for ever.
     Nobody is at fault for it, since its own interval may take so long."""
-    reason = f"the coordinator {short(state.coordinator)} has formed no group with this member for too long"
+    reason = f"the coordinator {short_id(state.coordinator)} has formed no group with this member for too long"
     return give_up(state, reason, (state.coordinator,), now)
 
 
@@ -181,8 +181,8 @@ def too_few(state: RoundState, now: float) -> Step:
     setup, here = state.setup, present_members(state).keys() | {state.setup.me}
     absent = set(setup.roster) - here
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
-    names = f"; missing: {', '.join(map(short, missing))}" if missing else ""
-    names += f"; there, and not ready: {', '.join(map(short, busy))}" if busy else ""
+    names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
+    names += f"; there, and not ready: {', '.join(map(short_id, busy))}" if busy else ""
     reason = f"{len(here)} of at least {setup.succession.min_group} members are ready{names}"
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
@@ -227,7 +227,7 @@ def _form(state: RoundState, now: float) -> Step:
     present = present_members(state)
     group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
-        reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
+        reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.lock and each.lock.outcome == group.resumes)
     return replace(state, phase="signing", claimants=claimants, timers=Timers()), [Sign(group=group, left_out=left_out)]

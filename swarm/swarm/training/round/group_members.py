@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from swarm_protocol import limits
+from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Contribution, Group, Ready
 
@@ -28,7 +29,6 @@ from swarm.training.round.quorum import highest_claim
 from swarm.training.round.round_state import (
     RoundSetup,
 )
-from swarm.training.run.methods import short
 from swarm.training.standing.standings import grants_in
 
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
@@ -194,5 +194,5 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
     for peer in (*out, *(peer for peer in own if peer in honest)):
         if peer != setup.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
-            unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
+            unfit[peer] = f"accused by {', '.join(map(short_id, accusers)) or 'nobody else, and accuses others'}"
     return unfit

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from swarm_protocol.commit_messages import Abort, Outcome
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.group_checks import complaint
@@ -100,7 +101,6 @@ from swarm.training.round.voting import (
     valid_votes,
     without_vote_of,
 )
-from swarm.training.run.methods import short
 
 
 def begin(
@@ -200,14 +200,14 @@ def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
     if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
     if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:
-        return give_up(state, f"the coordinator {short(state.coordinator)} moves on again and again", (), now)
+        return give_up(state, f"the coordinator {short_id(state.coordinator)} moves on again and again", (), now)
     return move(state, to, now)
 
 
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
-        gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
+        gone = f"the coordinator {short_id(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
     if state.phase in {"preparing", "voting"}:
         return count_votes(without_vote_of(state, peer), now)
@@ -229,7 +229,7 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if state.signed is not None:
         return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
     if liars := tuple(peer for peer in signed.group.peer_ids if peer in state.faults.convicted):
-        state, actions = give_up(state, f"the group has {short(liars[0])}, whom evidence convicts", liars, now)
+        state, actions = give_up(state, f"the group has {short_id(liars[0])}, whom evidence convicts", liars, now)
         return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
     liar, reason = _objection(state, signed)
     if liar:
@@ -261,16 +261,16 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
         # the group was right when this member signed it, even if its interval has ended since
         return "", ""
     if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
-        return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
+        return signed.signer, f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
     leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
     if origin and leaves and origin.signer != me and not (mine and mine.leaving):
         # the coordinator could otherwise leave itself as the only member that the next state depends on
-        return origin.signer, f"{short(origin.signer)} signed a group in which this member leaves, and it does not"
+        return origin.signer, f"{short_id(origin.signer)} signed a group in which this member leaves, and it does not"
     return "", ""
 
 
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step:
-    reason = f"{short(signed.signer)} signed two groups for one attempt"
+    reason = f"{short_id(signed.signer)} signed two groups for one attempt"
     return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
@@ -323,7 +323,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     state = without_vote_of(state, peer)
     if state.phase in {"preparing", "voting"}:
         return count_votes(state, now)
-    reason = f"{short(peer)} left: {abort.reason}"
+    reason = f"{short_id(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
     disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
     (worst, most), *others = disputes.most_common(2)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm_protocol.commit_messages import Abort, Certificate, Lock, Outcome, PlacedSignature, Vote, VoteKind
+from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.quorum import Succession, disagreement, electors_of, quorum
@@ -34,7 +35,6 @@ from swarm.training.round.round_state import (
     give_up,
     suspect,
 )
-from swarm.training.run.methods import short
 
 TWO_THIRDS = Succession()
 """The usual rule for who decides."""
@@ -228,7 +228,7 @@ def no_quorum(state: RoundState, reason: str, now: float) -> Step:
     accused, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
     absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
-    names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
+    names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
     state = suspect(blame(state, accused, suspects, "its part or vote differs"), suspects)
     return leave_group(state, reason + names, (*absent, *accused, *suspects), now)
 

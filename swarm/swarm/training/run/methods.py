@@ -1,4 +1,4 @@
-"""The names under which the members of one run call each other, and by which messages name them."""
+"""The names of the methods by which the members of one run call each other."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ class Methods:
     @property
     def all(self) -> tuple[str, ...]:
         return tuple(vars(self).values())
-
-
-def short(peer_id: str) -> str:
-    """Return a peer id's last six characters, which identify peers in messages."""
-    return peer_id[-6:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerTimeout, SwarmError
+from swarm_protocol.identity import short_id
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -41,7 +42,7 @@ async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: f
     """
     data = await network.call(peer_id, Methods(run_id).run_file, b"", timeout_s=timeout_s, max_bytes=MAX_RUN_FILE_BYTES)
     try:
-        run = await asyncio.to_thread(read_run, data, f"the file that {peer_id[-6:]} gave")
+        run = await asyncio.to_thread(read_run, data, f"the file that {short_id(peer_id)} gave")
     except (ConfigError, IntegrityError) as error:
         raise IntegrityError(
             f"the peer gave no file of run {run_id}: {error.message}", remedy="ask another member", peer_id=peer_id

@@ -26,7 +26,7 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.checks import check_int
-from swarm_protocol.identity import check_peer_id
+from swarm_protocol.identity import check_peer_id, short_id
 from swarm_protocol.training_messages import Contribution
 
 PER_MILLE = 1000
@@ -104,7 +104,7 @@ class Entry:
         """Return in words how the peer entered."""
         if self.serial:
             return f"invited, serial {self.serial:016x}"
-        return f"vouched for by {', '.join(peer[-6:] for peer in self.vouchers)}"
+        return f"vouched for by {', '.join(short_id(peer) for peer in self.vouchers)}"
 
     def to_json(self) -> list[Any]:
         return [self.peer_id, self.step, f"{self.serial:016x}", self.vouchers]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
 
@@ -89,14 +90,16 @@ async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Ancho
         return ()
     if not anchor.knows_order_of(proof):
         if proof.sequence <= anchor.sequence:
-            logger.warning("%s shows a state that does not know the last resume order of the run's author", peer[-6:])
+            logger.warning(
+                "%s shows a state that does not know the last resume order of the run's author", short_id(peer)
+            )
             return None
         if proof.is_order:
             return ()
         order = Certificate(order=proof.origin.order).to_bytes()
         anchor = Anchor.of_order(reader.signatures.check_certificate(order, reader.network.now()))
     if proof.rank <= anchor.rank:
-        logger.warning("%s shows a state that does not come after the trusted one", peer[-6:])
+        logger.warning("%s shows a state that does not come after the trusted one", short_id(peer))
         return None
     return await _links_after(reader, peer, proof, anchor)
 
@@ -112,10 +115,10 @@ async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anc
             async with asyncio.timeout(HISTORY_TIMEOUT_S):
                 links = await _walk(reader, peer, proof, anchor)
         except (SwarmError, TimeoutError) as error:
-            logger.warning("%s does not show how its state follows from the trusted one: %s", peer[-6:], error)
+            logger.warning("%s does not show how its state follows from the trusted one: %s", short_id(peer), error)
             return None
     if not links:
-        logger.warning("%s shows a state that does not follow from the trusted one", peer[-6:])
+        logger.warning("%s shows a state that does not follow from the trusted one", short_id(peer))
     return tuple(links) or None
 
 

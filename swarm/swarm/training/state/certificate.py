@@ -30,7 +30,7 @@ from swarm_protocol.commit_messages import (
 )
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.identity import Identity, verify
+from swarm_protocol.identity import Identity, short_id, verify
 from swarm_protocol.proof_messages import FINDING_PURPOSE, PART_PURPOSE, IntervalFinding, PartStatement
 from swarm_protocol.round_signatures import report_message, slices_message, vote_message
 from swarm_protocol.run_credentials import RunCredential, RunRevocation, check_credential, read_revocation
@@ -46,7 +46,6 @@ from swarm_protocol.training_messages import (
 
 from swarm.training.round.quorum import Succession, electors_of
 from swarm.training.round.voting import tally, vote_of_lock
-from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import lets_begin
@@ -148,7 +147,7 @@ class RunSignatures:
             try:
                 self._check_contribution(signed.group, member, sequence)
             except PeerViolation as error:
-                reason = f"its group has a report that {short(member.peer_id)} did not sign"
+                reason = f"its group has a report that {short_id(member.peer_id)} did not sign"
                 raise PeerViolation(reason, peer_id=signed.signer) from error
 
     def _sign_contribution(self, place: Group | Ready, report: Contribution, sequence: int) -> Contribution:

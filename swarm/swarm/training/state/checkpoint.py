@@ -142,16 +142,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
-    place = _place(folder, checkpoint.state.outer_step)
-    if not _is_sound(place, checkpoint):
-        _write(folder, place, checkpoint)
+    directory = _directory(folder, checkpoint.state.outer_step)
+    if not _is_sound(directory, checkpoint):
+        _write(folder, directory, checkpoint)
     # newer ones are broken, or of a history that the run's author has ended with a resume order
-    newer = [each for each in _places(folder) if each > place]
-    older = [each for each in _places(folder) if each < place]
+    newer = [each for each in _directories(folder) if each > directory]
+    older = [each for each in _directories(folder) if each < directory]
     spare = [each for each in older[keep - 1 :] if not is_kept(step_of(each), keep_every)]
     for other in (*newer, *spare):
         shutil.rmtree(other, ignore_errors=True)
-    return place
+    return directory
 
 
 def is_kept(outer_step: int, keep_every: int) -> bool:
@@ -161,40 +161,40 @@ def is_kept(outer_step: int, keep_every: int) -> bool:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the outer steps of the folder's checkpoints, whole or not, in ascending order."""
-    return sorted(map(step_of, _places(folder)))
+    return sorted(map(step_of, _directories(folder)))
 
 
-def is_checkpoint(place: Path) -> bool:
-    """Return whether `place` is one checkpoint, by its name, and not a folder of them."""
-    return _NAME.fullmatch(place.name) is not None
+def is_checkpoint(directory: Path) -> bool:
+    """Return whether `directory` is one checkpoint, by its name, and not a folder of them."""
+    return _NAME.fullmatch(directory.name) is not None
 
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
     """Return the checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
-    return load_at(_place(folder, outer_step))
+    return load_at(_directory(folder, outer_step))
 
 
-def load_at(place: Path) -> Checkpoint:
-    """Return the checkpoint in the folder `place`. Raises IntegrityError if it is not there, or not whole."""
+def load_at(directory: Path) -> Checkpoint:
+    """Return the checkpoint in the folder `directory`. Raises IntegrityError if it is not there, or not whole."""
     try:
-        return _load(place)
+        return _load(directory)
     except IntegrityError as error:
         raise IntegrityError(
-            f"the checkpoint {place} is not whole: {error.message}", remedy="choose another"
+            f"the checkpoint {directory} is not whole: {error.message}", remedy="choose another"
         ) from error
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, or None. A broken one is skipped with a warning."""
-    for place in _places(folder):
+    for directory in _directories(folder):
         try:
-            return _load(place)
+            return _load(directory)
         except IntegrityError as error:
-            logger.warning("the checkpoint %s is skipped: %s", place, error)
+            logger.warning("the checkpoint %s is skipped: %s", directory, error)
     return None
 
 
-def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
+def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
     partial = folder / _PARTIAL
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,9 +203,9 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         partial.mkdir()
         _write_files(partial, checkpoint)
         _flush(partial)
-        if place.exists():
-            shutil.rmtree(place)  # it is broken, or its state was replaced
-        partial.rename(place)
+        if directory.exists():
+            shutil.rmtree(directory)  # it is broken, or its state was replaced
+        partial.rename(directory)
         _flush(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -246,43 +246,43 @@ def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
     return {"theta": state.theta_N, "momentum": state.momentum_N}
 
 
-def _places(folder: Path) -> list[Path]:
+def _directories(folder: Path) -> list[Path]:
     """Return the folder's checkpoints, newest first."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def _place(folder: Path, outer_step: int) -> Path:
+def _directory(folder: Path, outer_step: int) -> Path:
     return folder / f"step-{outer_step:013d}"
 
 
-def step_of(place: Path) -> int:
+def step_of(directory: Path) -> int:
     """Return the outer step that a checkpoint's directory is named after."""
-    return int(place.name.rpartition("-")[2])
+    return int(directory.name.rpartition("-")[2])
 
 
-def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether the checkpoint at `place` is whole, and of this state and certificate."""
+def _is_sound(directory: Path, checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint at `directory` is whole, and of this state and certificate."""
     try:
-        if _load(place).certificate != checkpoint.certificate:  # its state is what its manifest says
+        if _load(directory).certificate != checkpoint.certificate:  # its state is what its manifest says
             return False
-        return (place / _MANIFEST).read_bytes() == checkpoint.state.manifest().to_bytes()
+        return (directory / _MANIFEST).read_bytes() == checkpoint.state.manifest().to_bytes()
     except (IntegrityError, OSError):
         return False
 
 
-def _load(place: Path) -> Checkpoint:
+def _load(directory: Path) -> Checkpoint:
     """Read a checkpoint. Raises IntegrityError unless all of it is as it was written."""
     try:
-        certificate = (place / _CERTIFICATE).read_bytes()
-        with (place / _INNER).open("rb") as inner:
-            if _digest(inner, certificate) != (place / _DIGEST).read_bytes():
+        certificate = (directory / _CERTIFICATE).read_bytes()
+        with (directory / _INNER).open("rb") as inner:
+            if _digest(inner, certificate) != (directory / _DIGEST).read_bytes():
                 raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
-        manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
-        state = _load_state(place / _STATE, manifest)
+        manifest = Manifest.from_bytes((directory / _MANIFEST).read_bytes())
+        state = _load_state(directory / _STATE, manifest)
         # copies, since mapped tensors would change with the file
-        with safe_open(place / _INNER, framework="pt") as file:
+        with safe_open(directory / _INNER, framework="pt") as file:
             moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, PeerViolation, ValueError) as error:
         raise IntegrityError(f"it cannot be read ({reason_of(error)})") from error

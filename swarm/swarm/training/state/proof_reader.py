@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.proof_messages import EvidenceRequest
 from swarm_protocol.state_messages import Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
-from swarm.training.run.methods import Methods, short
+from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import MAX_HISTORY_BYTES, MAX_HISTORY_LINKS, Proof
@@ -94,7 +94,7 @@ class ProofReader:
                 self.endorsements.take(standing.endorsement, self.signatures, self.network.now())
             except (PeerViolation, IntegrityError) as error:
                 # an honest member's may have expired: what it says of its own state still counts
-                logger.info("%s shows no valid endorsement: %s", short(peer), error)
+                logger.info("%s shows no valid endorsement: %s", short_id(peer), error)
         return standing
 
     async def newest(self, peer: str, request: StandingRequest) -> Proof | None:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from swarm_protocol.errors import RoundError, SwarmError
+from swarm_protocol.identity import short_id
 
 from swarm.training.state.replica_state import CHUNK_BYTES, Assembly, Manifest, ReplicaState
 
@@ -158,7 +159,7 @@ class Download:
         if self._assembly.missing:
             await self._fetch_all(ChunkSchedule(self._assembly.missing, donors, pace_s), len(donors))
         if self._assembly.missing:
-            reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in self._failures.items())
+            reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in self._failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
         state = await self._off_loop(self._assembly.finish)
         if self._store is not None:
@@ -219,7 +220,7 @@ class Download:
             data = await self._ask(donor, index, timeout_s)
             await self._off_loop(self._assembly.put, index, data)
         except SwarmError as error:
-            logger.warning("dropped %s as a donor: %s", donor[-6:], error)
+            logger.warning("dropped %s as a donor: %s", short_id(donor), error)
             return error.message
         if self._store is not None:
             await self._off_loop(self._store.keep, self._manifest.chunk_digests[index], data)

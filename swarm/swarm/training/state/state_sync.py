@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from swarm_compression.codec import Data
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Group
@@ -189,7 +190,7 @@ async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> lis
         try:
             made_by = await _links(context, peer)
         except SwarmError as error:
-            logger.warning("%s does not show what led to its state: %s", peer[-6:], error)
+            logger.warning("%s does not show what led to its state: %s", short_id(peer), error)
             continue
         chain = [proof]
         while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_CATCH_UP_LINKS:
@@ -271,7 +272,9 @@ async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | No
     peers = whom_a_newcomer_asks(claims, endorsement, me) if replica.is_new else whom_to_ask(claims, replica.roster, me)
     shown, failures = await context.newest_of(peers, StandingRequest(run=context.run, step=1))
     for failure in failures:
-        logger.warning("%s did not say where it is: %s", (failure.peer_id or "a peer")[-6:], failure)
+        logger.warning(
+            "%s did not say where it is: %s", short_id(failure.peer_id) if failure.peer_id else "a peer", failure
+        )
     async with asyncio.TaskGroup() as tasks:
         asking = {peer: tasks.create_task(_is_open(context, peer, proof)) for peer, proof in shown.items()}
     shown = {peer: proof for peer, proof in shown.items() if asking[peer].result()}
@@ -294,7 +297,7 @@ async def follows(context: RunContext, peer: str, proof: Proof) -> bool:
     try:
         links = await links_from(context, peer, proof, anchor_of(context))
     except SwarmError as error:
-        logger.warning("%s shows a resume order that does not hold: %s", peer[-6:], error)
+        logger.warning("%s shows a resume order that does not hold: %s", short_id(peer), error)
         return False
     if links is not None:
         context.replica.history.add(links)

@@ -18,6 +18,7 @@ from swarm_compression import Codec
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest
 from swarm_protocol.training_messages import Group
 
@@ -142,7 +143,7 @@ class Fetcher:
                     for task in asking:
                         task.cancel()
                     return found[0]
-        reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
+        reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in failures.items())
         raise RoundError(f"no manifest of the state can be had: {reasons or 'there are no donors'}")
 
     async def _manifest_of(
@@ -185,11 +186,11 @@ class Fetcher:
             try:
                 data = await self._receive(holder, request, size)
             except SwarmError as error:
-                logger.warning("could not get part %d from %s: %s", index, holder[-6:], error)
+                logger.warning("could not get part %d from %s: %s", index, short_id(holder), error)
                 continue
             if await self._off_loop(_digest, data) == outcome.part_digests[index]:
                 return data
-            logger.warning("%s sent a part that does not match its digest", holder[-6:])
+            logger.warning("%s sent a part that does not match its digest", short_id(holder))
         return None
 
     def _in_turn(self, holders: Sequence[str], index: int) -> list[str]:

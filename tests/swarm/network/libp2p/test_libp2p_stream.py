@@ -105,7 +105,7 @@ def test_message_is_sent_without_a_copy_but_for_the_kept_pieces_of_a_long_one(is
                 assert num_uncopied == (0 if is_kept and message is long else num_pieces)
                 assert await receiver.receive() == message
             if resumption is not None:
-                kept = [part for frame in resumption.sent.after(0) for part in frame]
+                kept = [part for frame in resumption.sent.to_resend(0) for part in frame]
                 assert [_is_of(part, usual) for part in kept].count(True) == 1
                 assert sum(map(len, kept)) > len(usual) + len(long)
 

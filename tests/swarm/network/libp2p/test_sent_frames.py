@@ -14,9 +14,9 @@ def test_frames_are_sent_again_from_the_first_that_did_not_come() -> None:
     for index in range(5):
         sent.add((bytes([index]),))
     sent.acknowledge(2)
-    assert list(sent.after(3)) == [(b"\x03",), (b"\x04",)]
-    assert list(sent.after(3)) == [(b"\x03",), (b"\x04",)]
-    assert list(sent.after(5)) == []
+    assert list(sent.to_resend(3)) == [(b"\x03",), (b"\x04",)]
+    assert list(sent.to_resend(3)) == [(b"\x03",), (b"\x04",)]
+    assert list(sent.to_resend(5)) == []
 
 
 @pytest.mark.parametrize("num_received", [1, 4, 2**63])
@@ -26,7 +26,7 @@ def test_number_that_cannot_be_is_a_violation(num_received: int) -> None:
         sent.add((b"frame",))
     sent.acknowledge(2)
     with pytest.raises(PeerViolation):
-        sent.after(num_received)
+        sent.to_resend(num_received)
 
 
 def test_acknowledgement_of_more_than_was_sent_is_a_violation() -> None:
@@ -41,11 +41,11 @@ def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had(
     one, other = SentFrames("peer", budget), SentFrames("peer", budget)
     for sent in (one, one, other):
         sent.add((bytes(1000),))
-    assert one.is_complete
-    assert other.is_complete
+    assert one.can_resend
+    assert other.can_resend
     other.add((bytes(1000),))
-    assert one.is_complete
-    assert not other.is_complete
+    assert one.can_resend
+    assert not other.can_resend
     assert budget.num_bytes == 2 * framing.cost(1000)
     other.acknowledge(2)  # they did arrive
     one.drop()

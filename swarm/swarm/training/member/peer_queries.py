@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from swarm_protocol.errors import PeerRefused, SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.state_messages import StandingRequest
 
 from swarm.training.round.round_events import Event, Lost, Proven, Sighted
@@ -22,7 +23,7 @@ MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
 
 
-class PeerLookout:
+class PeerQueries:
     """The questions of one step. `attempt` is this member's; `on_named` is called with each peer that another names.
 
     `feed` takes the events that follow, `spawn` starts a task of the step, and `on_certificate` is shown every
@@ -54,7 +55,7 @@ class PeerLookout:
         is_new = peer not in self._looking_at and peer != self._context.network.peer_id
         if is_new and len(self._looking_at) < MAX_LOOKING_AT:
             self._looking_at.add(peer)
-            self._spawn(self._look(peer), f"look at {peer[-6:]}")
+            self._spawn(self._look(peer), f"look at {short_id(peer)}")
 
     async def query(self, peer: str, *, hurry: bool) -> None:
         """Ask `peer` where it is, and feed the event that follows. `hurry` asks it to end its interval, too."""

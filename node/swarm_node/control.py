@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,17 @@ DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; a loop that is stu
 _OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grpc.so_reuseport", 0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlHandlers:
-    """The handlers that the daemon gives to the server."""
-
-    status: Callable[[StatusRequest], Awaitable[StatusReply]]
-    leave: Callable[[LeaveRequest], Awaitable[LeaveReply]]
-
-
 @asynccontextmanager
-async def serving(path: Path, handlers: ControlHandlers) -> AsyncIterator[None]:
+async def serving(
+    path: Path,
+    status: Callable[[StatusRequest], Awaitable[StatusReply]],
+    leave: Callable[[LeaveRequest], Awaitable[LeaveReply]],
+) -> AsyncIterator[None]:
     """Answer on the socket `path`, which only its owner may open. The caller holds the home's lock."""
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=8)
     methods = {
-        "Status": _unary(handlers.status, StatusRequest.from_bytes),
-        "Leave": _unary(handlers.leave, LeaveRequest.from_bytes),
+        "Status": _unary(status, StatusRequest.from_bytes),
+        "Leave": _unary(leave, LeaveRequest.from_bytes),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     mask = os.umask(0o177)  # the socket is made by the bind below, so it is private from its first moment

@@ -23,12 +23,11 @@ from swarm.network.suspension import SuspensionWatch
 from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
-from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
+from swarm_protocol.control_messages import LeaveReply, LeaveRequest
 from swarm_protocol.errors import PeerError, cause
 from swarm_protocol.identity import Identity
 
 from swarm_node import control, diagnostics, interrupts
-from swarm_node.control import ControlHandlers
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Lending, LinkUse, MonthlyTraffic, keep_counting, keep_sampling
 from swarm_node.lending.shifts import run_in_shifts
@@ -38,7 +37,7 @@ from swarm_node.machine.measuring import keep_measuring
 from swarm_node.metrics.exporter import exporting
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.settings.config import Config
-from swarm_node.shutdown import CTRL_C, Shutdown, signals_to, watch_stdin
+from swarm_node.shutdown import CTRL_C, FORCED_S, Shutdown, signals_to, watch_stdin
 from swarm_node.storage import kept_invitation, remembered_peers
 from swarm_node.storage.home import Home
 
@@ -49,7 +48,6 @@ REFRESH_S = limits.RECORD_LIFETIME_S / 6
 AWAKE_S = 2.0
 """Time between two looks whether the machine was suspended."""
 COUNTDOWN_S = 5.0
-FORCED_S = 0.5  # for a role that has nothing in flight to return by itself
 CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
 EXIT_UNCLEAN = 1
 MAX_NAMED = 3  # peers in one line
@@ -171,7 +169,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
         )
         async with (
             remembered_peers.remembering(home, network),
-            control.serving(home.socket, _handlers(node)),
+            control.serving(home.socket, lambda _: node.status(), lambda request: _leave(node, request)),
             exporting(node, network),
             asyncio.TaskGroup() as tasks,
         ):
@@ -330,15 +328,9 @@ async def _look_around(node: Node) -> None:
         logger.info("cannot see the other nodes: %s", error)
 
 
-def _handlers(node: Node) -> ControlHandlers:
-    async def status(_request: StatusRequest) -> StatusReply:
-        return await node.status()
-
-    async def leave(request: LeaveRequest) -> LeaveReply:
-        if request.drain:
-            node.shutdown.request("drain")
-        else:
-            node.shutdown.force("stop")
-        return LeaveReply(pid=os.getpid(), seconds=node.shutdown.grace_s if request.drain else 0.0)
-
-    return ControlHandlers(status=status, leave=leave)
+async def _leave(node: Node, request: LeaveRequest) -> LeaveReply:
+    if request.drain:
+        node.shutdown.request("drain")
+    else:
+        node.shutdown.force("stop")
+    return LeaveReply(pid=os.getpid(), seconds=node.shutdown.grace_s if request.drain else 0.0)

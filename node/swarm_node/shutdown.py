@@ -22,6 +22,9 @@ from contextlib import contextmanager, suppress
 
 CTRL_C = "Ctrl-C"
 
+FORCED_S = 0.5
+"""Time for a role that is told to end at once, and has nothing in flight, to return by itself."""
+
 
 class Shutdown:
     """`leaving` is set once the node should leave, `forced` once it should do so without finishing anything.

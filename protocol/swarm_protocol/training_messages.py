@@ -1,7 +1,7 @@
 """The messages between the members of a round before they vote: reports, groups, and the streams of a reduction.
 
-Votes and certificates are in `commit_messages`, requests for states in `state_messages`, and what heads and followers
-say to each other in `follow_messages`.
+Votes and certificates are in `commit_messages`, requests for states, and what heads and followers say to each other,
+in `member_messages`.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).

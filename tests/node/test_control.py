@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 from swarm_node import control
 from swarm_node.commands import this_node
-from swarm_node.control import ControlClient, ControlHandlers
+from swarm_node.control import ControlClient
 from swarm_node.formatting import duration
 from swarm_node.storage.home import Home
 from swarm_protocol import limits
@@ -82,7 +82,7 @@ async def daemon(home: Home, *, hangs: bool = False) -> AsyncIterator[list[Leave
 
     home.create()
     with home.locked():
-        async with control.serving(home.socket, ControlHandlers(status=status, leave=leave)):
+        async with control.serving(home.socket, status, leave):
             yield asked
 
 
@@ -130,9 +130,8 @@ def test_client_of_a_stuck_daemon_says_who_it_is(tmp_path: Path, monkeypatch: py
 def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "socket").mkdir()
-        handlers = ControlHandlers(status=None, leave=None)  # type: ignore[arg-type]
         with pytest.raises(StartError, match="cannot open the control socket"):
-            async with control.serving(tmp_path / "socket", handlers):
+            async with control.serving(tmp_path / "socket", status=None, leave=None):  # type: ignore[arg-type]
                 pass
 
     asyncio.run(scene())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm_protocol.follow_messages import FollowRequest
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import FollowRequest
 from swarm_protocol.run_credentials import (
     RunCredential,
     RunRevocation,

@@ -13,9 +13,9 @@ from typing import Any
 from swarm_protocol.envelope import read_record, seal, seal_record, unseal, unseal_record
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SessionError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
-from swarm_protocol.follow_messages import FollowRequest
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import open_manifest
+from swarm_protocol.member_messages import FollowRequest
 from swarm_protocol.network_invitation import PrivateGreeting, check_chain, open_revocations
 from swarm_protocol.records import (
     NodeRecord,

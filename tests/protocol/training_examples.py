@@ -13,9 +13,17 @@ from swarm_protocol.commit_messages import (
     Vote,
     VoteReply,
 )
-from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
-from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest, Standing, StandingRequest
+from swarm_protocol.member_messages import (
+    ChunkRequest,
+    FollowerWork,
+    FollowReply,
+    FollowRequest,
+    ManifestRequest,
+    PartRequest,
+    Standing,
+    StandingRequest,
+)
 from swarm_protocol.training_messages import (
     Contribution,
     Follower,

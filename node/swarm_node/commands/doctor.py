@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
@@ -72,7 +72,7 @@ def run(flags: Flags) -> int:
 
 
 def _findings(config: Config) -> Iterable[Finding]:
-    for check in local_checks():
+    for check in LOCAL_CHECKS:
         yield from check(config)
     interrupts.raise_in_command()
     yield from asyncio.run(check_network(config))
@@ -85,11 +85,6 @@ LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
 NO_DISK_BYTES = 200 * 2**20
 RELEASED_AT = 1_760_000_000  # October 2025: a clock before this software was written is wrong
 BINARY_TIMEOUT_S = 10.0
-
-
-def local_checks() -> tuple[Callable[[Config], Iterable[Finding]], ...]:
-    """Return the checks that need no other node, in reading order."""
-    return check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu
 
 
 def check_versions(_config: Config) -> Iterable[Finding]:
@@ -181,6 +176,10 @@ def check_gpu(_config: Config) -> Iterable[Finding]:
         message = f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it"
         return [Finding("gpu", "warn", message, remedy)]
     return [Finding("gpu", "ok", "none: this node computes on the CPU")]
+
+
+LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu)
+"""The checks that need no other node, in reading order."""
 
 
 def _port_finding(addr: str) -> Finding:

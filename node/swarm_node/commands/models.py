@@ -33,14 +33,10 @@ from swarm_node.storage.home import Home, check_new_file
 from swarm_node.storage.remembered_peers import join_addrs
 
 if TYPE_CHECKING:
-    from swarm_node.settings.parsers import HubId
+    from swarm.client import Client, ModelStatus, OtherRevision
 
 REPORTED_BYTES = 10**9
 """The weights of a model that take seconds to read: below that no progress is shown."""
-
-
-if TYPE_CHECKING:
-    from swarm.client import Client, ModelStatus, OtherRevision
 
 FIRST_S = 10.0
 """Records arrive within a second or two of the connection."""
@@ -294,7 +290,7 @@ def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
     def report(num_bytes: int, total_bytes: int) -> None:
         emitter.emit("downloading", model=model.name, num_bytes=num_bytes, total_bytes=total_bytes)
 
-    emitter.say(f"asking the hub for {model.model_id}")
+    say_lookup(model, emitter)
     source = find_source(model, home, ProgressReports(report))
     source.fetch_blocks(0, open_model(source.directory).num_blocks)
     return source.directory, open_model(source.directory).source

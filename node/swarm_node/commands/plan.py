@@ -28,7 +28,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags, read_text
+from swarm_node.commands.command_options import Flags, read_text, say_lookup
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
@@ -57,8 +57,7 @@ def run(flags: Flags) -> int:
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
-    if not isinstance(model, Path):
-        emitter.say(f"asking the hub for {model.model_id}")
+    say_lookup(model, emitter)
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
     found = plan(needs, [_for_model(node) for node in read_nodes(path, needs.num_blocks)])

@@ -105,9 +105,9 @@ def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
 class VisitorRates:
     """Middleware: 429 in words for an address that asks too often. There is no login, so that is all."""
 
-    def __init__(self, app: ASGIApp, *, requests_per_min: int = REQUESTS_PER_MIN) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._rates = Rates(requests_per_min=requests_per_min)
+        self._rates = Rates(requests_per_min=REQUESTS_PER_MIN)
         self._limiters = RateLimiters(time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

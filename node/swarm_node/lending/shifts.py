@@ -12,13 +12,10 @@ from collections.abc import Callable
 
 from swarm_node.lending.lending import Break, Lending
 from swarm_node.node import Node, NodeRole
-from swarm_node.shutdown import Shutdown
+from swarm_node.shutdown import FORCED_S, Shutdown
 
 LOOK_S = 5.0
 """Interval at which it is looked whether a break begins or ends."""
-
-FORCED_S = 0.5
-"""Time for work that is told to end at once, after its grace period; the same as when the node leaves."""
 
 
 async def run_in_shifts(node: Node, role: NodeRole, lending: Lending, on_shift: Callable[[bool], None]) -> None:

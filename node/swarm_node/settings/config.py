@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from pydantic_core import PydanticUndefined
+from swarm.network.discovery.peer_names import check_peer
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -112,7 +113,7 @@ class Config(BaseModel):
     """Network to join. Nodes of other networks are refused."""
     peers: tuple[str, ...] = _setting(
         (),
-        parsers.parse_peer,
+        check_peer,
         "ADDR…",
         many=True,
         example="/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
@@ -335,8 +334,3 @@ def parse_endpoint(text: str) -> Endpoint:
     if match is None or int(match[3]) > 65535:
         raise ValueError("is not HOST:PORT")
     return Endpoint(match[1] or match[2], int(match[3]))
-
-
-def parse_peer(text: str) -> str:
-    """Parse the address of a peer, or a name that leads to some. Raises ConfigError."""
-    return check_peer(text)

@@ -240,9 +240,9 @@ class JsonMemory:
             return None
 
 
-def check_new_file(path: Path, *, option: str = "--out") -> None:
-    """Raises ConfigError unless a file can be created at `path`, which `option` names. No command overwrites one."""
-    remedy = f"choose another {option}"
+def check_new_file(path: Path) -> None:
+    """Raises ConfigError unless a file can be created at `path`, which --out names. No command overwrites one."""
+    remedy = "choose another --out"
     folder = path.absolute().parent
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists already", remedy=f"move it away, or {remedy}")

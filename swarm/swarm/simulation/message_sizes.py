@@ -13,8 +13,8 @@ from typing import Any
 
 from swarm_protocol.checks import Checked
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse
+from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.records import ServeRecord, TrainerRecord
-from swarm_protocol.state_messages import Standing, StandingRequest
 from swarm_protocol.wire import WireMessage, encoded
 
 _VERSION_BYTES = 1

@@ -16,7 +16,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
-from swarm_node.dashboard.app import VisitorRates, combined, create_dashboard
+from swarm_node.dashboard import app as dashboard_app
+from swarm_node.dashboard.app import combined, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.run_follower import MAX_STEPS
 from swarm_node.dashboard.run_views import PHASES
@@ -223,7 +224,7 @@ def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VisitorRates.__init__.__kwdefaults__, "requests_per_min", 5)
+    monkeypatch.setattr(dashboard_app, "REQUESTS_PER_MIN", 5)
     answers = get(example_source(0), *["/api/v1/overview"] * 6)
     assert [answer.status_code for answer in answers] == [200] * 5 + [429]
     assert "5 requests a minute" in answers[-1].json()["error"]["message"]

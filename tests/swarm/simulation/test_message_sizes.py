@@ -9,7 +9,7 @@ from protocol.dht_examples import PEERS
 from swarm.simulation.message_sizes import SIZES
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, place_of
-from swarm_protocol.state_messages import Standing, StandingRequest
+from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.wire import WireMessage
 
 from protocol import dht_examples, training_examples

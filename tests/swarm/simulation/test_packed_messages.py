@@ -21,7 +21,7 @@ from swarm_protocol.dht_messages import (
     contact_of,
     place_of,
 )
-from swarm_protocol.state_messages import Standing
+from swarm_protocol.member_messages import Standing
 from swarm_protocol.wire import WireMessage, handing_over
 
 ADDRS = {peer_id: f"/ip4/10.0.0.{number}/tcp/4001" for number, peer_id in enumerate(PEERS, 1)}

@@ -42,7 +42,7 @@ from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Abort, Lock, Outcome, Vote
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.training_messages import Group, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 NUM_STEPS = 3

@@ -24,8 +24,8 @@ from functools import partial
 import torch
 from swarm_compression import CodecError
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
-from swarm_protocol.follow_messages import FollowerWork, FollowReply
 from swarm_protocol.identity import short_id
+from swarm_protocol.member_messages import FollowerWork, FollowReply
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Follower
 from torch import Tensor

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from swarm_compression import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
-from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import short_id
+from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.parts import frames_of

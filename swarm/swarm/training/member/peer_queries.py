@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm_protocol.errors import PeerRefused, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.member_messages import StandingRequest
 
 from swarm.training.round.round_events import Event, Lost, Proven, Sighted
 from swarm.training.state.run_context import RunContext

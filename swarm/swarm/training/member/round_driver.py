@@ -14,8 +14,8 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
-from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.identity import short_id
+from swarm_protocol.member_messages import FollowReply, FollowRequest
 from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
 

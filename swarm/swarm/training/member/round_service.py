@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from swarm_protocol.commit_messages import Abort, Vote, VoteReply
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.follow_messages import FollowReply, FollowRequest
-from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.member_messages import FollowReply, FollowRequest, StandingRequest
 from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream

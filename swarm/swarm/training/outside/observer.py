@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from swarm_protocol.commit_messages import Certificate, Endorsement
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import StandingRequest
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import StandingRequest
 
 from swarm.network.interface import Network
 from swarm.training.run.signed_run import SignedRun

@@ -21,8 +21,8 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import StandingRequest
 
 from swarm.training.state.certificate_history import MAX_ASKED_FOR_STANDING, Proof, Rank, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity, short_id
+from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.proof_messages import EvidenceRequest
-from swarm_protocol.state_messages import Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.training.run.methods import Methods

@@ -26,8 +26,8 @@ from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.commit_messages import Outcome, ResumeOrder
 from swarm_protocol.errors import RoundError
+from swarm_protocol.member_messages import Standing
 from swarm_protocol.run_credentials import revocation_in
-from swarm_protocol.state_messages import Standing
 from swarm_protocol.training_messages import Group
 from torch import Tensor
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from swarm_compression.codec import Data
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Group
 
 from swarm.network.membership import Membership

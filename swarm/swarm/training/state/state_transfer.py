@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest
+from swarm_protocol.member_messages import ChunkRequest, ManifestRequest, PartRequest
 from swarm_protocol.training_messages import Group
 
 from swarm.network.interface import EndOfStream, Network, Stream

@@ -21,7 +21,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.trainer_events import OuterStep
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.training_messages import Contribution
 
 STEP_S = 0.4

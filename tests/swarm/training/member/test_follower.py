@@ -21,8 +21,8 @@ from swarm.training.round.clusters import Clusters
 from swarm.training.run.methods import Methods
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused
-from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution
 

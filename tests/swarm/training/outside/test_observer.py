@@ -18,8 +18,8 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import Standing, StandingRequest
 
 WATCHER = Identity(b"w" * 32)
 

@@ -25,8 +25,8 @@ from swarm.training.state.state_sync import claims_of
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import Standing
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import Standing
 from swarm_protocol.training_messages import Contribution, Group
 
 NOW = 1_750_000_000.0

@@ -28,8 +28,8 @@ from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed
 from swarm_protocol.commit_messages import Endorsement, Outcome
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import Standing
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.state_messages import Standing
 from swarm_protocol.training_messages import Contribution, Group
 
 NOW = 1_750_000_000.0

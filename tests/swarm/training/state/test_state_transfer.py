@@ -29,7 +29,7 @@ from swarm.training.state.state_transfer import Donor, Fetcher
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.state_messages import ChunkRequest, PartRequest
+from swarm_protocol.member_messages import ChunkRequest, PartRequest
 from swarm_protocol.training_messages import Contribution, Group
 
 NUM_VALUES = 1 << 19

@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from hypothesis import settings
 from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
+from swarm.heap import absent
+from swarm_node.machine.hardware import UNUSED_PACKAGES
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -81,11 +83,13 @@ def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and made here stays to the end: no garbage collection looks through its million objects.
 
-    A full collection would take a second, and tests of leaks ask for many.
+    A full collection would take a second, and tests of leaks ask for many. Libraries find the packages that they find
+    in a node.
     """
     gc.disable()
     try:
-        collected = yield
+        with absent(*UNUSED_PACKAGES):
+            collected = yield
         if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
             compile_once()
         let_libraries_log_through_the_root()

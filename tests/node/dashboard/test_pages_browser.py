@@ -11,7 +11,6 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from matplotlib.image import imread
 from node.gateway.scripted_client import ScriptedClient, ScriptedGeneration, ScriptedModel
 from playwright.sync_api import Browser, Page, expect
 from support.dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
@@ -253,6 +252,8 @@ def test_without_scripts_everything_is_there(browser: Browser, swarms: Swarms) -
 
 def test_blocks_that_nobody_serves_are_drawn_in_their_places(page: Page) -> None:
     """Reads the picture's pixels: what a column is styled with can be drawn elsewhere than the column is."""
+    from matplotlib.image import imread  # noqa: PLC0415 - no other test needs it
+
     source = example_source(12)
     [(name, detail)] = source.model_details.items()
     model = detail.model.model_copy(update={"num_blocks": 9, "missing": ((5, 9),), "health": "incomplete"})

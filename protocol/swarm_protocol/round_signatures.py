@@ -85,19 +85,17 @@ def _entrance(report: Contribution) -> bytes:
 
 def vote_message(network_id: str, vote: Vote) -> bytes:
     """Return what a member signs to vote."""
-    place = _vote_place(network_id, vote.run, vote)
-    return place + vote.group_digest + vote.outcome.digest() + vote.state_digest + _number(vote.sequence)
+    return _vote_message(network_id, vote.run, vote, vote.outcome.digest())
 
 
 def stated_vote_message(network_id: str, run: str, vote: StatedVote) -> bytes:
     """Return what the signature of this vote in `run` is of."""
-    place = _vote_place(network_id, run, vote)
-    return place + vote.group_digest + vote.outcome_digest + vote.state_digest + _number(vote.sequence)
+    return _vote_message(network_id, run, vote, vote.outcome_digest)
 
 
-def _vote_place(network_id: str, run: str, vote: Vote | StatedVote) -> bytes:
-    kind = vote.kind.encode() + b"\x00"
-    return VOTE_DOMAIN + kind + _round(network_id, run, vote.step) + _number(vote.attempt)
+def _vote_message(network_id: str, run: str, vote: Vote | StatedVote, outcome_digest: bytes) -> bytes:
+    place = VOTE_DOMAIN + vote.kind.encode() + b"\x00" + _round(network_id, run, vote.step) + _number(vote.attempt)
+    return place + vote.group_digest + outcome_digest + vote.state_digest + _number(vote.sequence)
 
 
 def _round(network_id: str, run: str, step: int) -> bytes:

@@ -34,3 +34,14 @@ def test_researcher_s_tutorial_shows_what_signing_prints(
     capsys.readouterr()
     assert cli.run(["run", "sign", "lesson.toml", "--home", "researcher"]) == 0
     assert steady(capsys.readouterr().out) == steady(shown)
+
+
+def test_readme_is_short_signs_with_the_tutorial_s_home_and_says_what_plan_reads() -> None:
+    root = Path(__file__).parents[2]
+    readme, guide = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guides/serve.md"))
+    assert len(readme.split()) <= 900
+    signs = re.compile(r"^swarm-node (identity --new|run sign) (?:\S+\.toml )?--home (\S+)", re.MULTILINE)
+    assert len(signs.findall(readme)) == 2
+    assert signs.findall(readme) == signs.findall(RESEARCHER.read_text(encoding="utf-8"))
+    assert "[`nodes.toml`](docs/guides/serve.md#plan-before-anyone-joins)" in readme
+    assert "\n## Plan before anyone joins\n" in guide

@@ -25,7 +25,7 @@ from swarm.training.trainer_events import (
     RoundAborted,
     StateFetched,
 )
-from swarm_node.gateway.metrics import Metrics, SpotCheckCounter, read_possession
+from swarm_node.gateway.metrics import Metrics, RequestTimes, SpotCheckCounter, read_possession
 from swarm_node.gateway.responses import usage_of
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.readings import (
@@ -134,7 +134,7 @@ def _count(registry: Registry) -> None:
         RoundReport(outer_step=7, phases_s=PHASES_S, bytes_sent=4000, refused=(Refusal(peer_id=PEER, reason="lied"),))
     )
     gateway = Metrics(registry)
-    with gateway.request() as times:
+    with RequestTimes(gateway) as times:
         times.token(0)
         times.token(0)
     gateway.used(usage_of(prompt_tokens=3, completion_tokens=5, cached_tokens=2), [TRACE])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from swarm.serving.checking.wrong_answer import signer_of
 from swarm.serving.evidence.wrong_possession import check_possession, read_possession
+from swarm_protocol.answer_commitments import AnswerCommitment
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
 from swarm_protocol.served_evidence_messages import ServedEvidence
@@ -189,32 +190,22 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
         raise IntegrityError(f"{path} proves nothing: {error.message}") from error
     except (ConfigError, IntegrityError) as error:
         raise UsageError(error.message, remedy=error.remedy) from error
-    emitter.emit(
-        "served_evidence",
-        path=str(path),
-        peer_id=verdict.peer_id,
-        model=verdict.model,
-        start=verdict.start,
-        end=verdict.end,
-        is_proven=True,
-        reason=f"lied: {verdict.reason}",
-    )
+    _emit_answer(path, verdict.peer_id, stated, f"lied: {verdict.reason}", emitter, is_proven=True)
 
 
 def _tell_answer(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
     """Print what the file is about, unjudged. Raises UsageError or IntegrityError for one that is of no answer."""
     with _proving(path):
         peer_id, stated = signer_of(_served(path, file), file.network_id)
-    emitter.emit(
-        "served_evidence",
-        path=str(path),
-        peer_id=peer_id,
-        model=stated.model,
-        start=stated.start,
-        end=stated.end,
-        is_proven=False,
-        reason="was named by this node's spot checks; evidence verify --model DIR judges it",
-    )
+    reason = "was named by this node's spot checks; evidence verify --model DIR judges it"
+    _emit_answer(path, peer_id, stated, reason, emitter, is_proven=False)
+
+
+def _emit_answer(
+    path: Path, peer_id: str, stated: AnswerCommitment, reason: str, emitter: Emitter, *, is_proven: bool
+) -> None:
+    about = {"peer_id": peer_id, "model": stated.model, "start": stated.start, "end": stated.end}
+    emitter.emit("served_evidence", path=str(path), **about, is_proven=is_proven, reason=reason)
 
 
 def _served(path: Path, file: EvidenceFile) -> ServedEvidence:

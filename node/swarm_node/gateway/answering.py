@@ -200,7 +200,7 @@ class Answerer:
 
         try:
             async with AsyncExitStack() as stack:
-                times = stack.enter_context(self._metrics.request())
+                times = stack.enter_context(RequestTimes(self._metrics))
                 for generation in self._generations(batch):
                     generations.append(generation)
                     stack.push_async_callback(generation.aclose)

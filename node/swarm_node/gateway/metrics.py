@@ -69,10 +69,6 @@ class Metrics:
                 self._replayed_tokens.inc(0 if replay["was_handed_over"] else replay["num_tokens"])
                 self._failover.observe(replay["failover_ms"] / 1000)
 
-    def request(self) -> RequestTimes:
-        """Time one request while the context lasts."""
-        return RequestTimes(self)
-
 
 class SpotCheckCounter:
     """Counts spot checks of spans, and the lies that they proved."""

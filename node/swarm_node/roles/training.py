@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
@@ -353,7 +352,8 @@ class RunTraining:
         if digest == self._saved:
             return
         self._saved = digest
-        inner = self._trainer.between_intervals(partial(_write_moments, self._folder, self._inner))
+        read_inner = self._inner.state
+        inner = self._trainer.between_intervals(lambda: write_inner(self._folder, read_inner()))
         self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, digest=digest, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
@@ -368,10 +368,6 @@ class RunTraining:
             export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
         self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
         return place
-
-
-def _write_moments(folder: Path, inner: InnerLoop) -> Path:
-    return write_inner(folder, inner.state())
 
 
 def local_options(config: Config, device: str) -> LocalOptions:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
-from swarm_node.gateway.metrics import MAX_WAITS, WINDOW_S, FirstTokenWaits, Metrics
+from swarm_node.gateway.metrics import MAX_WAITS, WINDOW_S, FirstTokenWaits, Metrics, RequestTimes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import FirstTokenWait
 
@@ -159,7 +159,7 @@ def test_first_tokens_of_any_requests_lie_among_them(seconds: list[float]) -> No
 
 def test_metrics_of_a_request_time_its_first_token_once() -> None:
     metrics = Metrics(Registry())
-    with metrics.request() as times:
+    with RequestTimes(metrics) as times:
         assert metrics.first_tokens.newest() is None
         times.token(0)
         first = metrics.first_tokens.newest()
@@ -167,6 +167,6 @@ def test_metrics_of_a_request_time_its_first_token_once() -> None:
         times.token(1)
     assert first is not None
     assert metrics.first_tokens.newest() == first
-    with metrics.request():
+    with RequestTimes(metrics):
         pass  # refused, without a token
     assert metrics.first_tokens.newest() == first

@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 from support.site_pages import ROOT
+from swarm.heap import uncollected
 
 PACKAGES = ("node/swarm_node", "swarm/swarm", "protocol/swarm_protocol", "compression/swarm_compression")
 MAX_METHODS_WITHOUT_DOCSTRING = 5
@@ -40,15 +41,22 @@ TEXTS_OF_HTTP = {"node/swarm_node/dashboard/api.py", "node/swarm_node/gateway/ap
 @cache
 def modules() -> dict[str, ast.Module]:
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
-        for path in paths
-        if not path.name.endswith("_pb2.py")
-    }
+    with uncollected():  # they stay, and are a million objects
+        return {
+            path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
+            for path in paths
+            if not path.name.endswith("_pb2.py")
+        }
+
+
+@cache
+def nodes(module: ast.Module) -> tuple[ast.AST, ...]:
+    """Return every node of a module. To find them takes longer than what a test does with them."""
+    return tuple(ast.walk(module))
 
 
 def silent_classes(module: ast.Module) -> Iterator[str]:
-    for node in ast.walk(module):
+    for node in nodes(module):
         if isinstance(node, ast.ClassDef) and ast.get_docstring(node) is None:
             num_methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
             if num_methods > MAX_METHODS_WITHOUT_DOCSTRING:
@@ -56,7 +64,7 @@ def silent_classes(module: ast.Module) -> Iterator[str]:
 
 
 def fragments(module: ast.Module) -> Iterator[str]:
-    for node in ast.walk(module):
+    for node in nodes(module):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         decorators = {name for each in node.decorator_list for name in re.findall(r"\w+", ast.unparse(each))}
@@ -68,7 +76,7 @@ def fragments(module: ast.Module) -> Iterator[str]:
 
 def texts(module: ast.Module) -> Iterator[str]:
     """Yield the docstrings of a module: its own, and those of its classes, functions and constants."""
-    for node in ast.walk(module):
+    for node in nodes(module):
         body = getattr(node, "body", None)
         for each in body if isinstance(body, list) else []:
             if (
@@ -125,7 +133,7 @@ class Source:
         self.docstrings = list[str]()
         self.words, self.variables = set[str](), set[str]()
         told = set[int]()
-        for node in ast.walk(module):
+        for node in nodes(module):
             match node:
                 case ast.Expr(value=ast.Constant(value=str(docstring)) as constant):
                     self.docstrings.append(docstring)

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import typer
 from support.node_settings import resolve
 from support.private_networks import Owner
 from swarm_node import cli
@@ -35,7 +34,7 @@ def shell_commands(script: str) -> Iterator[list[str]]:
 
 def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Config:
     """The settings that `swarm-node WORDS…` gets. Raises what the program would refuse them with."""
-    command, words = typer.main.get_command(cli.app), cli.with_usual(spread(words))
+    command, words = cli._command(), cli.with_usual(spread(words))
     while commands := getattr(command, "commands", None):
         assert words, "a command is missing"
         assert words[0] in commands, f"there is no command {words[0]!r}"

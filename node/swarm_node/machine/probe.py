@@ -26,12 +26,14 @@ from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.machine.hardware import UNUSED_PACKAGES, Hardware, Speeds, cpu_name, machine_memory
+from swarm_node.storage.home import JsonMemory
 
 # one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
 HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
 PREFILL_TOKENS = 128
 TRAINING_ROWS, TRAINING_TOKENS = 2, 128
 BUDGET_S = 0.4  # for each of the three figures
+MAX_FILE_BYTES = 4096
 
 
 def measure(device: str) -> Speeds:
@@ -148,10 +150,10 @@ def measure_again(device: str, cache: Path, threads: int) -> Speeds:
     worse."""
     if threads:
         torch.set_num_threads(threads)
-    path, key = cache / "probe.json", _key(device, device_name(device))
-    known, found = asdict(_read(path, key) or Speeds()), asdict(measure(device))
+    kept = _memory(cache / "probe.json", _key(device, device_name(device)))
+    known, found = asdict(kept.read(_speeds) or Speeds()), asdict(measure(device))
     best = Speeds(**{name: max(speed, known[name]) for name, speed in found.items()})
-    _write(path, key, best)
+    kept.keep(asdict(best))
     return best
 
 
@@ -162,13 +164,13 @@ def main() -> None:
 
 
 def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
-    key = _key(device, name)
-    if not fresh and (speeds := _read(path, key)) is not None:
+    kept = _memory(path, _key(device, name))
+    if not fresh and (speeds := kept.read(_speeds)) is not None:
         measured = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
         logger.info("speeds are those measured on %s; --probe fresh measures again", measured)
         return speeds
     speeds = measure(device)
-    _write(path, key, speeds)
+    kept.keep(asdict(speeds))
     return speeds
 
 
@@ -177,18 +179,9 @@ def _key(device: str, name: str) -> str:
     return f"{device} {name} {versions} threads {torch.get_num_threads()}"
 
 
-def _read(path: Path, key: str) -> Speeds | None:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return Speeds(**kept["speeds"]) if kept["key"] == key else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        logger.warning("the remembered speeds in %s are unusable, measuring again: %s", path, error)
-        return None
+def _memory(path: Path, key: str) -> JsonMemory:
+    return JsonMemory(path=path, owner=("key", key), key="speeds", what="the measured speed", max_bytes=MAX_FILE_BYTES)
 
 
-def _write(path: Path, key: str, speeds: Speeds) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"key": key, "speeds": asdict(speeds)}), encoding="utf-8")
-    part.replace(path)
+def _speeds(kept: dict[str, float]) -> Speeds:
+    return Speeds(**kept)

@@ -84,7 +84,8 @@ def pytest_collection() -> Generator[None, object, object]:
     """What is imported and made here stays to the end: no garbage collection looks through its million objects.
 
     A full collection would take a second, and tests of leaks ask for many. Libraries find the packages that they find
-    in a node.
+    in a node. From then on, garbage is looked for as often as there (`swarm_node.cli`): Python's own threshold is for
+    programs with far fewer objects.
     """
     gc.disable()
     try:
@@ -96,6 +97,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return collected
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)
         gc.enable()
 
 

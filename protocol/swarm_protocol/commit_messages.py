@@ -1,7 +1,7 @@
 """The messages by which a state is committed: votes, locks and certificates, and what a run's author signs.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. An
-outcome is voted on twice: a quorum of first votes makes a `Lock`, one of second votes a `Certificate`. What members
+outcome is voted on twice: a quorum of prepare votes makes a `Lock`, one of commit votes a `Certificate`. What members
 report before, and the group that they form, is in `training_messages`.
 """
 
@@ -68,8 +68,8 @@ class PlacedSignature(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock(Checked):
-    """First votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that attempt
-    can have as many, if fewer than a third lie.
+    """Prepare votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that
+    attempt can have as many, if fewer than a third lie.
 
     The places of `votes` are those of the voters among the electors: the members of the state before, or, while there
     are none, those of the outcome's own group, in the order of peer ids.
@@ -102,11 +102,10 @@ class LockClaim(Checked):
 class Vote(wire.WireMessage):
     """A member's statement that it holds all parts of `outcome`, and that they give its state.
 
-    `kind` says which of its two votes it is: `prepare` the first one, of which a quorum makes a `Lock`; `commit` the
-    second one, of a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state
-    that the group starts from, and `sequence` that of the author's last resume order: an honest member votes once of
-    each kind in an attempt from one state after one order. `signature` is the member's of
-    `round_signatures.vote_message`.
+    `kind` says which of its two votes it is: the prepare vote, of which a quorum makes a `Lock`, or the commit vote, of
+    a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state that the group
+    starts from, and `sequence` that of the author's last resume order: an honest member votes once of each kind in an
+    attempt from one state after one order. `signature` is the member's of `round_signatures.vote_message`.
     """
 
     PROTO = training_pb2.Vote
@@ -185,7 +184,7 @@ class Endorsement(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate(wire.WireMessage):
-    """A signed group and second votes of its members for `outcome`, by the voters' places in the group;
+    """A signed group and commit votes of its members for `outcome`, by the voters' places in the group;
     `swarm.training.state.certificate` counts them.
 
     Or it is the author's signed resume `order`, which commits a state as votes do.

@@ -66,8 +66,8 @@ class MemberOptions:
 
     `identity` is the file with the key that names this member to others; it is created if it does not exist. What this
     member has promised and voted for in each run is kept in the folder `FILE.votes` beside it, so that a restart does
-    not vote a second time: keep the two together; a second process that uses them is refused. None makes a key for this
-    session, which does not work where the run admits only certain peers.
+    not vote for something else: keep the two together; a second process that uses them is refused. None makes a key for
+    this session, which does not work where the run admits only certain peers.
 
     `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
     "swarm".

@@ -281,7 +281,7 @@ def check_bounded(state: RoundState) -> None:
     assert len(state.known) <= MAX_HEARD
     assert len(state.ready) <= most
     assert state.heard <= set(state.setup.roster)
-    assert max(len(state.voting.prepares), len(state.voting.commits)) <= most + in_group
+    assert max(len(state.voting.prepare_votes), len(state.voting.commit_votes)) <= most + in_group
     assert len(state.voting.silent) <= most + in_group
 
 

@@ -5,7 +5,7 @@ works for it, and so does one member, the liar, if there is one. The liar votes 
 reports any lock that can be proven, or none. What honest members sign can be neither forged nor taken back. So a state
 holds only what each honest member has signed, and what it remembers:
 
-    its attempt, whether it can still vote in it, its lock, and for each attempt: its report, its first and second vote
+    its attempt, whether it can still vote in it, its lock, and for each attempt: its report and its two votes
 
 Three decisions are those of the program: which sets of members are enough (`Succession.is_enough`), which outcome a
 group may resume (`lock_complaint`), and what a restarted member goes on with (`bound_by`). A `Rule` replaces them by
@@ -50,8 +50,8 @@ class Signed(NamedTuple):
     reported."""
 
     claim: Held = ABSENT
-    first: int = -1
-    second: int = -1
+    prepare: int = -1
+    commit: int = -1
 
 
 class Honest(NamedTuple):
@@ -66,7 +66,7 @@ State = tuple[Honest, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How members decide. `phases` is 1 for the rule before there were locks: the first vote decides, and what reports
+    """How members decide. `phases` is 1 for the rule before there were locks: one vote decides, and what reports
     say of earlier votes is anybody's word. `proves` is False if a group may resume what it likes, and `remembers` if a
     restarted member has forgotten its lock."""
 
@@ -102,12 +102,12 @@ class Model:
 
     def certified(self, state: State) -> set[int]:
         """Return the outcomes for which enough members have voted."""
-        values = {each.second for member in state for each in member.signed} - {-1}
+        values = {each.commit for member in state for each in member.signed} - {-1}
         return {
             value
             for value in values
             for attempt in range(self.num_attempts)
-            if self._is_enough(state, attempt, value, second=True)
+            if self._is_enough(state, attempt, value, commit=True)
         }
 
     def _moves(self, state: State, member: Honest, index: int) -> Iterator[Honest]:
@@ -117,14 +117,14 @@ class Model:
         if member.attempt < 0:
             return
         attempt, here = member.attempt, member.signed[member.attempt]
-        if not member.is_done and here.first < 0:
+        if not member.is_done and here.prepare < 0:
             for value in self._acceptable(state, index):
-                second = value if self.rule.phases == 1 else -1
-                voted = here._replace(first=value, second=second)
+                commit = value if self.rule.phases == 1 else -1
+                voted = here._replace(prepare=value, commit=commit)
                 yield member._replace(signed=_with(member.signed, attempt, voted))
-        if not member.is_done and here.first >= 0 > here.second and self._is_enough(state, attempt, here.first):
-            voted = here._replace(second=here.first)
-            lock = Held(attempt, here.first)
+        if not member.is_done and here.prepare >= 0 > here.commit and self._is_enough(state, attempt, here.prepare):
+            voted = here._replace(commit=here.prepare)
+            lock = Held(attempt, here.prepare)
             yield member._replace(lock=lock, signed=_with(member.signed, attempt, voted))
         yield self._restarted(member)
 
@@ -133,11 +133,11 @@ class Model:
         assert next_attempt == member.attempt + 1
         return member._replace(is_done=True, lock=lock if self.rule.remembers else Held())
 
-    def _is_enough(self, state: State, attempt: int, value: int, *, second: bool = False) -> bool:
+    def _is_enough(self, state: State, attempt: int, value: int, *, commit: bool = False) -> bool:
         voters = frozenset(
             peer
             for peer, member in zip(self.honest, state, strict=True)
-            if (member.signed[attempt].second if second else member.signed[attempt].first) == value
+            if (member.signed[attempt].commit if commit else member.signed[attempt].prepare) == value
         )
         return is_enough(self.rule.succession, self.num_members, voters | self._liars)
 
@@ -151,7 +151,7 @@ class Model:
         new = {2 * attempt, 2 * attempt + 1}  # a coordinator that signs two groups
         if self.rule.phases == 1:
             # what reports say is not signed: the coordinator makes up what is resumed
-            return new | {value for member in state for each in member.signed if (value := each.first) >= 0}
+            return new | {value for member in state for each in member.signed if (value := each.prepare) >= 0}
         provable = self._provable(state, attempt)
         reports = {
             peer: member.signed[attempt].claim
@@ -165,7 +165,7 @@ class Model:
         return found
 
     def _provable(self, state: State, before: int) -> tuple[Held, ...]:
-        values = {each.first for member in state for each in member.signed} - {-1}
+        values = {each.prepare for member in state for each in member.signed} - {-1}
         return tuple(
             Held(attempt, value)
             for attempt in range(before)
@@ -240,8 +240,8 @@ def _renamed(state: State) -> State:
     names = dict[int, int]()
     for member in state:
         for attempt, each in enumerate(member.signed):
-            if each.first >= 0 and each.first // 2 == attempt and each.first not in names:
-                names[each.first] = 2 * attempt + (each.first ^ 1 in names)
+            if each.prepare >= 0 and each.prepare // 2 == attempt and each.prepare not in names:
+                names[each.prepare] = 2 * attempt + (each.prepare ^ 1 in names)
     if all(old == new for old, new in names.items()):
         return state
     return tuple(_renamed_by(member, names) for member in state)
@@ -249,14 +249,14 @@ def _renamed(state: State) -> State:
 
 def _renamed_by(member: Honest, names: dict[int, int]) -> Honest:
     signed = tuple(
-        Signed(_named(each.claim, names), names.get(each.first, each.first), names.get(each.second, each.second))
+        Signed(_named(each.claim, names), names.get(each.prepare, each.prepare), names.get(each.commit, each.commit))
         for each in member.signed
     )
     return Honest(member.attempt, member.is_done, _named(member.lock, names), signed)
 
 
 def _without_names(member: Honest) -> Honest:
-    names = {value: value & ~1 for each in member.signed for value in (each.first, each.second, each.claim.value)}
+    names = {value: value & ~1 for each in member.signed for value in (each.prepare, each.commit, each.claim.value)}
     names[member.lock.value] = member.lock.value & ~1
     names.pop(-1, None)
     return _renamed_by(member, names)

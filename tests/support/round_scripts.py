@@ -117,7 +117,7 @@ def resuming(
 
 
 def locked(group: SignedGroup) -> Lock:
-    """Return the lock that the first votes of all of `group` make."""
+    """Return the lock that the prepare votes of all of `group` make."""
     votes = tuple(PlacedSignature(place=place, signature=SIGNATURE) for place in range(len(group.group.members)))
     return Lock(attempt=group.group.attempt, group_digest=group.digest, outcome=outcome(group), votes=votes)
 
@@ -135,13 +135,13 @@ def outcome(group: SignedGroup, state: bytes = b"s") -> Outcome:
     return Outcome(origin_digest=group.digest, part_digests=parts, state_digest=state * 32)
 
 
-def voted(peer: str, group: SignedGroup, chosen: Outcome, kind: VoteKind = "prepare") -> Voted:
+def vote_of(peer: str, group: SignedGroup, chosen: Outcome, kind: VoteKind = "prepare") -> Voted:
     return Voted(peer=peer, vote=replace(group.vote(chosen, kind), signature=SIGNATURE))
 
 
-def committed(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:
-    """Return the second vote of `peer`."""
-    return voted(peer, group, chosen, "commit")
+def commit_vote_of(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:
+    """Return the commit vote of `peer`."""
+    return vote_of(peer, group, chosen, "commit")
 
 
 def left(peer: str, group: SignedGroup, reason: str) -> AttemptLeft:
@@ -168,15 +168,15 @@ def member_commits() -> tuple[str, Script]:
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.0, Grouped(signed=FIRST)),
-        (6.5, voted(OTHERS[0], FIRST, OUTCOME)),
+        (6.5, vote_of(OTHERS[0], FIRST, OUTCOME)),
         (7.0, Reduced(attempt=0, outcome=OUTCOME)),
-        (7.0, voted(ME, FIRST, OUTCOME)),
-        (7.1, voted(OTHERS[1], FIRST, OUTCOME)),
-        (7.1, committed(ME, FIRST, OUTCOME)),
-        (7.2, voted(COORDINATOR, FIRST, OUTCOME)),
-        (7.2, committed(OTHERS[1], FIRST, OUTCOME)),
-        (7.3, committed(COORDINATOR, FIRST, OUTCOME)),
-        (7.4, committed(OTHERS[0], FIRST, OUTCOME)),
+        (7.0, vote_of(ME, FIRST, OUTCOME)),
+        (7.1, vote_of(OTHERS[1], FIRST, OUTCOME)),
+        (7.1, commit_vote_of(ME, FIRST, OUTCOME)),
+        (7.2, vote_of(COORDINATOR, FIRST, OUTCOME)),
+        (7.2, commit_vote_of(OTHERS[1], FIRST, OUTCOME)),
+        (7.3, commit_vote_of(COORDINATOR, FIRST, OUTCOME)),
+        (7.4, commit_vote_of(OTHERS[0], FIRST, OUTCOME)),
     ]
 
 
@@ -211,14 +211,14 @@ def owner_dies_and_the_parts_come_from_who_voted() -> tuple[str, Script]:
     return ME, [
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
-        (6.5, voted(OTHERS[0], FIRST, OUTCOME)),
+        (6.5, vote_of(OTHERS[0], FIRST, OUTCOME)),
         (6.6, ReduceFailed(attempt=0, reason="the connection broke", unreachable=(OTHERS[1],))),
         (6.9, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.9, voted(ME, FIRST, OUTCOME)),
-        (7.0, voted(COORDINATOR, FIRST, OUTCOME)),
-        (7.0, committed(ME, FIRST, OUTCOME)),
-        (7.1, committed(COORDINATOR, FIRST, OUTCOME)),
-        (7.1, committed(OTHERS[0], FIRST, OUTCOME)),
+        (6.9, vote_of(ME, FIRST, OUTCOME)),
+        (7.0, vote_of(COORDINATOR, FIRST, OUTCOME)),
+        (7.0, commit_vote_of(ME, FIRST, OUTCOME)),
+        (7.1, commit_vote_of(COORDINATOR, FIRST, OUTCOME)),
+        (7.1, commit_vote_of(OTHERS[0], FIRST, OUTCOME)),
     ]
 
 
@@ -229,17 +229,17 @@ def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.5, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.5, voted(ME, FIRST, OUTCOME)),
+        (6.5, vote_of(ME, FIRST, OUTCOME)),
         (16.5, Tick()),
         (16.6, Tick()),
         (16.7, Grouped(signed=resumed)),
         (16.7, Reduced(attempt=1, outcome=OUTCOME)),
-        (16.7, voted(ME, resumed, OUTCOME)),
-        (16.8, voted(OTHERS[0], resumed, OUTCOME)),
-        (16.8, voted(COORDINATOR, resumed, OUTCOME)),
-        (16.8, committed(ME, resumed, OUTCOME)),
-        (16.9, committed(OTHERS[0], resumed, OUTCOME)),
-        (16.9, committed(COORDINATOR, resumed, OUTCOME)),
+        (16.7, vote_of(ME, resumed, OUTCOME)),
+        (16.8, vote_of(OTHERS[0], resumed, OUTCOME)),
+        (16.8, vote_of(COORDINATOR, resumed, OUTCOME)),
+        (16.8, commit_vote_of(ME, resumed, OUTCOME)),
+        (16.9, commit_vote_of(OTHERS[0], resumed, OUTCOME)),
+        (16.9, commit_vote_of(COORDINATOR, resumed, OUTCOME)),
     ]
 
 
@@ -249,10 +249,10 @@ def lock_that_a_member_holds_is_in_its_next_report() -> tuple[str, Script]:
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.5, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.5, voted(ME, FIRST, OUTCOME)),
-        (6.6, voted(OTHERS[0], FIRST, OUTCOME)),
-        (6.6, voted(OTHERS[1], FIRST, OUTCOME)),
-        (6.6, committed(ME, FIRST, OUTCOME)),
+        (6.5, vote_of(ME, FIRST, OUTCOME)),
+        (6.6, vote_of(OTHERS[0], FIRST, OUTCOME)),
+        (6.6, vote_of(OTHERS[1], FIRST, OUTCOME)),
+        (6.6, commit_vote_of(ME, FIRST, OUTCOME)),
         (16.6, Tick()),
         (16.7, Tick()),
         # the coordinator does not carry on what this member reported
@@ -273,12 +273,12 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
         (6.5, Tick()),
         (7.0, Grouped(signed=second)),
         (7.5, Reduced(attempt=1, outcome=outcome(second))),
-        (7.5, voted(ME, second, outcome(second))),
-        (7.6, voted(COORDINATOR, second, outcome(second))),
-        (7.6, voted(OTHERS[0], second, outcome(second))),
-        (7.6, committed(ME, second, outcome(second))),
-        (7.7, committed(COORDINATOR, second, outcome(second))),
-        (7.7, committed(OTHERS[0], second, outcome(second))),
+        (7.5, vote_of(ME, second, outcome(second))),
+        (7.6, vote_of(COORDINATOR, second, outcome(second))),
+        (7.6, vote_of(OTHERS[0], second, outcome(second))),
+        (7.6, commit_vote_of(ME, second, outcome(second))),
+        (7.7, commit_vote_of(COORDINATOR, second, outcome(second))),
+        (7.7, commit_vote_of(OTHERS[0], second, outcome(second))),
     ]
 
 
@@ -298,10 +298,10 @@ def owner_gives_different_results() -> tuple[str, Script]:
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.5, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.5, voted(ME, FIRST, OUTCOME)),
-        (6.6, voted(OTHERS[0], FIRST, other)),
-        (6.7, voted(OTHERS[1], FIRST, other)),
-        (6.8, voted(COORDINATOR, FIRST, OUTCOME)),
+        (6.5, vote_of(ME, FIRST, OUTCOME)),
+        (6.6, vote_of(OTHERS[0], FIRST, other)),
+        (6.7, vote_of(OTHERS[1], FIRST, other)),
+        (6.8, vote_of(COORDINATOR, FIRST, OUTCOME)),
     ]
 
 

@@ -342,7 +342,7 @@ def certified(signers: list[RunSignatures], step: int, now: float) -> bytes:
 
 
 def certificate_of(signed: SignedGroup, outcome: Outcome, signers: Sequence[RunSignatures]) -> bytes:
-    """Return the certificate that second votes of these members of the group make."""
+    """Return the certificate that commit votes of these members of the group make."""
     group = signed.group
     vote = signed.vote(outcome, "commit")
     votes = placed_votes(vote, signers, group.peer_ids)

@@ -14,7 +14,7 @@ from support.fuzzed_rounds import check_bounded, play_round
 from support.fuzzed_sessions import play_inbox, play_session
 from support.fuzzed_tokenizers import FILES_TARGET, REPLY_TARGET, process
 from support.fuzzing import Target, run
-from support.round_scripts import outcome, ready, setup, signed, voted
+from support.round_scripts import outcome, ready, setup, signed, vote_of
 from swarm.serving.session import session_state
 from swarm.training.round import round_events
 from swarm.training.round.round_events import Lost, Reported, Sighted
@@ -74,11 +74,11 @@ def test_round_keeps_no_more_of_strangers_than_it_says() -> None:
         for event in (
             Sighted(peer=peer),
             Reported(peer=peer, ready=ready()),
-            voted(peer, group, outcome(group)),
+            vote_of(peer, group, outcome(group)),
             Lost(peer=peer, reason="it broke"),
         ):
             state, _ = step(state, event, 0.0)
-    assert (len(state.known), len(state.ready), len(state.voting.prepares)) == (MAX_HEARD,) * 3
+    assert (len(state.known), len(state.ready), len(state.voting.prepare_votes)) == (MAX_HEARD,) * 3
     check_bounded(state)
 
 

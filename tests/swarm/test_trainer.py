@@ -100,8 +100,8 @@ def test_trainers_of_an_own_module_in_two_processes_end_with_equal_weights(run_p
     # what the member with a lasting key has promised outlives its process
     kept = PromiseFile(tmp_path / "my.key.votes" / trainer.run.run_id).read()
     assert kept is not None
-    assert kept.prepared is not None
-    assert kept.report.step == kept.prepared.vote.step == 3
+    assert kept.own_prepare_vote is not None
+    assert kept.report.step == kept.own_prepare_vote.vote.step == 3
     assert [path.name for path in tmp_path.glob("*.votes")] == ["my.key.votes"]
 
 

@@ -1,7 +1,7 @@
 """The round machine under random schedules: messages, clocks and processes fail, and at most one outcome is decided.
 
 Members are machines without tasks: the schedule is a list of messages under way, of which any may come next, be lost or
-come twice. A member may be killed between any two events, and starts again from its promise alone. Every second vote
+come twice. A member may be killed between any two events, and starts again from its promise alone. Every commit vote
 that is cast counts, whether or not any member ever counts it. One of four may lie: it forgets its locks, votes for
 everything, and signs several groups for one attempt, each with some of the reports. `test_round_model` looks at all
 schedules of a smaller model.
@@ -73,7 +73,7 @@ class Member:
 
 
 class World:
-    """`decided` are the outcomes that enough second votes were cast for. `remembers`: promises outlive their process.
+    """`decided` are the outcomes that enough commit votes were cast for. `remembers`: promises outlive their process.
     With `lies` the first member is a liar. `said` is what members have signed, by member and what it is about."""
 
     def __init__(
@@ -156,7 +156,7 @@ class World:
                 member.promise = Promise(
                     report=own_report(member.state),
                     first_attempt=member.setup.first_attempt,
-                    prepared=member.state.prepared,
+                    own_prepare_vote=member.state.own_prepare_vote,
                 )
             self._act(peer, action)
 

@@ -39,7 +39,7 @@ def slow_inner() -> SyntheticInner:
 
 
 def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]) -> type[RunMember]:
-    """Return a member that signs a second vote beside each of its own; `tells` returns who is sent which."""
+    """Return a member that signs another vote beside each of its own; `tells` returns who is sent which."""
 
     class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:

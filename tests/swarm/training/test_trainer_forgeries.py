@@ -70,11 +70,11 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             # a broken signature
             signature = stranger.sign_vote(vote).signature
             broken = replace(vote, signature=signature[:-1] + bytes([signature[-1] ^ 1]))
-            # somebody else's vote, a first vote as a second one, and a vote of another run
+            # somebody else's vote, a prepare vote as a commit vote, and a vote of another run
             other = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
-            first = replace(stranger.sign_vote(replace(vote, kind="prepare")), kind="commit")
+            changed = replace(stranger.sign_vote(replace(vote, kind="prepare")), kind="commit")
             elsewhere = stranger.sign_vote(replace(vote, run="other"))
-            for forged in (vote, broken, other.sign_vote(vote), first, elsewhere):
+            for forged in (vote, broken, other.sign_vote(vote), changed, elsewhere):
                 with pytest.raises((IntegrityError, PeerViolation)):
                     await network.call(member.peer_id, names.vote, forged.to_bytes(), timeout_s=1.0)
             # its own vote is well formed, and counts for nothing

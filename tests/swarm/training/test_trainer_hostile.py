@@ -432,7 +432,7 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
 
 
 class TwoVotesNetwork:
-    """Sends a second vote, for another outcome, before each of its owner's."""
+    """Sends another vote of the same kind, for another outcome, before each of its owner's."""
 
     def __init__(self, context: RunContext, sent: list[str]) -> None:
         self._real = context.network

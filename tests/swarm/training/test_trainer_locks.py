@@ -83,23 +83,23 @@ def forget_locks(group: Group, _me: str) -> Group:
 
 
 def test_one_liar_of_four_and_a_partition_make_no_second_certificate() -> None:
-    """The liar alone sees enough second votes of step 2 for a certificate. When it coordinates, it ignores the locks
+    """The liar alone sees enough commit votes of step 2 for a certificate. When it coordinates, it ignores the locks
     behind them; and a member that voted is cut off from the others for a while."""
-    ignored, second = list[Group](), dict[str, Vote]()
+    ignored, commit_votes = list[Group](), dict[str, Vote]()
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS, majority_after_s=0.0)
         async with Swarm(run) as swarm:
             honest = await join_with(swarm, liar_that(forget_locks, ignored))
             for member in honest:
-                member.network.call = _losing(member, second, ignored)  # type: ignore[method-assign]
+                member.network.call = _losing(member, commit_votes, ignored)  # type: ignore[method-assign]
             async with asyncio.timeout(300.0):
-                while len(second) < 2:
+                while len(commit_votes) < 2:
                     await asyncio.sleep(0.01)
-                outcomes = {vote.outcome for vote in second.values()}
+                outcomes = {vote.outcome for vote in commit_votes.values()}
                 while not ignored:
                     await asyncio.sleep(0.01)
-            swarm.internet.partition([[next(iter(second))]])
+            swarm.internet.partition([[next(iter(commit_votes))]])
             await asyncio.sleep(20.0)
             swarm.internet.heal()
             members = await swarm.finish("m0", "m1", "m2")
@@ -114,15 +114,15 @@ def test_one_liar_of_four_and_a_partition_make_no_second_certificate() -> None:
     virtual_time.run(main())
 
 
-def _losing(member: Member, second: dict[str, Vote], ignored: list[Group]) -> Any:
-    """Return a `call` of `member` that loses its second votes of step 2, until the liar has ignored a lock."""
+def _losing(member: Member, commit_votes: dict[str, Vote], ignored: list[Group]) -> Any:
+    """Return a `call` of `member` that loses its commit votes of step 2, until the liar has ignored a lock."""
     honest = member.network.call
 
     async def call(peer_id: str, method: str, request: bytes, **bounds: Any) -> bytes:
         if method.startswith("train.vote") and not ignored:
             vote = Vote.from_bytes(request)
             if (vote.step, vote.kind) == (2, "commit"):
-                second[member.peer_id] = vote
+                commit_votes[member.peer_id] = vote
                 return b""
         return await honest(peer_id, method, request, **bounds)
 

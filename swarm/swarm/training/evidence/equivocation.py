@@ -165,13 +165,13 @@ class EquivocationWatch:
             self._report(signed.group, member, signed.sequence)
 
     def lock(self, lock: Lock, origin: SignedGroup, roster: tuple[str, ...]) -> None:
-        """Note the first votes that `lock` is made of, which is of an outcome of the group `origin`."""
+        """Note the prepare votes that `lock` is made of, which is of an outcome of the group `origin`."""
         electors, vote = electors_of(roster, origin.group), vote_of_lock(lock, origin)
         for each in lock.votes:
             self.vote(electors[each.place], replace(vote, signature=each.signature))
 
     def certificate(self, certificate: Certificate, signed: SignedGroup) -> None:
-        """Note the second votes of `certificate`, whose group is `signed`."""
+        """Note the commit votes of `certificate`, whose group is `signed`."""
         if certificate.outcome is None:
             return
         vote = signed.vote(certificate.outcome, "commit")

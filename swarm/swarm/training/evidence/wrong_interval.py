@@ -7,7 +7,7 @@ members on probation count for nothing, as keys cost nothing. Anyone who has the
 run's data, can do as they did.
 
 A certificate does not prove that its members are the run's. So a member believes only the outcome that its own history
-has of that step, and everybody else only a certificate with the accused's own second vote: nobody can forge that, and
+has of that step, and everybody else only a certificate with the accused's own commit vote: nobody can forge that, and
 nobody votes in a group that is made up.
 
 Only the validator that the step's outcome draws can accuse, by the leaves that the outcome draws: nobody can have

@@ -107,7 +107,7 @@ def measured(state: RoundState) -> Measured | None:
     match state.phase:
         case "reducing":
             return "reduce"
-        case "preparing" | "voting":
+        case "preparing" | "committing":
             return "commit"
         case "done":
             return "apply"

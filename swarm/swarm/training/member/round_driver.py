@@ -55,7 +55,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import (
     HeldLock,
-    Prepared,
+    OwnPrepareVote,
     RoundSetup,
     RoundState,
     may_leave_now,
@@ -125,7 +125,7 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
-        self._kept: tuple[int, HeldLock | None, Prepared | None] | None = None
+        self._kept: tuple[int, HeldLock | None, OwnPrepareVote | None] | None = None
         self.groups = ShownGroups(
             context,
             self.setup.roster,
@@ -169,7 +169,9 @@ class RoundDriver:
     def promise(self) -> Promise:
         """Return what this member is bound to at later attempts at the step."""
         state = self._state
-        return Promise(report=own_report(state), first_attempt=state.setup.first_attempt, prepared=state.prepared)
+        return Promise(
+            report=own_report(state), first_attempt=state.setup.first_attempt, own_prepare_vote=state.own_prepare_vote
+        )
 
     @property
     def waiting(self) -> Waiting | None:
@@ -390,12 +392,12 @@ class RoundDriver:
             self.feed(further)
 
     async def _keep_promise(self) -> None:
-        """Write the attempt, the lock and the first vote to disk before others hear of them."""
-        store, prepared = self._promises, self._state.prepared
-        bound = (self.attempt, self._state.lock, prepared)
+        """Write the attempt, the lock and the prepare vote to disk before others hear of them."""
+        store, own_vote = self._promises, self._state.own_prepare_vote
+        bound = (self.attempt, self._state.lock, own_vote)
         if store is None or self._kept == bound:
             return
-        parts = self._context.replica.parts_of(prepared.vote.outcome.origin_digest) if prepared is not None else ()
+        parts = self._context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
         promise = replace(self.promise, parts=parts)
         await asyncio.get_running_loop().run_in_executor(self._context.executor, store.write, promise)
         self._kept = bound

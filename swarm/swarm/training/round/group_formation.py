@@ -323,8 +323,8 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
     if setup.follows:
         return setup.clusters.heads_of(setup.me)[:1]
     match state.phase:
-        case "preparing" | "voting" if group is not None:
-            voted = state.voting.prepares if state.phase == "preparing" else state.voting.commits
+        case "preparing" | "committing" if group is not None:
+            voted = state.voting.prepare_votes if state.phase == "preparing" else state.voting.commit_votes
             return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
         case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
             return tuple(sorted(set(setup.roster) - _ready_members(state)))

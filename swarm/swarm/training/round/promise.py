@@ -2,7 +2,7 @@
 restart.
 
 A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`quorum`).
-Both must outlive the process. The parts of the outcome that it voted for first are kept as well, so that an outcome
+Both must outlive the process. The parts of the outcome of its last prepare vote are kept as well, so that an outcome
 that nobody saw decided can still be finished when all members stopped at once. They are not flushed, since they are
 large: a power failure may lose them, a killed process does not. The page "One history" of the documentation says what
 follows from this, and what a run does when the parts are lost.
@@ -25,7 +25,7 @@ from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
 from swarm_protocol.training_messages import Ready
 
-from swarm.training.round.round_state import HeldLock, Prepared, RoundState, with_coordinator
+from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,13 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`). `prepared` is its
-    newest first vote, and `parts` are the parts of that outcome; empty if there is none or they are lost."""
+    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`).
+    `own_prepare_vote` is its newest prepare vote, and `parts` are the parts of that outcome; empty if there is none or
+    they are lost."""
 
     report: Ready
     first_attempt: int = 0
-    prepared: Prepared | None = None
+    own_prepare_vote: OwnPrepareVote | None = None
     parts: tuple[Data, ...] = ()
 
 
@@ -79,7 +80,9 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     if report.attempt < setup.first_attempt:
         return state  # a round has admitted the same members again since then
     lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None
-    return with_coordinator(replace(state, attempt=report.attempt + 1, lock=lock, prepared=promise.prepared))
+    return with_coordinator(
+        replace(state, attempt=report.attempt + 1, lock=lock, own_prepare_vote=promise.own_prepare_vote)
+    )
 
 
 class PromiseFile:
@@ -128,17 +131,17 @@ class PromiseFile:
         first_attempt = int.from_bytes(content[:_NUMBER_BYTES], "big")
         try:
             report, *voted = _split(content[_NUMBER_BYTES:])
-            prepared = Prepared(vote=Vote.from_bytes(voted[0]), origin=voted[1]) if voted else None
+            own_vote = OwnPrepareVote(vote=Vote.from_bytes(voted[0]), origin=voted[1]) if voted else None
             promised = Ready.from_bytes(report)
         except (PeerViolation, ValueError, IndexError) as error:
             raise self._damaged(str(error)) from error
-        parts = self._parts(prepared.vote.outcome) if prepared else ()
-        return Promise(report=promised, first_attempt=first_attempt, prepared=prepared, parts=parts)
+        parts = self._parts(own_vote.vote.outcome) if own_vote else ()
+        return Promise(report=promised, first_attempt=first_attempt, own_prepare_vote=own_vote, parts=parts)
 
     def write(self, promise: Promise) -> None:
-        prepared = promise.prepared
-        voted = prepared.vote.outcome if prepared else None
-        kept = (promise.report.to_bytes(), *((prepared.vote.to_bytes(), prepared.origin) if prepared else ()))
+        own_vote = promise.own_prepare_vote
+        voted = own_vote.vote.outcome if own_vote else None
+        kept = (promise.report.to_bytes(), *((own_vote.vote.to_bytes(), own_vote.origin) if own_vote else ()))
         content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + b"".join(_joined(kept))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

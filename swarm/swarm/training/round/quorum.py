@@ -1,22 +1,22 @@
 """Counts votes: how many members must agree on a state, what they lock, and what votes that differ prove.
 
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
-(`Succession`), twice: the first votes make a lock, the second ones a certificate. Any two sets of members that are
+(`Succession`), twice: prepare votes make a lock, commit votes a certificate. Any two sets of members that are
 enough for one state share a member, two sets of two thirds one that does not lie if fewer than a third do, and a member
 votes once of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose
 group then finishes that outcome before any other. So an outcome stays decided, even if nobody saw that it was. The page
 "One history" of the documentation has the whole argument.
 
-A member that has seen the first votes of a quorum for one outcome holds a lock, and only then votes a second time. So
-whatever was committed, a quorum holds a lock of it. A report names the reporter's highest lock, and is signed; a group
-carries the reports, and the highest lock that they name, with its votes. Which outcome a group resumes therefore
+A member that has seen the prepare votes of a quorum for one outcome holds a lock, and only then casts its commit vote.
+So whatever was committed, a quorum holds a lock of it. A report names the reporter's highest lock, and is signed; a
+group carries the reports, and the highest lock that they name, with its votes. Which outcome a group resumes therefore
 follows from what it carries, and every member recomputes it (`lock_complaint`). That the votes of a lock are genuine is
 checked where there are keys (`RunSignatures.check_lock`).
 
-The phases are those of PBFT (Castro and Liskov 1999), prepare and commit; that a member accepts only what a lock of a
-later attempt than its own justifies is the rule of Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin
-et al. 2019, arXiv 1803.05069). Here members come and go, so that a quorum is one of the state's members, and of the
-attempt's group.
+The phases are those of PBFT (Castro and Liskov 1999), prepare and commit, which Tendermint calls prevote and precommit;
+a lock is what PBFT calls a prepared certificate. That a member accepts only what a lock of a later attempt than its own
+justifies is the rule of Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin et al. 2019, arXiv
+1803.05069). Here members come and go, so that a quorum is one of the state's members, and of the attempt's group.
 
 Pure functions.
 """

@@ -22,7 +22,7 @@ from swarm.training.round.round_events import Action, GiveUp, Reply
 from swarm.training.standing.held_out_scores import HeldOutScores
 from swarm.training.standing.standings import TrainerStandings, grants_in
 
-Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
+Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "committing", "resting", "done"]
 
 FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
@@ -107,8 +107,9 @@ class HeldLock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """The last first vote of this member at this step, whose parts it keeps, and the signed group they are from."""
+class OwnPrepareVote:
+    """The last prepare vote that this member has cast at this step, whose parts it keeps, and the signed group they are
+    from."""
 
     vote: Vote
     origin: bytes
@@ -165,12 +166,12 @@ class Timers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voting:
-    """The votes of this attempt: first ones (`prepares`) and second ones (`commits`). `outcome` is what this member
+    """The votes of this attempt, of both kinds. `outcome` is what this member
     votes for; `silent` are members that vote no more."""
 
     outcome: Outcome | None = None
-    prepares: Mapping[str, Vote] = field(default_factory=dict)
-    commits: Mapping[str, Vote] = field(default_factory=dict)
+    prepare_votes: Mapping[str, Vote] = field(default_factory=dict)
+    commit_votes: Mapping[str, Vote] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
 
 
@@ -194,7 +195,7 @@ class RoundState:
     known: tuple[str, ...] = ()
     ready: Mapping[str, Ready] = field(default_factory=dict)
     lock: HeldLock | None = None
-    prepared: Prepared | None = None
+    own_prepare_vote: OwnPrepareVote | None = None
     abstains: bool = False
     faults: Faults = field(default_factory=Faults)
     attempts: Attempts = field(default_factory=Attempts)
@@ -233,7 +234,7 @@ def may_leave_now(state: RoundState) -> bool:
     """Return whether a member that leaves can do so in mid-step: it is in no group and bound to no vote, and either the
     others do not wait for it, or too few of them are there for the step to end soon."""
     setup = state.setup
-    if not is_waiting(state) or state.lock is not None or state.prepared is not None:
+    if not is_waiting(state) or state.lock is not None or state.own_prepare_vote is not None:
         return False
     return setup.me not in (*setup.roster, *setup.leased) or state.attempts.short_since is not None
 
@@ -360,7 +361,7 @@ def begin_attempt(state: RoundState, attempt: int) -> Step:
         known=state.known,
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         lock=state.lock,
-        prepared=state.prepared,
+        own_prepare_vote=state.own_prepare_vote,
         abstains=state.abstains,
         faults=replace(
             faults,

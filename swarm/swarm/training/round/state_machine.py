@@ -1,21 +1,21 @@
 """One outer step at one member, as a pure state machine: `step(state, event, now) -> (state, actions)`.
 
-    forming ─ group ─> reducing ─ parts ─> preparing ─ lock ─> voting ─ two thirds ─> done
+    forming ─ group ─> reducing ─ parts ─> preparing ─ lock ─> committing ─ two thirds ─> done
        │                  │                  │                  │
        └ coordinator gone ┴── anything fails ┴──────────────────┴──> resting ──> forming, next attempt
 
 The machine runs while the member's interval does, since others may be ready sooner. Every attempt has one coordinator
 and one signed group. An attempt that fails changes nothing but the attempt's number: the contribution is kept.
 
-No two replicas commit different outcomes of one step. A member votes for an outcome when it holds all parts and has
-audited them. Once two thirds of the group have voted, it holds a lock, writes it to disk, and votes a second time; two
-thirds of second votes are a certificate. Both times enough members of the state before must be among the voters (see
-`quorum`). A report names the lock, so that the next group resumes that outcome before any new one. So at most one side
-of a partitioned network goes on, and the other side follows it later; if fewer than a third of the members lie, lies
-change nothing of that. A coordinator asks absent members where they are before it goes on without them, so a member
-that has committed already says so. If too many members are gone without a word, the run waits for some of them. A
-`min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then have different
-states, and the certificates decide who follows.
+No two replicas commit different outcomes of one step. A member casts its prepare vote for an outcome when it holds all
+parts and has audited them. With the prepare votes of two thirds of the group it holds a lock, writes it to disk, and
+casts its commit vote; two thirds of commit votes are a certificate. Both times enough members of the state before must
+be among the voters (see `quorum`). A report names the lock, so that the next group resumes that outcome before any new
+one. So at most one side of a partitioned network goes on, and the other side follows it later; if fewer than a third of
+the members lie, lies change nothing of that. A coordinator asks absent members where they are before it goes on without
+them, so a member that has committed already says so. If too many members are gone without a word, the run waits for
+some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then
+have different states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
@@ -209,7 +209,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     if state.phase == "forming" and state.asked == peer:
         gone = f"the coordinator {short_id(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
-    if state.phase in {"preparing", "voting"}:
+    if state.phase in {"preparing", "committing"}:
         return count_votes(without_vote_of(state, peer), now)
     return advance(state, now)
 
@@ -235,8 +235,8 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if liar:
         return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
     group = signed.group
-    prepares = {peer: each for peer, each in state.voting.prepares.items() if peer in group.peer_ids}
-    commits = {peer: each for peer, each in state.voting.commits.items() if peer in group.peer_ids}
+    prepare_votes = {peer: each for peer, each in state.voting.prepare_votes.items() if peer in group.peer_ids}
+    commit_votes = {peer: each for peer, each in state.voting.commit_votes.items() if peer in group.peer_ids}
     state = replace(
         state,
         phase="reducing",
@@ -244,7 +244,7 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
         asked="",
         attempts=replace(state.attempts, short_since=None),
         timers=Timers(deadline=now + group.reduce_s),
-        voting=replace(state.voting, prepares=prepares, commits=commits),
+        voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
         # the reports to this attempt are answered from now on
         ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
     )
@@ -321,7 +321,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
     state = without_vote_of(state, peer)
-    if state.phase in {"preparing", "voting"}:
+    if state.phase in {"preparing", "committing"}:
         return count_votes(state, now)
     reason = f"{short_id(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
@@ -356,7 +356,7 @@ def _on_deadline(state: RoundState, now: float) -> Step:
             return advance(replace(state, phase="forming", timers=replace(state.timers, deadline=None)), now)
         case "reducing":
             return fail(state, "the reduction took too long", (), now)
-        case "preparing" | "voting":
+        case "preparing" | "committing":
             return no_quorum(state, "the vote took too long", now)
         case _:
             return too_few(state, now)

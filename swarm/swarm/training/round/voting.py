@@ -1,7 +1,8 @@
 """Votes of one step: what a member does with those of its group, and when they decide.
 
-A member votes for the outcome that it has reduced. A quorum of first votes makes a lock, with which it votes a second
-time; a quorum of second votes makes the certificate that commits the step. `quorum` says how many are enough.
+A member casts its prepare vote for the outcome that it has reduced. A quorum of prepare votes makes a lock, with which
+it casts its commit vote; a quorum of commit votes makes the certificate that commits the step. `quorum` says how many
+are enough.
 
 Pure functions; `state_machine` calls them, and `round_driver` carries out the actions.
 """
@@ -27,7 +28,7 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import (
     MAX_HEARD,
     HeldLock,
-    Prepared,
+    OwnPrepareVote,
     RoundState,
     Step,
     Timers,
@@ -95,7 +96,7 @@ def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
 
 
 def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
-    voters = [peer for peer, each in state.voting.prepares.items() if each.outcome == outcome]
+    voters = [peer for peer, each in state.voting.prepare_votes.items() if each.outcome == outcome]
     others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
 
@@ -108,9 +109,9 @@ def on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) ->
     if group.resumes is not None and outcome != group.resumes:
         return fail(state, "recomputing the resumed outcome led to a different state", (), now)
     vote = state.signed.vote(outcome, "prepare")
-    prepared = Prepared(vote=vote, origin=group.origin or state.signed.data)
+    own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
     voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
-    state = replace(state, phase="preparing", prepared=prepared, voting=voting, timers=timers)
+    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
     return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
@@ -118,7 +119,7 @@ def on_voted(state: RoundState, event: Voted, now: float) -> Step:
     """Take a vote, if it counts."""
     # votes may come before the group does
     voting, vote = state.voting, event.vote
-    votes = voting.prepares if vote.kind == "prepare" else voting.commits
+    votes = voting.prepare_votes if vote.kind == "prepare" else voting.commit_votes
     is_member = state.signed is None or event.peer in state.signed.group.peer_ids
     is_owed = state.signed is not None or event.peer in state.setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
@@ -127,13 +128,13 @@ def on_voted(state: RoundState, event: Voted, now: float) -> Step:
         return state, []
     known = votes.get(event.peer)
     if known is not None and known != vote:
-        # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
+        # the vote that came first counts; strangers, who may vote before there is a group, are not worth the memory
         if state.signed is None:
             return state, []
         accused = {**state.faults.accused, event.peer: "voted twice"}
         return replace(state, faults=replace(state.faults, accused=accused)), []
     votes = {**votes, event.peer: vote}
-    voting = replace(voting, prepares=votes) if vote.kind == "prepare" else replace(voting, commits=votes)
+    voting = replace(voting, prepare_votes=votes) if vote.kind == "prepare" else replace(voting, commit_votes=votes)
     return count_votes(replace(state, voting=voting), now)
 
 
@@ -147,7 +148,7 @@ def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
     signed = state.signed
     if signed is None:
         return {}
-    votes = state.voting.prepares if kind == "prepare" else state.voting.commits
+    votes = state.voting.prepare_votes if kind == "prepare" else state.voting.commit_votes
     return {
         peer: vote
         for peer, vote in votes.items()
@@ -159,7 +160,7 @@ def _tally_of(state: RoundState, kind: VoteKind) -> Tally:
     assert state.signed is not None
     silent = set(state.voting.silent)
     if kind == "commit":
-        # who has another result than this member does not vote for it a second time
+        # who has another result than this member casts no commit vote for it
         others = valid_votes(state, "prepare").items()
         silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
     return tally(
@@ -178,30 +179,30 @@ def _electors(state: RoundState) -> tuple[str, ...]:
 
 def count_votes(state: RoundState, now: float) -> Step:
     """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
-    if state.signed is None or state.phase not in {"preparing", "voting"}:
+    if state.signed is None or state.phase not in {"preparing", "committing"}:
         return state, []
-    second = _tally_of(state, "commit")
-    if second.decided is not None:
-        return _finish(state, second.decided)
-    if state.phase == "voting":
-        return no_quorum(state, second.reason, now) if second.hopeless else (state, [])
-    first = _tally_of(state, "prepare")
-    if first.decided is not None and first.decided == state.voting.outcome:
-        return _lock(state, first.decided, now)
-    # if others have decided otherwise, this member's own result is damaged: their second votes will say so
-    return no_quorum(state, first.reason, now) if first.hopeless else (state, [])
+    commit = _tally_of(state, "commit")
+    if commit.decided is not None:
+        return _finish(state, commit.decided)
+    if state.phase == "committing":
+        return no_quorum(state, commit.reason, now) if commit.hopeless else (state, [])
+    prepare = _tally_of(state, "prepare")
+    if prepare.decided is not None and prepare.decided == state.voting.outcome:
+        return _lock(state, prepare.decided, now)
+    # if others have decided otherwise, this member's own result is damaged: their commit votes will say so
+    return no_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
 
 
 def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
-    """Hold the lock that the first votes make, and vote a second time."""
+    """Hold the lock that the prepare votes make, and cast the commit vote."""
     assert state.signed is not None
-    prepared = state.prepared
-    assert prepared is not None
+    own_vote = state.own_prepare_vote
+    assert own_vote is not None
     votes = {peer: vote for peer, vote in valid_votes(state, "prepare").items() if vote.outcome == outcome}
-    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
+    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=own_vote.origin)
     timers = Timers(deadline=now + state.signed.group.vote_s)
-    state = replace(state, phase="voting", lock=lock, timers=timers)
-    cast = CastVote(vote=replace(prepared.vote, kind="commit"), peers=other_members(state))
+    state = replace(state, phase="committing", lock=lock, timers=timers)
+    cast = CastVote(vote=replace(own_vote.vote, kind="commit"), peers=other_members(state))
     state, actions = count_votes(state, now)
     # too many may have left already for this vote to matter
     return state, [cast, *actions] if state.signed is not None else actions

@@ -1,6 +1,6 @@
 """Certificates, which prove that a state was committed: what members sign in a run, and how signatures are checked.
 
-A certificate is a signed group and the second votes of two thirds of its members for one outcome. It names the state,
+A certificate is a signed group and the commit votes of two thirds of its members for one outcome. It names the state,
 so that its holder can check a state that comes from strangers. It does not prove that the members were honest, nor that
 they are the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
 (`state_sync.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,

@@ -119,11 +119,11 @@ async def recall_promise(context: RunContext, promises: PromiseStore | None) -> 
     if promises is None:
         return None
     kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
-    if kept is None or kept.prepared is None or kept.report.state_digest != context.replica.digest:
+    if kept is None or kept.own_prepare_vote is None or kept.report.state_digest != context.replica.digest:
         return kept
     try:
-        origin = context.signatures.read_group(kept.prepared.origin, context.network.now()).group
-        outcome = kept.prepared.vote.outcome
+        origin = context.signatures.read_group(kept.own_prepare_vote.origin, context.network.now()).group
+        outcome = kept.own_prepare_vote.vote.outcome
         await context.replica.propose(context.executor, outcome.origin_digest, origin, kept.parts)
     except SwarmError as error:
         logger.warning("what this member voted for before its restart cannot be made again: %s", error)

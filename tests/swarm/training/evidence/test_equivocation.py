@@ -59,7 +59,7 @@ def case(first: bytes, second: bytes, statement: str = "vote") -> Equivocation:
 CONVICTING: dict[str, Equivocation] = {
     "two outcomes": case(vote(), vote(b"p")),
     "two groups": case(vote(), vote(group_digest=bytes(32))),
-    "two second votes": case(vote(kind="commit"), vote(b"p", kind="commit")),
+    "two commit votes": case(vote(kind="commit"), vote(b"p", kind="commit")),
     "two reports": case(report(), report(2.0), "report"),
     "two groups as coordinator": case(GROUP.data, signed_group(vote_s=11.0).data, "group"),
 }

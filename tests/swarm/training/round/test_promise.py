@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, voted
+from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, vote_of
 from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
-from swarm.training.round.round_state import Prepared, RoundSetup, RoundState
+from swarm.training.round.round_state import OwnPrepareVote, RoundSetup, RoundState
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.commit_messages import Vote
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -25,8 +25,10 @@ from swarm_protocol.training_messages import Ready
 PARTS = (b"first part", b"second part")
 VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))
 LOCK = replace(locked(FIRST), attempt=2, outcome=VOTED)
-PREPARED = Prepared(vote=voted(ME, FIRST, VOTED).vote, origin=b"origin")
-PROMISE = Promise(report=ready(3, lock=LOCK, origin=b"origin"), first_attempt=1, prepared=PREPARED, parts=PARTS)
+OWN_PREPARE_VOTE = OwnPrepareVote(vote=vote_of(ME, FIRST, VOTED).vote, origin=b"origin")
+PROMISE = Promise(
+    report=ready(3, lock=LOCK, origin=b"origin"), first_attempt=1, own_prepare_vote=OWN_PREPARE_VOTE, parts=PARTS
+)
 
 
 def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote(
     state = begun(PROMISE)
     assert state.attempt == 4
     assert state.lock is not None
-    assert (state.lock.lock, state.lock.origin, state.prepared) == (LOCK, b"origin", PREPARED)
+    assert (state.lock.lock, state.lock.origin, state.own_prepare_vote) == (LOCK, b"origin", OWN_PREPARE_VOTE)
     # and so it reports, or lets its own group resume
     _, actions = machine.step(state, OFFER, 0.0)
     assert all(isinstance(each, Ask | Sign) for each in actions)
@@ -161,12 +163,12 @@ def _is_kept(kept: Promise | None, request: bytes, *, is_vote: bool) -> tuple[st
     if not is_vote:
         return "report", kept is not None and kept.report.attempt == Ready.from_bytes(request).attempt
     vote = Vote.from_bytes(request)
-    if kept is None or kept.prepared is None:
+    if kept is None or kept.own_prepare_vote is None:
         return vote.kind, False
     lock = kept.report.lock
     if vote.kind == "commit":
         return vote.kind, lock is not None and (lock.attempt, lock.outcome) == (vote.attempt, vote.outcome)
-    return vote.kind, kept.prepared.vote.outcome == vote.outcome
+    return vote.kind, kept.own_prepare_vote.vote.outcome == vote.outcome
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "forgotten"])

@@ -23,7 +23,7 @@ from support.round_scripts import (
     SCRIPTS,
     TRACES,
     Script,
-    committed,
+    commit_vote_of,
     contribution,
     coordinator_at,
     from_json,
@@ -37,7 +37,7 @@ from support.round_scripts import (
     run,
     setup,
     trace,
-    voted,
+    vote_of,
 )
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import awaited_peers, num_lacking
@@ -89,7 +89,7 @@ def test_trace_file_is_what_its_script_gives(name: str) -> None:
 def test_step_with_votes_before_the_own_result_waits_for_it() -> None:
     """Others may still need this member's part, so it does not run off with a certificate."""
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
-    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (COORDINATOR, *OTHERS)]
+    script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (COORDINATOR, *OTHERS)]
     state, actions = run(script)
     assert (state.phase, actions) == ("reducing", [])
 
@@ -97,14 +97,14 @@ def test_step_with_votes_before_the_own_result_waits_for_it() -> None:
 def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [
-        (2.0, voted(ME, FIRST, OUTCOME)),
+        (2.0, vote_of(ME, FIRST, OUTCOME)),
         (2.1, left(COORDINATOR, FIRST, "no disk")),
         (2.2, left(OTHERS[0], FIRST, "x")),
     ]
     state, actions = run(script)
     assert isinstance(actions[0], Announce)
     assert isinstance(actions[1], GiveUp)
-    assert state.lock is None, "two first votes of four prove nothing"
+    assert state.lock is None, "two prepare votes of four prove nothing"
     assert state.mine == contribution(ME), "the contribution is kept"
 
 
@@ -164,11 +164,11 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     state = machine.begin(setup(), accused={})
     for number in range(3000):
         state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
-        state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
-        state, _ = machine.step(state, replace(committed(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
+        state, _ = machine.step(state, replace(vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
+        state, _ = machine.step(state, replace(commit_vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
     assert len(state.ready) <= 1024
-    assert len(state.voting.prepares) <= 1024
-    assert len(state.voting.commits) <= 1024
+    assert len(state.voting.prepare_votes) <= 1024
+    assert len(state.voting.commit_votes) <= 1024
 
 
 @pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], COORDINATOR)], ids=["itself", "others"])
@@ -261,15 +261,15 @@ def test_member_tells_for_whom_it_waits() -> None:
     assert (awaited_peers(state), num_lacking(state)) == ((COORDINATOR,), 0)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     assert awaited_peers(run(script)[0]) == ()
-    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(COORDINATOR, FIRST, OUTCOME))]
+    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, vote_of(COORDINATOR, FIRST, OUTCOME))]
     assert awaited_peers(run(script)[0]) == tuple(sorted(OTHERS))
 
 
 def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
-    script: Script = [(0.0, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
+    script: Script = [(0.0, replace(vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
     script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
-    script += [(3.1, voted(peer, FIRST, OUTCOME)) for peer in PEERS]
-    state, _ = run([*script, *((3.2, committed(peer, FIRST, OUTCOME)) for peer in PEERS)])
+    script += [(3.1, vote_of(peer, FIRST, OUTCOME)) for peer in PEERS]
+    state, _ = run([*script, *((3.2, commit_vote_of(peer, FIRST, OUTCOME)) for peer in PEERS)])
     assert state.phase == "done"
     script = [
         (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
@@ -279,10 +279,10 @@ def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> 
 
 
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
-    for vote in (voted(PEERS[3], FIRST, OUTCOME), committed(PEERS[3], FIRST, OUTCOME)):
+    for vote in (vote_of(PEERS[3], FIRST, OUTCOME), commit_vote_of(PEERS[3], FIRST, OUTCOME)):
         state, _ = run([(0.0, vote)], setup(COORDINATOR, roster=(), admission=PEERS[:3]))
-        assert not state.voting.prepares
-        assert not state.voting.commits
+        assert not state.voting.prepare_votes
+        assert not state.voting.commit_votes
 
 
 @pytest.mark.parametrize("by_report", [True, False])
@@ -369,17 +369,17 @@ def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
 
 
 def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
-    first, second = voted(COORDINATOR, FIRST, OUTCOME), voted(COORDINATOR, FIRST, outcome(FIRST, b"x"))
+    first, second = vote_of(COORDINATOR, FIRST, OUTCOME), vote_of(COORDINATOR, FIRST, outcome(FIRST, b"x"))
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
     assert state.faults.accused == {COORDINATOR: "voted twice"}
-    assert state.voting.prepares[COORDINATOR] == first.vote
+    assert state.voting.prepare_votes[COORDINATOR] == first.vote
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
     """Strangers are unlimited in number, and a report names a limited number of peers."""
     other = outcome(FIRST, b"t")
     script: Script = [
-        (0.0, voted(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
+        (0.0, vote_of(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
     ]
     state, actions = run([*script, (1.0, OFFER)])
     assert not state.faults.accused
@@ -473,8 +473,8 @@ def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() 
 def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_other() -> None:
     liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
-    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, COORDINATOR)]
-    state, actions = run([*script, (2.1, voted(liar, FIRST, made_up)), (13.0, Tick())])
+    script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (ME, COORDINATOR)]
+    state, actions = run([*script, (2.1, vote_of(liar, FIRST, made_up)), (13.0, Tick())])
     assert any(isinstance(each, GiveUp) for each in actions)
     assert not state.faults.accused
     assert set(state.faults.unreachable) == {liar}

@@ -19,7 +19,7 @@ from support.round_scripts import (
     run,
     setup,
     signed,
-    voted,
+    vote_of,
 )
 from swarm.training.round import state_machine as machine
 from swarm.training.round.round_events import (
@@ -54,11 +54,11 @@ def test_evidence_against_a_member_of_the_group_ends_the_attempt_and_names_it() 
 
 def test_liar_that_votes_for_its_lie_gets_no_vote_of_who_has_the_evidence() -> None:
     lie = outcome(FIRST, b"l")
-    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.5, voted(LIAR, FIRST, lie)), (2.0, PROOF)]
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.5, vote_of(LIAR, FIRST, lie)), (2.0, PROOF)]
     state, actions = run(script)
     assert not any(isinstance(each, Recover) for each in actions)
-    state, actions = machine.step(state, voted(LIAR, signed(attempt=1), lie), 2.5)
-    assert LIAR not in state.voting.prepares
+    state, actions = machine.step(state, vote_of(LIAR, signed(attempt=1), lie), 2.5)
+    assert LIAR not in state.voting.prepare_votes
 
 
 def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_evidence() -> None:
@@ -101,7 +101,7 @@ def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_vot
     voters: tuple[str, ...], goes_on: bool
 ) -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
-    script += [(1.5, voted(peer, FIRST, OUTCOME)) for peer in voters]
+    script += [(1.5, vote_of(peer, FIRST, OUTCOME)) for peer in voters]
     _, actions = run([*script, (2.0, UNAUDITED)])
     recovers = [each for each in actions if isinstance(each, Recover)]
     assert bool(recovers) == goes_on
@@ -116,7 +116,7 @@ def test_votes_of_members_on_probation_do_not_stand_in_for_an_audit(on_probation
     state, _ = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST))])
     state = replace(state, signed=replace(FIRST, group=replace(group, members=members)))
     for peer in (LIAR, HONEST):
-        state, _ = machine.step(state, voted(peer, FIRST, OUTCOME), 1.5)
+        state, _ = machine.step(state, vote_of(peer, FIRST, OUTCOME), 1.5)
     _, actions = machine.step(state, UNAUDITED, 2.0)
     assert any(isinstance(each, Recover) for each in actions) == (not on_probation)
 

@@ -57,7 +57,7 @@ def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome |
 
 
 def make_lock(signed: SignedGroup, voters: list[RunSignatures], peers: list[str] = PEERS, **changes: Any) -> Lock:
-    """The lock that first votes of `voters` for what `signed` came to make."""
+    """The lock that prepare votes of `voters` for what `signed` came to make."""
     vote = replace(make_vote(signed, make_outcome(signed, len(signed.group.part_values))), **changes)
     return Lock(
         attempt=vote.attempt,
@@ -134,7 +134,7 @@ def test_certificate_of_256_members_is_small() -> None:
     assert len(data) < 80 * 1024
 
 
-def test_check_lock_wants_first_votes_of_two_thirds_of_the_state_before() -> None:
+def test_check_lock_wants_prepare_votes_of_two_thirds_of_the_state_before() -> None:
     signed, reader = SIGNERS[0].sign_group(make_group(), NOW), replace(STRANGER, succession=Succession(min_group=2))
     reader.check_lock(make_lock(signed, SIGNERS[1:]), signed, PEERS)
     reader.check_lock(make_lock(signed, SIGNERS[1:], attempt=9), signed, PEERS)

@@ -24,7 +24,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream
-from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.libp2p.sent_frames import ReceivedFrames, SentFrames
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.libp2p.unread_messages import UnreadMessages
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
@@ -92,10 +92,8 @@ class Libp2pStream:
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
         self._sent = resumption.sent if resumption else None
         self._reconnect = resumption.reconnect if resumption else None
-        self._num_received = self._num_acknowledged = 0  # frames
-        self._unacknowledged_cost = 0
+        self._received = ReceivedFrames()
         self._coming_since_s = 0.0  # a long piece
-        self._noted_progress = (0, 0)
         self._is_acknowledged = False  # something, since the last look
         self._send_credit = framing.WINDOW_BYTES
         self._changed = asyncio.Event()  # wakes receive
@@ -196,10 +194,8 @@ class Libp2pStream:
         last call. To be called about once a second: an idle peer then keeps nothing, and one whose long frame is under
         way sees that the path works."""
         was_acknowledged, self._is_acknowledged = self._is_acknowledged, False
-        progress = (self._num_received, self._wire.num_partial)
-        if progress == self._noted_progress:
+        if not self._received.has_progressed(self._wire.num_partial):
             return was_acknowledged  # and answered by nothing, or two idle sides would never fall silent
-        self._noted_progress = progress
         self._write_acknowledgement()
         return True
 
@@ -232,7 +228,8 @@ class Libp2pStream:
             if self._sent is not None:
                 self._sent.acknowledge(length)
             return
-        self._count_frame(len(body))
+        if self._received.count(len(body)) >= framing.ACK_BYTES:
+            self._write_acknowledgement()
         match kind:
             case Kind.MORE | Kind.DATA:
                 self._unread.add(kind, body)
@@ -258,22 +255,9 @@ class Libp2pStream:
         if num_bytes >= MIN_MESSAGE_BYTES:
             self._traffic.links.came(self.peer_id, num_bytes, self._coming_since_s)
 
-    def _count_frame(self, num_bytes: int) -> None:
-        self._num_received += 1
-        self._unacknowledged_cost += framing.cost(num_bytes)
-        if self._unacknowledged_cost >= framing.ACK_BYTES:
-            self._write_acknowledgement()
-
     def _write_acknowledgement(self) -> None:
         if self._sent is not None and self.is_carried:
-            self._outbox.write((self._acknowledgement(),), at_once=True)
-
-    def _acknowledgement(self) -> bytes:
-        """Return the frame that acknowledges all that has come, which is to be written now."""
-        num_frames = self._num_received - self._num_acknowledged
-        self._num_acknowledged = self._num_received
-        self._unacknowledged_cost = 0
-        return framing.acknowledgement(num_frames)
+            self._outbox.write((self._received.acknowledgement(),), at_once=True)
 
     @property
     def _is_over(self) -> bool:
@@ -298,7 +282,7 @@ class Libp2pStream:
         self._wire.is_lost = True  # nothing is written until there is another one
         self._unread.cut_off()
         try:
-            resumed = await self._reconnect(self._num_received)
+            resumed = await self._reconnect(self._received.num_frames)
         except PeerError:
             return False
         if self._error is not None or not self._sent.can_resend:  # it changed meanwhile
@@ -308,8 +292,7 @@ class Libp2pStream:
         self._reader, self._writer = resumed.reader, resumed.writer
         self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
         self._outbox = PacedWriter(resumed.writer, self._traffic.turns)
-        self._num_acknowledged = self._num_received
-        self._unacknowledged_cost = 0
+        self._received.acknowledgement()  # the other side was told by `reconnect`
         for frame in self._sent.to_resend(resumed.num_received):
             self._outbox.write(frame, at_once=False)
         self._attached.set()
@@ -358,8 +341,8 @@ class Libp2pStream:
             self._sent.add(frame)
         if self._wire.is_lost:
             return
-        if self._unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:
-            frame = (self._acknowledgement(), *frame)
+        if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:
+            frame = (self._received.acknowledgement(), *frame)
         self._outbox.write(frame, at_once=at_once)
 
     async def _drain(self) -> None:

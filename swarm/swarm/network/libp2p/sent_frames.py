@@ -1,4 +1,5 @@
-"""The frames of one stream that the other side has not acknowledged, kept to be sent again over another connection.
+"""The frames of one stream that the other side has not acknowledged, kept to be sent again over another connection, and
+the count of those that have come, by which this side acknowledges them.
 
 What all streams of a peer and of the host keep is charged to a `UnreadBudget` of its own: a stream for which there is
 no room keeps nothing from then on, and ends with its connection. Pure: knows frames, not sockets.
@@ -70,3 +71,32 @@ class SentFrames:
         self.can_resend = False
         self._frames.clear()
         self._budget.drop(self)
+
+
+class ReceivedFrames:
+    """Counts the frames that have come. `unacknowledged_cost` is of those that the other side was not told of."""
+
+    def __init__(self) -> None:
+        self.num_frames = 0
+        self.unacknowledged_cost = 0
+        self._num_acknowledged = 0
+        self._noted_progress = (0, 0)
+
+    def count(self, num_bytes: int) -> int:
+        """Count a frame with so many bytes of body, and return `unacknowledged_cost`."""
+        self.num_frames += 1
+        self.unacknowledged_cost += framing.cost(num_bytes)
+        return self.unacknowledged_cost
+
+    def has_progressed(self, num_partial: int) -> bool:
+        """Return whether anything has come since the last call. `num_partial` bytes are there of a frame that is not
+        whole."""
+        before, self._noted_progress = self._noted_progress, (self.num_frames, num_partial)
+        return self._noted_progress != before
+
+    def acknowledgement(self) -> bytes:
+        """Return the frame that acknowledges all that has come, which is to be written now."""
+        num_frames = self.num_frames - self._num_acknowledged
+        self._num_acknowledged = self.num_frames
+        self.unacknowledged_cost = 0
+        return framing.acknowledgement(num_frames)

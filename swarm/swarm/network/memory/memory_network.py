@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal_record, unseal_record
+from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import (
     IntegrityError,
     PeerError,
@@ -339,14 +339,8 @@ class MemoryNetwork(SigningNetwork):
 
     def _take_record(self, peer_id: str, key: str, record: bytes) -> bool:
         """Keep a record that a peer offers, if it may publish it."""
-        if self._roll is not None:
-            try:
-                envelope = unseal_record(record, network_id=self.network_id, key=key, now=self.now())
-            except SwarmError:
-                return False
-            if not self._roll.may_store(peer_id, envelope, self.now()):
-                return False
-        return self._records.take(key, record)
+        roll = self._roll
+        return self._records.take(key, record, lambda each: roll is None or roll.may_store(peer_id, each, self.now()))
 
     def _hello(self) -> Hello:
         return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())

@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from swarm_protocol.envelope import Envelope, unseal_record
-from swarm_protocol.errors import (
-    SwarmError,
-)
+from swarm_protocol.errors import SwarmError
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +20,14 @@ class RecordStore:
         self._now = now
         self._records: dict[str, dict[str, Envelope]] = {}
 
-    def take(self, key: str, record: bytes) -> bool:
-        """Keep `record` unless it is invalid or older than the one of its signer."""
+    def take(self, key: str, record: bytes, may_store: Callable[[Envelope], bool] = lambda _envelope: True) -> bool:
+        """Keep `record` unless it is invalid, `may_store` says no, or it is older than the one of its signer."""
         try:
             envelope = unseal_record(record, network_id=self._network_id, key=key, now=self._now())
         except SwarmError as error:
             logger.warning("refused a record: %s", error)
+            return False
+        if not may_store(envelope):
             return False
         live = {known.peer_id: known for known in self.live(key)}
         known = live.get(envelope.peer_id)

@@ -14,6 +14,12 @@ import pytest
 from support.node_process import COMMAND, START_S, Event, Node, environment, parsed
 from swarm_node import cli
 
+STAND_BY = (
+    *("join", "--take", "nothing", "--network-id", "tests", "--device", "cpu", "--probe", "off"),
+    *("--max-upload", "20mbit", "--monthly-traffic", "500GB", "--hours", "00:00-24:00"),
+)
+"""A node that does nothing, with limits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -89,7 +95,8 @@ class Seed:
 @pytest.fixture(scope="session")
 def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
     """One seed for all tests that only need to join somewhere."""
-    node = Node("seed", "--network-id", "tests", home=tmp_path_factory.mktemp("seed") / "home")
+    home = tmp_path_factory.mktemp("seed") / "home"
+    node = Node("seed", "--network-id", "tests", home=home, is_light=True)
     try:
         ready = node.wait_for("ready")
         addrs = ready["addrs"]
@@ -103,9 +110,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
 def member(seed: Seed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """One node that has joined through the seed, with limits, and stands by, for all tests that leave it alone."""
     home = tmp_path_factory.mktemp("member") / "home"
-    join = ("join", "--take", "nothing", "--network-id", "tests", "--device", "cpu", "--probe", "off")
-    limits = ("--max-upload", "20mbit", "--monthly-traffic", "500GB", "--hours", "00:00-24:00")
-    node = Node(*join, *limits, "--peers", seed.addr, home=home)
+    node = Node(*STAND_BY, "--peers", seed.addr, home=home, is_light=True)
     try:
         node.wait_for("ready")
         yield node

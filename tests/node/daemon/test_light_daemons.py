@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import psutil
-from node.daemon.conftest import Seed, StartNode
+from node.daemon.conftest import STAND_BY, Seed, StartNode
 from support.node_process import Node
 
 SEED_BYTES = 110 * 2**20  # it takes 70
@@ -32,8 +32,10 @@ def test_ready_seed_has_not_loaded_torch(start_node: StartNode) -> None:
     assert_is_light(node, SEED_BYTES)
 
 
-def test_ready_node_that_stands_by_has_not_loaded_torch_if_it_need_not_look(member: Node) -> None:
-    assert_is_light(member, SEED_BYTES)
+def test_ready_node_that_stands_by_has_not_loaded_torch_if_it_need_not_look(seed: Seed, start_node: StartNode) -> None:
+    node = start_node(*STAND_BY, "--peers", seed.addr, home="light-member")
+    node.wait_for("ready")
+    assert_is_light(node, SEED_BYTES)
 
 
 def test_ready_dashboard_has_not_loaded_torch(seed: Seed, start_node: StartNode) -> None:

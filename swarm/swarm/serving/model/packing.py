@@ -41,15 +41,14 @@ _JOINED_BYTES = 2**25
 
 
 class PackedLinear(nn.Module):
-    """A frozen copy of an nn.Linear: x [..., in] -> [..., out]."""
+    """A frozen nn.Linear of a copy of `weight` [out, in]: x [..., in] -> [..., out]."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+        self.out_features, self.in_features = weight.shape
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        self.bias = linear.bias
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
@@ -65,13 +64,9 @@ class _Together:
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        first = linears[0]
-        with torch.device("meta"):
-            joined = nn.Linear(first.in_features, sum(linear.out_features for linear in linears), bias=False)
-        joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
-        if first.bias is not None:
-            joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-        self.packed = PackedLinear(joined)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        has_bias = linears[0].bias is not None
+        self.packed = PackedLinear(weight, torch.cat([each.bias.detach() for each in linears]) if has_bias else None)
         self._num_parts = len(linears)
         self._x: Tensor | None = None
         self._out: Tensor | None = None
@@ -205,7 +200,7 @@ def _fit_together(linears: Sequence[Any]) -> bool:
 
 def _packed(linears: Sequence[Any]) -> Sequence[nn.Module]:
     if len(linears) == 1:
-        return [PackedLinear(linears[0])]
+        return [PackedLinear(linears[0].weight, linears[0].bias)]
     together = _Together(linears)
     ends = itertools.accumulate(linear.out_features for linear in linears)
     return [PackedPart(linear, together, end - linear.out_features) for linear, end in zip(linears, ends, strict=True)]

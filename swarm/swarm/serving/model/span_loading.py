@@ -11,7 +11,7 @@ them. Blocking.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from swarm_protocol.errors import ConfigError
@@ -34,6 +34,8 @@ _FAR_TOKENS = 64  # as many positions are behind the windows
 _MAX_LOUD = 8192  # in half precision numbers end at 65504
 
 _NUM_ROWS, _NUM_DECODED = 6, 1
+
+_Run: TypeAlias = Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]]
 
 
 def load_span(
@@ -61,42 +63,53 @@ def load_span(
         pack_linears(model)
     span = Span(model, start, end, num_blocks)
     # checked now, so that a family that cannot be served is refused before it is announced
-    span.is_ragged = can_be_ragged(span, model.config)
-    span.is_fused = span.is_ragged and can_be_fused(span, model.config)
+    span.is_ragged, span.is_fused = find_ways(span, model.config)
     check_computes(span, str(files.config.model_type))
     span._choose(start, end)
     return span
 
 
-def can_be_ragged(span: Span, config: Any) -> bool:
+def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
+    """Return whether the span can be ragged, and whether it can be fused.
+
+    That is whether all slices of a batch, and decodes alone, give the same in one pass as through transformers' own
+    attention and masks.
+    """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        return False
+        return False, False
     window = _window(config)
-    return _agree(span, span.run_ragged, _slices(config, window), window)
+    slices = _slices(config, window)
+    rows = torch.split(_rows(span, sum(piece.num_tokens for piece in slices)), [piece.num_tokens for piece in slices])
+    alone, ragged, fused = _pools(span, window)
+    with torch.inference_mode():
+        expected = span.run_alone(torch.cat(rows), slices, alone)
+
+    def agrees(run: _Run, chosen: Sequence[int], pool: KVPool) -> bool:
+        with torch.inference_mode():
+            try:
+                found = run(torch.cat([rows[i] for i in chosen]), [slices[i] for i in chosen], pool)
+            except Exception:  # a family's own code raises what it likes when it is given what it does not expect
+                return False
+        return all(map(is_close, found, [expected[i] for i in chosen]))
+
+    if not agrees(span.run_ragged, range(len(slices)), ragged):
+        return False, False
+    decodes = [i for i, piece in enumerate(slices) if piece.num_tokens == 1]
+    return True, span.fused is not None and agrees(span.run_fused, decodes, fused)
 
 
-def can_be_fused(span: Span, config: Any) -> bool:
-    """Compare only decodes. The span has to be one that can be ragged."""
-    if span.fused is None:
-        return False
-    window = _window(config)
-    return _agree(span, span.run_fused, [piece for piece in _slices(config, window) if piece.num_tokens == 1], window)
-
-
-def _agree(
-    span: Span,
-    run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]],
-    slices: Sequence[Slice],
-    window: int,
-) -> bool:
-    """Return whether `run` gives the same as transformers' own attention and masks."""
-    num_rows = sum(piece.num_tokens for piece in slices)
+def _rows(span: Span, num_rows: int) -> Tensor:
+    """Draw a batch's rows."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_rows, span.hidden_size, generator=generator)
     if span.is_first:
-        x = torch.randint(span.vocab_size, (num_rows,), generator=generator)
-    x = x.to(span.device, span.dtype if x.is_floating_point() else None)
-    pools = [span.new_pool(_NUM_PAGES) for _ in range(2)]
+        return torch.randint(span.vocab_size, (num_rows,), generator=generator).to(span.device)
+    return torch.randn(num_rows, span.hidden_size, generator=generator).to(span.device, span.dtype)
+
+
+def _pools(span: Span, window: int) -> list[KVPool]:
+    """Return three pools with the same random cache."""
+    generator = torch.Generator().manual_seed(1)
+    pools = [span.new_pool(_NUM_PAGES) for _ in range(3)]
     for tensors in zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True):
         values = torch.randn(tensors[0].shape, generator=generator)
         for tensor in tensors:
@@ -104,13 +117,7 @@ def _agree(
     for pool in pools:
         for values_SKD in pool.values_SKD:
             values_SKD[_BEHIND_PAGE * PAGE_TOKENS :] *= max(1, min(window, _MAX_LOUD))
-    with torch.inference_mode():
-        expected = span.run_alone(x, slices, pools[0])
-        try:
-            found = run(x, slices, pools[1])
-        except Exception:  # a family's own code raises what it likes when it is given what it does not expect
-            return False
-    return all(map(is_close, found, expected))
+    return pools
 
 
 def _window(config: Any) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,20 +53,21 @@ def read_model(
     one with numbers that are not finite, naming it and its file.
     """
     model_class = causal_lm_class(files.config)
+    needed: dict[str, str] = {}
+    tensors: dict[str, StoredTensor | QuantizedTensor | Tensor] = {}
 
     def build_and_cut(self: Any, config: Any) -> None:
         model_class.__init__(self, config)
-        cut(self, start, end)
+        needed.update(_cut_to_needed(self, files.parts, start, end))
+        # transformers reads them once the model is built
+        tensors.update(_open_tensors(files, needed, dtype, held or {}))
 
     # A subclass of the same name: transformers looks up a family's checkpoint conversions by class name.
     cut_class = type(
         model_class.__name__, (model_class,), {"__init__": build_and_cut, "__module__": model_class.__module__}
     )
     with BUILDING:
-        needed = _needed_tensors(files, model_class, start, end)
-        tensors = _open_tensors(files, needed, dtype)
-        shared = {name: tensor for name, tensor in (held or {}).items() if name in tensors}
-        model = _materialise(files, cut_class, tensors | shared, start, dtype)
+        model = _materialise(files, cut_class, tensors, start, dtype)
     _check_finite(files, model, needed, start)
     return model
 
@@ -116,15 +117,19 @@ def linear_tensors(files: ModelFiles) -> dict[str, int]:
 
 
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
-    """Return the span's weights: name in the cut model -> name in the checkpoint, a key of `files.parts`."""
     with torch.device("meta"):  # BUILDING is held by the caller
         model = model_class(copy.deepcopy(files.config))
+    return _cut_to_needed(model, files.parts, start, end)
+
+
+def _cut_to_needed(model: Any, names: Iterable[str], start: int, end: int) -> dict[str, str]:
+    """Cut a whole model, and return its weights among `names`: name in the cut model -> name in the checkpoint."""
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
     before = {name.removeprefix(prefix) for name in model.state_dict()}
     cut(model, start, end)
     absent = before - {name.removeprefix(prefix) for name in model.state_dict()}
     needed = {}
-    for name in files.parts:
+    for name in names:
         if match := pattern.match(name):
             if start <= int(match[2]) < end:
                 needed[f"{match[1]}{int(match[2]) - start}{match[3]}"] = name
@@ -138,15 +143,17 @@ def _shards_of(files: ModelFiles, needed: Mapping[str, str]) -> list[Path]:
 
 
 def _open_tensors(
-    files: ModelFiles, needed: dict[str, str], dtype: torch.dtype
+    files: ModelFiles, needed: Mapping[str, str], dtype: torch.dtype, held: Mapping[str, Tensor]
 ) -> dict[str, StoredTensor | QuantizedTensor | Tensor]:
-    """Return tensors by name in the cut model. A tensor's bytes are read when its parameter is filled."""
+    """Return tensors by name in the cut model, those that are `held` as they are. Others are read when their parameter
+    is filled."""
     stored: dict[Path, dict[str, StoredTensor]] = {}
     for shard in _shards_of(files, needed):
         if not shard.is_file():
             raise ConfigError(f"{shard} is not there", remedy="download the blocks that are to be served")
         stored[shard] = stored_tensors(shard)
-    return {new: _open_tensor(files, stored, name, dtype) for new, name in needed.items()}
+    tensors = {new: _open_tensor(files, stored, name, dtype) for new, name in needed.items()}
+    return tensors | {name: tensor for name, tensor in held.items() if name in tensors}
 
 
 def _open_tensor(

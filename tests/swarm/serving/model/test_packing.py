@@ -26,11 +26,11 @@ def test_packed_linear_any_rows_are_those_of_the_plain_one(
 ) -> None:
     plain = linear(64, 37, bias=bias, dtype=dtype)
     x = torch.randn(shape, dtype=dtype)
-    torch.testing.assert_close(PackedLinear(plain)(x), plain(x), rtol=error, atol=error)
+    torch.testing.assert_close(PackedLinear(plain.weight, plain.bias)(x), plain(x), rtol=error, atol=error)
 
 
 def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
-    packed = PackedLinear(linear(512, 1704, bias=False))
+    packed = PackedLinear(linear(512, 1704, bias=False).weight, None)
     x = torch.randn(16, 512)
     together = packed(x)
     for row in range(16):
@@ -39,7 +39,7 @@ def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 def test_packed_linear_rows_of_a_wide_input_do_not_depend_on_how_many_they_are() -> None:
     """One alone may differ in the last bit."""
-    packed = PackedLinear(linear(1704, 512, bias=False))
+    packed = PackedLinear(linear(1704, 512, bias=False).weight, None)
     x = torch.randn(64, 1704)
     together = packed(x)
     for num_rows in range(2, 64):
@@ -55,7 +55,7 @@ def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch:
         sizes.add(len(rows))
         return torch.zeros(len(rows), 8)
 
-    packed = PackedLinear(linear(4, 8, bias=False))
+    packed = PackedLinear(linear(4, 8, bias=False).weight, None)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
     for num_rows in range(1, 1100):
         assert packed(torch.zeros(num_rows, 4)).shape == (num_rows, 8)
@@ -65,7 +65,7 @@ def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch:
 
 def test_packed_linear_gradient_of_its_input_is_that_of_the_plain_one() -> None:
     plain = linear(48, 80, bias=True)
-    packed = PackedLinear(plain)
+    packed = PackedLinear(plain.weight, plain.bias)
     x = torch.randn(3, 5, 48)
     grad = torch.randn(3, 5, 80)
     grads = []

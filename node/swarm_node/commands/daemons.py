@@ -6,7 +6,6 @@ Each holds the home, then runs a daemon in it until that is done or has to leave
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, UNUSED_PACKAGES, share_of_limit
+from swarm_node.roles.admission import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
 from swarm_node.storage import remembered_peers
@@ -48,15 +48,24 @@ def join(flags: Flags) -> int:
     config = flags.member()
     _check_work(config)
     config = _within_rights(config)
-    run_id, is_closed = config.run.run_id if isinstance(config.run, RunId) else "", False
+    run, run_id = None, config.run.run_id if isinstance(config.run, RunId) else ""
     if isinstance(config.run, Path):
         # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
         from swarm.training.run.run_file import read_signed  # noqa: PLC0415
 
         run = read_signed(config.run)
-        run_id, is_closed = run.run_id, run.config.entrance.required
-    _check_invitations(config, run_id)
-    _check_time(config, run_id, Emitter(json=flags.json), is_closed=is_closed)
+        run_id = run.run_id
+    key = Home(config.home).identity
+    peer_id = Identity.load(key).peer_id if run_id and key.exists() else ""
+    _check_invitations(config, run_id, peer_id)
+    if run is not None:
+        check_may_enter(run, config, peer_id)
+    if have_expired(config):
+        Emitter(json=flags.json).emit(
+            "warning",
+            message=f"the invitation to {run_id} has expired: this node goes on without it",
+            remedy="ask who gave it for a new one, and check the clock",
+        )
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -69,29 +78,15 @@ def join(flags: Flags) -> int:
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 
-def _check_invitations(config: Config, run_id: str) -> None:
-    """Refuse at once an invitation that lets this node into no run, or not into the run `run_id`. Raises
+def _check_invitations(config: Config, run_id: str, peer_id: str) -> None:
+    """Refuse at once an invitation that lets the node `peer_id` into no run, or not into the run `run_id`. Raises
     ConfigError."""
     if config.invitation and not run_id:
         raise UsageError(
             f"no run is named, so {config.origin('invitation')} has no effect",
             remedy="give --run the run's file or its id, too",
         )
-    if config.invitation:
-        key = Home(config.home).identity
-        peer_id = Identity.load(key).peer_id if key.exists() else ""
-        check_given(config.invitation, peer_id, run_id, network_id=config.network_id)
-
-
-def _check_time(config: Config, run_id: str, emitter: Emitter, *, is_closed: bool) -> None:
-    """Tell at once if all invitations to the run have expired. Raises ConfigError if nobody enters the run without one
-    (`is_closed`), and this home has not trained it."""
-    if not config.invitation or any(each.envelope.expires_at > time.time() for each in config.invitation):
-        return
-    message, remedy = f"the invitation to {run_id} has expired", "ask who gave it for a new one, and check the clock"
-    if is_closed and not (Home(config.home).checkpoints / run_id).exists():
-        raise ConfigError(f"{message}, and nobody enters that run without one", remedy=remedy)
-    emitter.emit("warning", message=f"{message}: this node goes on without it", remedy=remedy)
+    check_given(config.invitation, peer_id, run_id, network_id=config.network_id)
 
 
 def gateway(flags: Flags) -> int:

@@ -30,11 +30,11 @@ from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node.formatting import size
 from swarm_node.node import Node, NodeRole, RelayUse
+from swarm_node.roles.admission import check_may_enter
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed
 from swarm_node.roles.serving import ModelServing, model_name
 from swarm_node.roles.sources import check_served, keep_copy, run_of_id
@@ -60,7 +60,7 @@ class VolunteerRole(NodeRole):
             local_options(config, "cpu")
         if isinstance(config.run, Path):
             self._run = load_run(config.run)
-            check_run(self._run, config, Identity.load(Home(config.home).identity).peer_id)
+            check_run(self._run.config, config)
         self._model_name = ""
         self._published: PublishedManifest | None = None
         if config.model:
@@ -80,7 +80,8 @@ class VolunteerRole(NodeRole):
         run = self._run
         if isinstance(node.config.run, RunId):
             run, origin = await run_of_id(node.network, node.membership, node.home, node.config.run.run_id)
-            check_run(run, node.config, node.network.peer_id)
+            check_may_enter(run, node.config, node.network.peer_id)
+            check_run(run.config, node.config)
             why = f"{why}, {origin}"
         assert run is not None
         await train(node, run, why)
@@ -120,35 +121,13 @@ async def _check_start(node: Node, run: SignedRun) -> None:
     raise no_copy()
 
 
-def check_run(signed: SignedRun, config: Config, peer_id: str) -> None:
-    """Refuse a run that the node `peer_id` with `config` cannot train. Raises ConfigError."""
-    run = signed.config
-    _check_admission(signed, config, peer_id)
+def check_run(run: RunConfig, config: Config) -> None:
+    """Refuse a run that a node with `config` cannot train. Raises ConfigError."""
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
     if run.data.tokenizer == "local":
         own_tokenizer(config.tokenizer)  # the finished model is written with it, also where tokens are prepared
     check_source(run.start, config.start)
-
-
-def _check_admission(signed: SignedRun, config: Config, peer_id: str) -> None:
-    """Refuse a run in which the node `peer_id` may only watch. One whose home has trained it may have entered before.
-
-    Raises ConfigError.
-    """
-    run = signed.config
-    if peer_id in run.admission:
-        return
-    if run.only_named:
-        raise ConfigError(
-            f"{signed.run_id} admits only the peers that it names, and not this one", remedy="ask its author to name it"
-        )
-    has_trained = (Home(config.home).checkpoints / signed.run_id).exists()
-    if run.entrance.required and not (config.invitation or has_trained):
-        raise ConfigError(
-            f"{signed.run_id} takes only nodes with an invitation, and this one was given none",
-            remedy="ask its author for one, and give it with --run and --invitation",
-        )
 
 
 def schedule_of(run: RunConfig) -> str:
@@ -207,7 +186,8 @@ def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None)
 async def _training(node: Node, need: RunNeed) -> Work:
     run, origin = await run_of_id(node.network, node.membership, node.home, need.name)
     config = run.config
-    check_run(run, node.config, node.network.peer_id)
+    check_may_enter(run, node.config, node.network.peer_id)
+    check_run(config, node.config)
     if need.num_helpers >= config.max_trainers:
         raise ConfigError(f"it is full with {config.max_trainers} trainers", remedy="wait until a member leaves")
     _check_data(config, node)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from support.node_settings import resolve
 from swarm.training.data.token_file import TokenWriter
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import write_run
 from swarm_node import cli
 from swarm_node.commands import daemons
 from swarm_node.commands.command_options import Flags
@@ -18,6 +20,7 @@ from swarm_node.node import NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])
@@ -40,6 +43,31 @@ def test_join_that_does_not_serve_leaves_them_alone(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
     assert daemons.join(Flags(values={"home": str(tmp_path / "home")}, json=False, file=None)) == 0
     assert "OMP_WAIT_POLICY" not in os.environ
+
+
+@pytest.mark.parametrize("rule", ["welcome", "required"])
+def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The role imports torch: what is said or refused comes before it is made."""
+    started = list[str]()
+
+    def live(_flags: Flags, _config: Config, role_code: str, *, joins: bool) -> int:
+        started.append(capsys.readouterr().err)
+        assert (role_code, joins) == ("swarm_node.roles.volunteer:VolunteerRole", True)
+        return 0
+
+    monkeypatch.setattr(daemons, "live", live)
+    path = tmp_path / "run.toml"
+    write_run(path, RunConfig(name="story", invitations=rule), Identity.generate())
+    flags = Flags(values={"home": str(tmp_path / "home"), "run": str(path)}, json=True, file=None)
+    if rule == "required":
+        with pytest.raises(ConfigError, match="takes only nodes with an invitation"):
+            daemons.join(flags)
+        assert started == []
+    else:
+        assert daemons.join(flags) == 0
+        assert started == ["starting: loads torch and, at the first start, measures this machine\n"]
 
 
 def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are_kept(

@@ -220,7 +220,6 @@ def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:
 
 
 def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
-    Identity.generate().save(tmp_path / "identity.key")  # as a daemon has it before it makes its role
     path = tmp_path / "run.toml"
     write_run(path, module_run(RunConfig(name="own"), torch.nn.Linear(2, 1)), Identity.generate())
     with pytest.raises(ConfigError, match=r"module of its author's own.*swarm\.Trainer"):
@@ -228,7 +227,6 @@ def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
 
 
 def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: Path) -> None:
-    Identity.generate().save(tmp_path / "identity.key")  # as a daemon has it before it makes its role
     path = tmp_path / "run.toml"
     write_run(path, RunConfig(name="x"), Identity.generate())
     with pytest.raises(ConfigError, match="the run trains on the standard library"):

@@ -59,7 +59,7 @@ class KillSwitch:
 
 
 class ArmedFaults:
-    """The side of the process `who`. Implements `FaultHook`."""
+    """The side of the process `who`. Implements `FailpointHook`."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self._folder = folder

@@ -107,7 +107,7 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
             signed(RUN),
             on_event=tell,
             options=RunMemberOptions(setup=TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
-            faults=ArmedFaults(plan.folder, name),
+            failpoints=ArmedFaults(plan.folder, name),
         )
         owner.send(Told(at_s=time.monotonic()))
         await asyncio.to_thread(owner.recv)

@@ -1,8 +1,8 @@
 """Scripted faults: which participant fails, in which phase, and how; with a record of whether the fault fired.
 
-Code under test announces its phases to a `FaultHook` (`swarm.network.interface`). `FaultScript.hook(who)` returns one
-that looks the phase up in its list of faults and injects it. A fault that never fired proves nothing, so a test ends
-with `assert_all_fired`.
+Code under test announces its phases to a `FailpointHook` (`swarm.network.interface`). `FaultScript.hook(who)` returns
+one that looks the phase up in its list of faults and injects it. A fault that never fired proves nothing, so a test
+ends with `assert_all_fired`.
 
 Inside one event loop a test keeps the script and hands out hooks. A real process gets the script in the environment:
 the parent passes `script.environment(folder)`, the child calls `FaultScript.from_environment()`, and each fault
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from swarm.network.interface import FaultHook
+from swarm.network.interface import FailpointHook
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 
 SCRIPT_VARIABLE = "SWARM_TEST_FAULTS"
@@ -78,7 +78,7 @@ class FaultScript:
     def fired(self) -> tuple[Fault, ...]:
         return tuple(self.faults[index] for index in self._fired)
 
-    def hook(self, who: str) -> FaultHook:
+    def hook(self, who: str) -> FailpointHook:
         """The hook to hand to the code that runs as `who`."""
         return _Hook(self, who)
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 from support.faults import FaultScript
-from swarm.network.interface import no_faults
+from swarm.network.interface import no_failpoints
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
@@ -276,7 +276,7 @@ class Swarm:
                 evidence=evidence,
                 invitations=invitations,
             ),
-            faults=self.script.hook(name) if self.script else no_faults,
+            failpoints=self.script.hook(name) if self.script else no_failpoints,
         )
         member = Member(name, network, trainer, inner, events)
         self.members[name] = member

@@ -222,15 +222,15 @@ def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
     return PeerViolation(f"the peer sent a message of more than {max_bytes} bytes", peer_id=peer_id)
 
 
-class FaultHook(Protocol):
+class FailpointHook(Protocol):
     """An observer that is told when the code reaches a phase. Tests use it to inject a fault there."""
 
     async def reached(self, phase: str) -> None: ...
 
 
-class _NoFaults:
+class _NoFailpoints:
     async def reached(self, phase: str) -> None:
         """Do nothing, and let nothing else run: no task switch."""
 
 
-no_faults: FaultHook = _NoFaults()
+no_failpoints: FailpointHook = _NoFailpoints()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import SCRIPT_VARIABLE, Fault, FaultScript
-from swarm.network.interface import no_faults
+from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 
@@ -136,7 +136,7 @@ def test_two_equal_faults_must_both_fire() -> None:
 def test_no_faults_does_nothing_and_lets_nobody_else_run() -> None:
     async def main() -> None:
         other = asyncio.create_task(asyncio.sleep(0))
-        await no_faults.reached("anything")
+        await no_failpoints.reached("anything")
         assert not other.done()
         await other
 

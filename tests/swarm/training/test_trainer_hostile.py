@@ -221,7 +221,7 @@ def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt
 
     class Withholder(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            act, report = driver._act, driver.report
+            act, report = driver._act, driver.take_report
 
             async def act_but_sign(action: Action) -> None:
                 if isinstance(action, Sign):
@@ -233,7 +233,7 @@ def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt
                 reply = await report(peer, ready)  # `pending`, once it has stopped
                 return ReadyReply(kind="left_out", reason="later") if puts_off and withheld else reply
 
-            driver._act, driver.report = act_but_sign, put_off  # type: ignore[method-assign]
+            driver._act, driver.take_report = act_but_sign, put_off  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     async def main() -> None:

@@ -24,7 +24,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerVio
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, FaultHook, Network, Stream, no_faults
+from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream, no_failpoints
 from swarm.serving.model.span import Span
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
 
@@ -235,7 +235,7 @@ class ForwardServer:
         current: Callable[[], ForwardSpan],
         *,
         bounds: ForwardLimits | None = None,
-        failpoints: FaultHook = no_faults,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self.room = ForwardAdmission(bounds or ForwardLimits())
         self._name = name

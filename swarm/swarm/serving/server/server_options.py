@@ -12,7 +12,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
-from swarm.network.interface import FaultHook, no_faults
+from swarm.network.interface import FailpointHook, no_failpoints
 from swarm.serving.engine.engine import EngineOptions
 from swarm.serving.evidence.server_convictions import ServerConvictions
 
@@ -50,7 +50,7 @@ class ServerOptions(EngineOptions):
     published: PublishedManifest | None = None
     identity: Identity | None = None
     convictions: ServerConvictions | None = None
-    failpoints: FaultHook = field(default=no_faults)
+    failpoints: FailpointHook = field(default=no_failpoints)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -40,7 +40,7 @@ from swarm_protocol.session_frames import (
     StepResult,
 )
 
-from swarm.network.interface import EndOfStream, FaultHook, Network, Stream
+from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.grammar.grammar_masks import GrammarPool
@@ -86,7 +86,7 @@ class SharedServices:
     forwarder: Forwarder
     backpressure: Backpressure
     flush_timer: FlushTimer
-    failpoints: FaultHook
+    failpoints: FailpointHook
 
 
 class ServerSession:
@@ -362,7 +362,7 @@ async def take_over(network: Network, model: str, source: SequenceRef, client: s
 
 
 async def hand_over(
-    session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
+    session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FailpointHook
 ) -> None:
     """Send what the sequence holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
     if session is None or peer_id not in session.handed_to:

@@ -32,7 +32,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
+from swarm.network.interface import EndOfStream, FailpointHook, Stream, no_failpoints
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.bad_slices import proved, show_path
 from swarm.training.allreduce.made_part import MadePart
@@ -73,7 +73,7 @@ class Butterfly:
         *,
         on_failure: Callable[[SwarmError], Awaitable[None]],
         tree: HashTree | None = None,
-        faults: FaultHook = no_faults,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
@@ -85,7 +85,9 @@ class Butterfly:
         self._group = signed.group
         self._me = signed.group.peer_ids.index(connections.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self.streams = PartStreams(connections, signed, contribution_N, scheme, executor, tree=tree, faults=faults)
+        self.streams = PartStreams(
+            connections, signed, contribution_N, scheme, executor, tree=tree, failpoints=failpoints
+        )
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
         self.own = PartOwner(self.streams, self._parts[self._me])
         self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
@@ -243,7 +245,7 @@ class Butterfly:
                 return
             if not part.keep(data):
                 raise PeerViolation("a slice of a wrong size", peer_id=part.owner)
-        await self.streams.faults.reached("round.kept")
+        await self.streams.failpoints.reached("round.kept")
 
     async def _exchange(self, part: PartResult) -> None:
         is_owners = await Exchange(self, part).run()
@@ -261,7 +263,7 @@ class Butterfly:
             raise RoundError("the reduction is over")
 
         async def back_up() -> None:
-            await self.streams.faults.reached("round.backup")
+            await self.streams.failpoints.reached("round.backup")
             try:
                 await self._back_up(part)
             except SwarmError as error:

@@ -284,14 +284,14 @@ class PartOwner:
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
         if index == 0:
-            await streams.faults.reached("round.reducing")
+            await streams.failpoints.reached("round.reducing")
         place = self._part.frame(index)
         if self.reducer.is_quick:
             self.reducer.reduce(encoded, frame, place)
         else:
             await streams.off_loop(self.reducer.reduce, encoded, frame, place)
         if index == 0:
-            await streams.faults.reached("round.reduced")
+            await streams.failpoints.reached("round.reduced")
         self._part.have_next()
 
     async def hand_out(self) -> None:

@@ -30,7 +30,7 @@ from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedG
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
-from swarm.network.interface import EndOfStream, FaultHook, Stream
+from swarm.network.interface import EndOfStream, FailpointHook, Stream
 from swarm.training.allreduce.made_part import leaves_proof
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
@@ -57,7 +57,7 @@ class PartStreams:
         executor: Executor,
         *,
         tree: HashTree | None = None,
-        faults: FaultHook,
+        failpoints: FailpointHook,
     ) -> None:
         """`tree` is that of the contribution, to whose root this member has committed. Nothing is proved in a group
         whose members have committed to nothing."""
@@ -66,7 +66,7 @@ class PartStreams:
         self.me = connections.network.peer_id
         self.group = signed.group
         self.scheme = scheme
-        self.faults = faults
+        self.failpoints = failpoints
         self.contributes = delta_N is not None
         self.bytes_sent = 0
         self._connections = connections
@@ -134,13 +134,13 @@ class PartStreams:
                 await part.has(index - ahead + 1)
             await self._send_slice(stream, part, index)
             if phase:
-                await self.faults.reached(phase)
+                await self.failpoints.reached(phase)
 
     async def send_result(self, stream: Stream, part: PartResult, first: int = 0, *, phase: str = "") -> None:
         for index in range(first, len(part.frames)):
             await part.reached(index + 1)
             if phase and index == 0:
-                await self.faults.reached(phase)
+                await self.failpoints.reached(phase)
             await self.send(stream, part.frame(index))
 
     async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:

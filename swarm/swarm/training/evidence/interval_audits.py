@@ -100,7 +100,7 @@ class IntervalAudits:
         state = replica.current.state
         return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.stripes)
 
-    def committed(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:
+    def keep_step(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:
         """Keep what validations of a step need, which `proof` commits, and which began from `start`. `drawn` is what
         this member is to validate."""
         origin, outcome, config = proof.origin, proof.outcome, self._context.replica.config

@@ -70,9 +70,9 @@ class AttemptCalls:
         self._feed = feed
         self._background = background
 
-    async def report(self, action: Ask) -> None:
+    async def send_report(self, action: Ask) -> None:
         """Report to the coordinator until it decides."""
-        await self._context.faults.reached("round.ready")
+        await self._context.failpoints.reached("round.ready")
         context, peer, num_bytes = self._context, action.peer, 0
         if action.was_missing and not await context.connections.answers(peer, MISSING_S):
             self._feed(Lost(peer=peer, reason=f"it was missing before, and answers nothing within {MISSING_S:.0f} s"))
@@ -111,7 +111,7 @@ class AttemptCalls:
                 return further or Lost(peer=peer, reason="it starts from another state")
 
     async def cast(self, action: CastVote) -> None:
-        await self._context.faults.reached("round.vote")
+        await self._context.failpoints.reached("round.vote")
         vote = self._context.signatures.sign_vote(action.vote)
         data = vote.to_bytes()
         self._feed(Voted(peer=self._context.network.peer_id, vote=vote))
@@ -129,7 +129,7 @@ class AttemptCalls:
             lost = Lost(peer=peer, reason=error.message)
         except SwarmError as error:
             logger.warning("%s did not take a vote: %s", short_id(peer), error)
-        await context.faults.reached("round.voted")
+        await context.failpoints.reached("round.voted")
         if lost is not None:
             self._feed(lost)
 

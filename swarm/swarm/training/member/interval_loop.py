@@ -216,7 +216,7 @@ class IntervalLoop:
         lease = self._context.replica.lease(self._context.network.peer_id, self._step)
         if lease and num_steps:
             if not interval.done.num_steps:
-                await self._context.faults.reached("interval")
+                await self._context.failpoints.reached("interval")
             await interval.train(sample_ids(lease), num_steps)
         return bool(lease)
 

@@ -26,7 +26,7 @@ from swarm.training.inner.interval import HeldOutLoss, Intervals
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.members_watch import MembersWatch
-from swarm.training.member.progress_reports import MemberReports, committed
+from swarm.training.member.progress_reports import MemberReports, event_of_commit
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
@@ -37,7 +37,7 @@ from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
-from swarm.training.state.state_sync import SyncResult, reach
+from swarm.training.state.state_sync import SyncResult, fetch_state
 from swarm.training.trainer_events import StateFetched, Waiting
 
 STATE_LOST = (
@@ -140,15 +140,15 @@ class OuterSteps:
         self.service.close()
         self.convictions.close()
 
-    async def reach(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
+    async def move_to(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
         """Adopt the state that `proof` certifies, which this member has proposed or others have, or a later one. Return
         None if nobody has either any more."""
         context, started = self.context, asyncio.get_running_loop().time()
         try:
-            if (own := await context.replica.own(context.executor, proof)) is not None:
+            if (own := await context.replica.find_or_make(context.executor, proof)) is not None:
                 reached = SyncResult(proof=proof, held=own)
             else:
-                reached = await reach(context, self._membership, proof, records)
+                reached = await fetch_state(context, self._membership, proof, records)
         except SwarmError as error:
             silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
             reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"
@@ -185,18 +185,18 @@ class OuterSteps:
             self._has_gone = True
             return
         proof = await context.check(certificate)
-        if (late := driver.lost(proof)) is not None:
+        if (late := driver.lost_contribution(proof)) is not None:
             self._reports.late(late)
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
             intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
-        reached = await self.reach(proof, {})
+        reached = await self.move_to(proof, {})
         await settle(context, setup, reached.proof if reached else None)
-        await context.faults.reached("round.applied")
+        await context.failpoints.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
         if reached is not None:
             origin = reached.proof.origin
             if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
-                self._audits.committed(reached.proof, start, driver.drawn)
+                self._audits.keep_step(reached.proof, start, driver.drawn)
             self._effects.measure_soon(begins_at, driver.measurable, background)
             driver.measurable = None  # it has 4 bytes a value, and only a garbage collection frees the driver
             if reached.fetched is None:
@@ -244,7 +244,7 @@ class OuterSteps:
             watch = tasks.create_task(self._watch.run(driver, self.context, interval_s), name="watch")
             try:
                 if certificate := await driver.run():
-                    await self.context.faults.reached("round.committed")
+                    await self.context.failpoints.reached("round.committed")
             finally:
                 self.service.set_driver(None)
                 self._driver = None
@@ -259,7 +259,9 @@ class OuterSteps:
         round_s = now - driver.offer.made_at if driver.offer else 0.0
         if proof.origin.num_tokens:
             self.report = driver.log.report(proof.origin.step, bytes_sent, self.context.meter.latest_rates)
-        self._reports.on_event(committed(proof, latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s))
+        self._reports.on_event(
+            event_of_commit(proof, latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s)
+        )
 
     def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
         """Count rounds in which nobody trained, as when training fails for all, and nobody was admitted."""

@@ -115,7 +115,7 @@ def measured(state: RoundState) -> Measured | None:
             return "group" if state.mine is not None else None
 
 
-def committed(
+def event_of_commit(
     proof: Proof, latest: IntervalResult | None, *, bytes_sent: int, seconds: float, round_s: float
 ) -> OuterStep | Admitted | RunResumed:
     """Return the event for what `proof` has committed. `latest` is the result of this member's last interval; for the

@@ -104,7 +104,7 @@ class Reductions:
             context.executor,
             on_failure=partial(self._failed, group.attempt),
             tree=offer.tree if offer else None,
-            faults=context.faults,
+            failpoints=context.failpoints,
         )
         auditing = self._auditing[signed.digest] = Auditing(butterfly, signed, _Statements(context), self._chance)
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
@@ -269,7 +269,7 @@ class Reductions:
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
         else:
-            await self._context.faults.reached("round.proposed")
+            await self._context.failpoints.reached("round.proposed")
             self._feed(Reduced(attempt=attempt, outcome=outcome))
 
 

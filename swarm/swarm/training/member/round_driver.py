@@ -189,7 +189,7 @@ class RoundDriver:
         """Return whether a head is there that will tell this trainer what is committed."""
         return self._follower is not None and self._follower.is_led
 
-    def lost(self, proof: Proof) -> ContributionLate | None:
+    def lost_contribution(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
         offered_at = self._offered[1] if self._offered else None
         return contribution_late(self._context, self.setup, self._state.mine, proof, offered_at)
@@ -260,7 +260,7 @@ class RoundDriver:
 
     # --- what peers ask, called by the service -----------------------------------------------------------------------
 
-    async def report(self, peer: str, ready: Ready) -> ReadyReply:
+    async def take_report(self, peer: str, ready: Ready) -> ReadyReply:
         """Take the report of `peer`, which waits here until the state machine answers, or for POLL_S."""
         return await self._reports.take(peer, ready)
 
@@ -406,7 +406,7 @@ class RoundDriver:
         """Return the work of `action`, which ends with the attempt at the latest."""
         match action:
             case Ask():
-                return self.calls.report(action)
+                return self.calls.send_report(action)
             case Reduce(signed=signed):
                 return self.reductions.reduce(signed, self.offer)
             case Recover():
@@ -441,7 +441,7 @@ class RoundDriver:
                 self.hurry()
 
     async def _sign(self, action: Sign) -> None:
-        await self._context.faults.reached("round.sign")
+        await self._context.failpoints.reached("round.sign")
         context, at = self._context, self._context.network.now()
         if any(grant_of(each).expires_at <= at for each in action.group.credentials):
             # every member would refuse a group that is signed now
@@ -449,7 +449,7 @@ class RoundDriver:
             return
         signed = context.signatures.sign_group(action.group, at, self.setup.sequence)
         self.groups.add(signed)
-        await self._context.faults.reached("round.signed")
+        await self._context.failpoints.reached("round.signed")
         for peer in action.group.peer_ids:
             self.calls.bytes_sent += len(signed.data)
             self._reply(peer, ReadyReply(kind="group", group=signed.data))

@@ -136,7 +136,7 @@ class RoundService:
         if origin is not None and ready.lock is not None and ready.state_digest == driver.setup.state_digest:
             _check_origin(driver.setup, origin, peer)
             driver.groups.check_lock(ready.lock, origin)
-        reply = await driver.report(peer, ready)
+        reply = await driver.take_report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
         return reply

@@ -24,7 +24,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
 
-from swarm.network.interface import FaultHook, Network, no_faults
+from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
@@ -102,7 +102,7 @@ class RunMember:
         *,
         on_event: Callable[[TrainingEvent], None],
         options: RunMemberOptions,
-        faults: FaultHook = no_faults,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self._network = network
         self._membership = membership
@@ -113,7 +113,7 @@ class RunMember:
         self._start: ReplicaState | None = options.state or ReplicaState.initial(theta_N, run.config.overlap_steps)
         setup = replace(options.setup, bring=None) if options.state else options.setup
         self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
-        self._faults = faults
+        self._failpoints = failpoints
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
@@ -273,7 +273,7 @@ class RunMember:
             fetcher=Fetcher(self._network, methods, self._executor, options.chunks),
             executor=self._executor,
             endorsements=self._endorsements,
-            faults=self._faults,
+            failpoints=self._failpoints,
             residuals=Residuals(codec) if config.error_feedback else None,
             credential=self._credential(),
             meter=BandwidthMeter(options.max_bytes_per_s),
@@ -307,7 +307,7 @@ class RunMember:
         if proof is None and context.replica.is_new and context.endorsements.newest is not None:
             proof, records = await self._await_endorsed(context, context.endorsements.newest)
         if proof is not None and proof.rank > context.replica.rank:
-            await steps.reach(proof, records)
+            await steps.move_to(proof, records)
         members = whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
         background.create_task(steps.convictions.ask(members), name="ask who is banned")
         bring = self._options.setup.bring

@@ -25,13 +25,13 @@ from swarm.training.round.round_state import (
     Step,
     Timers,
     begin_attempt,
+    contribution_to_report,
     give_up,
     is_doubted,
     is_overdue,
     is_waiting,
     note_shortage,
     own_report,
-    reported,
     rest_after,
     roster_left,
     without_doubt,
@@ -211,7 +211,7 @@ def _is_refused(state: RoundState) -> bool:
     standings, me = state.setup.standings, state.setup.me
     if not standings.entrance.required:
         return False
-    return standings.refuses(me, grants_in(reported(state.setup, state.mine).credentials).get(me))
+    return standings.refuses(me, grants_in(contribution_to_report(state.setup, state.mine).credentials).get(me))
 
 
 def _stand_aside(state: RoundState, now: float) -> Step:

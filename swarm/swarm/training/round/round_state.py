@@ -244,7 +244,7 @@ def moves_at(state: RoundState) -> float | None:
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
 
 
-def reported(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
+def contribution_to_report(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
     """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
     contribution = contribution or Contribution(peer_id=setup.me)
     own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
@@ -259,7 +259,7 @@ def reported(setup: RoundSetup, contribution: Contribution | None) -> Contributi
 
 
 def own_report(state: RoundState) -> Ready:
-    mine = reported(state.setup, state.mine)
+    mine = contribution_to_report(state.setup, state.mine)
     # a report has room for a limited number, and those of earlier rosters matter least
     accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.setup.roster, peer))
     return Ready(

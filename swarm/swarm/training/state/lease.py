@@ -182,7 +182,7 @@ def lease_of(stripes: tuple[LeaseStripe, ...], step: int, member: str, samples_p
     )
 
 
-def committed(
+def stripes_after(
     stripes: tuple[LeaseStripe, ...],
     step: int,
     roster: tuple[str, ...],

@@ -2,8 +2,8 @@
 
 A reduction's parts make a proposal: `apply_outer_step` on the committed state, frame by frame. Of the state that this
 leads to only the manifest is kept, since a state takes 8 bytes a parameter. When a certificate names the proposal's
-outcome, `make` makes the state from the parts again, with the same bits, and `adopt` commits it. Tensors that others
-may be reading never change.
+outcome, `make_state` makes the state from the parts again, with the same bits, and `adopt` commits it. Tensors that
+others may be reading never change.
 
 The parts of the last rounds are kept for members that are late, and the former state if a peer had begun to fetch it.
 `RunMember` owns the replica. Proposals are computed in threads, one at a time, and taken in on the event loop. If the
@@ -39,7 +39,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import HeldOutScores
 from swarm.training.standing.standings import TrainerStandings, grants_in
 from swarm.training.state.certificate_history import CertificateHistory, Proof, Rank
-from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
+from swarm.training.state.lease import Lease, admitted, index_of, lease_of, stripes_after, trainers_of
 from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
@@ -208,7 +208,7 @@ class Replica:
         base = self.current
         await self._computing.acquire()
         try:
-            work = asyncio.get_running_loop().run_in_executor(executor, self._foresee, base, origin, parts)
+            work = asyncio.get_running_loop().run_in_executor(executor, self._compute_manifest, base, origin, parts)
         except BaseException:
             self._computing.release()
             raise
@@ -230,20 +230,22 @@ class Replica:
         while len(self._parts) > NUM_PARTS:
             del self._parts[next(iter(self._parts))]
 
-    async def make(self, executor: Executor, proposal: Proposal) -> HashedState:
+    async def make_state(self, executor: Executor, proposal: Proposal) -> HashedState:
         """Return the state that `proposal`, which must follow from the committed one, leads to."""
         loop = asyncio.get_running_loop()
-        state = await loop.run_in_executor(executor, self._made, self.current.state, proposal)
+        state = await loop.run_in_executor(executor, self._compute_state, self.current.state, proposal)
         return HashedState(state=state, manifest=proposal.manifest)
 
-    async def own(self, executor: Executor, proof: Proof) -> HashedState | None:
+    async def find_or_make(self, executor: Executor, proof: Proof) -> HashedState | None:
         """Return the state that `proof` certifies, if this member has or has proposed it."""
         if proof.is_order:
             return self.current if proof.outcome.state_digest == self.digest else None
         proposal = self.proposal(proof.outcome)
-        return None if proposal is None else await self.make(executor, proposal)
+        return None if proposal is None else await self.make_state(executor, proposal)
 
-    def _foresee(self, base: HashedState, origin: Group, parts: tuple[Data, ...]) -> tuple[Manifest, tuple[bytes, ...]]:
+    def _compute_manifest(
+        self, base: HashedState, origin: Group, parts: tuple[Data, ...]
+    ) -> tuple[Manifest, tuple[bytes, ...]]:
         """Return the manifest of the state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         if parts:
@@ -283,7 +285,7 @@ class Replica:
         trainers, used = trainers_after(origin, leased, self.clusters()), samples_used(origin, leased)
         trainers = standings.without_refused(trainers, grants)
         try:
-            stripes = committed(state.stripes, step, trainers, self.config.samples_per_interval, used)
+            stripes = stripes_after(state.stripes, step, trainers, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
         here = trainers_of(stripes)
@@ -301,7 +303,7 @@ class Replica:
             chunk_digests=hasher.chunk_digests(),
         )
 
-    def _made(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
+    def _compute_state(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
         """Return the state that `proposal` leads to from `state`. Blocks the thread."""
         manifest, theta_N, momentum_N = proposal.manifest, state.theta_N, state.momentum_N
         if proposal.parts:

@@ -16,7 +16,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_in
 
-from swarm.network.interface import FaultHook
+from swarm.network.interface import FailpointHook
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.promise import Promise, PromiseStore
@@ -50,7 +50,7 @@ class RunContext(ProofReader):
     replica: Replica
     codec: Codec
     fetcher: Fetcher
-    faults: FaultHook
+    failpoints: FailpointHook
     residuals: Residuals | None = None
     credential: RunCredential | None = None
     revocations: list[bytes] = field(default_factory=list)

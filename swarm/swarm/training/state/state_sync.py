@@ -1,7 +1,7 @@
 """Decides which committed states a member follows, and gets them: from its own proposal, by parts, or by chunks.
 
 `follows` decides whether a member may follow a certificate that another one shows; `furthest` asks many peers at once;
-`reach` gets the state.
+`fetch_state` gets the state.
 
 A member that took part has proposed the state itself. A member that held the state before needs only the result's
 parts. A member that is a few steps behind needs the parts of all these steps, one after the other (`catch_up`): a
@@ -65,7 +65,7 @@ class SyncResult:
     fetched: FetchedState | None = None
 
 
-async def reach(
+async def fetch_state(
     context: RunContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
 ) -> SyncResult:
     """Get the state that `proof` certifies, or a later one. `records` name further peers that may have it.
@@ -85,7 +85,7 @@ async def reach(
 
 
 async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
-    if (held := await context.replica.own(context.executor, proof)) is not None:
+    if (held := await context.replica.find_or_make(context.executor, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     voters = _in_turn(context.network.peer_id, proof.voters)
@@ -97,7 +97,7 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     own = [replica.current]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
-        own.insert(0, await replica.make(context.executor, damaged))
+        own.insert(0, await replica.make_state(context.executor, damaged))
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     check_genesis(fetched.held.manifest, replica.config)
@@ -144,7 +144,7 @@ async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> 
     proposal = context.replica.proposal(proof.outcome)
     if proposal is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
-    return await context.replica.make(context.executor, proposal), num_bytes
+    return await context.replica.make_state(context.executor, proposal), num_bytes
 
 
 async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.aggregated import aggregate
 from support.training_swarm import SpoiledCodec
-from swarm.network.interface import FaultHook, Stream, no_faults
+from swarm.network.interface import FailpointHook, Stream, no_failpoints
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
@@ -85,7 +85,7 @@ class Ring:
         self.failures: dict[int, SwarmError] = {}
         self.butterflies: list[Butterfly] = []
 
-    def member(self, index: int, codec: Codec | None = None, faults: FaultHook = no_faults) -> Butterfly:
+    def member(self, index: int, codec: Codec | None = None, failpoints: FailpointHook = no_failpoints) -> Butterfly:
         network = self.networks[index]
         has_tokens = self.signed.group.members[index].num_tokens > 0
         return Butterfly(
@@ -95,7 +95,7 @@ class Ring:
             ReductionScheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
             on_failure=partial(self._failed, index),
-            faults=faults,
+            failpoints=failpoints,
         )
 
     async def _failed(self, index: int, error: SwarmError) -> None:
@@ -491,7 +491,7 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
             await asyncio.Event().wait()
 
         struck, members = Struck(phase, strike), [ring.member(index) for index in range(4)]
-        members[victim] = ring.member(victim, faults=struck)
+        members[victim] = ring.member(victim, failpoints=struck)
         running = await ring.start(members)
         reductions = [await running[index] for index in honest]
         assert struck.fired
@@ -565,7 +565,7 @@ def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() ->
 
         struck, members = Struck("round.slice", strike), [ring.member(index) for index in range(3)]
         members.append(ring.member(3))
-        members[2] = ring.member(2, faults=struck)
+        members[2] = ring.member(2, failpoints=struck)
         for other in (0, 1, 3):
             ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
         running = await ring.start(members)
@@ -613,7 +613,7 @@ def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_survey
             await asyncio.Event().wait()
 
         struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(5)]
-        members[1] = ring.member(1, faults=struck)
+        members[1] = ring.member(1, failpoints=struck)
         running = await ring.start(members)
         reductions = [await running[index] for index in (0, 2, 3, 4)]
         assert struck.fired
@@ -654,7 +654,7 @@ def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_th
             await asyncio.Event().wait()
 
         struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(4)]
-        members[1] = ring.member(1, faults=struck)
+        members[1] = ring.member(1, failpoints=struck)
         running = await ring.start(members, {2: Lying(members[2], part=1)})
         async with asyncio.timeout(30):
             while not {0, 3} <= ring.failures.keys():

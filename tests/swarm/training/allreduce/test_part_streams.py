@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from support.round_scripts import COORDINATOR, ME, signed
-from swarm.network.interface import no_faults
+from swarm.network.interface import no_failpoints
 from swarm.network.link_meter import LinkMeter
 from swarm.testing import virtual_time
 from swarm.training.allreduce.part_streams import PartStreams
@@ -58,7 +58,7 @@ def streams_over(network: StubNetwork) -> PartStreams:
     scheme = ReductionScheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
     group = signed()
     return PartStreams(
-        connections, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), faults=no_faults
+        connections, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), failpoints=no_failpoints
     )
 
 

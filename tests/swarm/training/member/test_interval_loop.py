@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.training_swarm import SyntheticInner, config, setup_of
-from swarm.network.interface import no_faults
+from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.member.interval_loop import IntervalLoop
@@ -34,7 +34,9 @@ class World:
         stripes = tuple(LeaseStripe(roster=(ME,)) for _ in state.stripes)
         self.replica = Replica(run, HashedState.of(replace(state, stripes=stripes, roster=(ME,))), bounds=setup.bounds)
         self.intervals = Intervals(inner, clock=inner.clock)
-        context: Any = SimpleNamespace(replica=self.replica, network=SimpleNamespace(peer_id=ME), faults=no_faults)
+        context: Any = SimpleNamespace(
+            replica=self.replica, network=SimpleNamespace(peer_id=ME), failpoints=no_failpoints
+        )
         self.loop = IntervalLoop(context, self.intervals, tasks=tasks, on_event=self.events.append)
         self.loop.begin()
 

@@ -44,7 +44,7 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
         setup = SimpleNamespace(step=STEP)
         abstains = False
 
-        async def report(self, *_: object) -> ReadyReply:
+        async def take_report(self, *_: object) -> ReadyReply:
             await asyncio.sleep(1.0)
             return ReadyReply(kind="pending")
 

@@ -13,11 +13,11 @@ from swarm.training.state.lease import (
     _leases,
     admitted,
     advance,
-    committed,
     first_stripes,
     lease_of,
     leases,
     sample_ids,
+    stripes_after,
 )
 
 MEMBERS = [f"peer-{index}" for index in range(6)]
@@ -186,7 +186,7 @@ class History:
                 used[peer] = num_used
                 self.committed += ids[:num_used]
         stay = tuple(peer for peer in group if self.random.random() < 0.9) or group
-        self.stripes = committed(self.stripes, self.step, stay, self.samples, used)
+        self.stripes = stripes_after(self.stripes, self.step, stay, self.samples, used)
         for peer in PEERS:
             del self.leased[self.step, peer]
         self.step += 1
@@ -233,7 +233,7 @@ def test_holes_are_filled_as_soon_as_everyone_commits(num_stripes: int) -> None:
         history.one_round()
     stripes, step = admitted(history.stripes, PEERS), history.step
     while any(stripe.cursor.holes for stripe in stripes):
-        stripes = committed(stripes, step, PEERS, history.samples, dict.fromkeys(PEERS, history.samples))
+        stripes = stripes_after(stripes, step, PEERS, history.samples, dict.fromkeys(PEERS, history.samples))
         step += 1
     assert step < history.step + 20
 
@@ -248,7 +248,7 @@ def test_lease_of_lanes_share_no_sample_and_leave_none_out() -> None:
 
 
 def test_newcomer_trains_in_the_interval_that_already_runs() -> None:
-    stripes = committed(admitted(first_stripes(2), ("m", "n")), 1, ("a", "m"), 3, {"m": 3, "n": 3})
+    stripes = stripes_after(admitted(first_stripes(2), ("m", "n")), 1, ("a", "m"), 3, {"m": 3, "n": 3})
     # its own round replaces the roster; the stripe of the interval that runs keeps its order, newcomers last
     assert [stripe.roster for stripe in stripes] == [("a", "m"), ("m", "n", "a")]
     assert sample_ids(lease_of(stripes, 2, "m", 3)) == [1, 3, 5]
@@ -257,7 +257,7 @@ def test_newcomer_trains_in_the_interval_that_already_runs() -> None:
 
 def test_committed_by_a_stranger_is_refused() -> None:
     with pytest.raises(ValueError, match="z has no lease"):
-        committed(admitted(first_stripes(0), ("a",)), 1, ("a", "z"), 3, {"z": 1})
+        stripes_after(admitted(first_stripes(0), ("a",)), 1, ("a", "z"), 3, {"z": 1})
 
 
 def test_lane_with_a_member_twice_is_refused() -> None:

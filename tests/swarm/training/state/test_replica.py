@@ -171,7 +171,7 @@ def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExec
         proposal = replica.proposal(outcome)
         assert proposal is not None
         assert proposal.manifest.digest() == outcome.state_digest
-        return await replica.make(executor, proposal)
+        return await replica.make_state(executor, proposal)
 
     before = replica.digest
     made = asyncio.run(main())

@@ -109,9 +109,9 @@ def test_member_that_still_audits_what_the_others_commit_fetches_no_parts(monkey
 
 def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps in between are adopted one by one, and the last may not be there any more."""
-    real, stranded = Replica.own, list[int]()
+    real, stranded = Replica.find_or_make, list[int]()
 
-    async def own(replica: Replica, executor: Executor, proof: Proof) -> HashedState | None:
+    async def find_or_make(replica: Replica, executor: Executor, proof: Proof) -> HashedState | None:
         held = await real(replica, executor, proof)
         if proof.outer_step == 2 and held is not None and not stranded:
             stranded.append(proof.outer_step)
@@ -119,7 +119,7 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
             raise RoundError("what follows is gone")
         return held
 
-    monkeypatch.setattr(Replica, "own", own)
+    monkeypatch.setattr(Replica, "find_or_make", find_or_make)
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=4)) as swarm:

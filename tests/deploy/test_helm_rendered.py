@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +19,28 @@ from swarm_node.settings.config import Config
 CHART = DEPLOY / "helm" / "swarm"
 
 Manifest = dict[str, Any]
-Render = Callable[..., list[Manifest]]
 
 
-def helm(*words: str | Path) -> str:
-    """What Helm prints. ValueError if it refuses."""
+def helm(*words: str | Path, values: Mapping[str, Any] | None = None) -> str:
+    """What Helm prints with values on top of the chart's. ValueError if it refuses."""
+    return _printed(words, yaml.safe_dump(dict(values or {})))
+
+
+@functools.cache
+def _printed(words: tuple[str | Path, ...], values: str) -> str:
     program = shutil.which("helm")
     if program is None:
         pytest.skip("helm is not installed: nothing was rendered")
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
+    command = [program, *words, "--values", "-"]
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)
     return done.stdout
 
 
-@pytest.fixture
-def with_values(tmp_path: Path) -> Callable[[Mapping[str, Any]], list[str | Path]]:
-    """The words that have Helm take values on top of the chart's."""
-
-    def written(values: Mapping[str, Any]) -> list[str | Path]:
-        file = tmp_path / "values.yaml"
-        file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
-        return ["--values", file]
-
-    return written
-
-
-@pytest.fixture
-def render(with_values: Callable[[Mapping[str, Any]], list[str | Path]]) -> Render:
+def render(values: Mapping[str, Any]) -> list[Manifest]:
     """The manifests for values on top of the chart's. ValueError if Helm refuses them."""
-    return lambda values: manifests_of(helm(*TEMPLATE, CHART, *with_values(values)))
+    return manifests_of(helm(*TEMPLATE, CHART, values=values))
 
 
 def manifests_of(rendered: str) -> list[Manifest]:
@@ -94,7 +87,7 @@ ALL = pytest.mark.parametrize("values", [LEAST, MOST, JOINING], ids=["least", "m
 
 
 @ALL
-def test_rendered_pods_run_what_the_program_has(render: Render, values: Mapping[str, Any]) -> None:
+def test_rendered_pods_run_what_the_program_has(values: Mapping[str, Any]) -> None:
     found = pods(render(values))
     assert found
     for pod in found.values():
@@ -108,12 +101,12 @@ def test_rendered_pods_run_what_the_program_has(render: Render, values: Mapping[
         assert pod["terminationGracePeriodSeconds"] > config.drain_s + 2 * daemon.CLOSE_S
 
 
-def test_nothing_of_the_cluster_reaches_a_pods_environment(render: Render) -> None:
+def test_nothing_of_the_cluster_reaches_a_pods_environment() -> None:
     """SWARM_SEED_SERVICE_HOST, which Kubernetes would set, is no setting: the daemon would refuse to start."""
     assert {pod["enableServiceLinks"] for pod in pods(render(MOST)).values()} == {False}
 
 
-def test_pods_are_confined(render: Render) -> None:
+def test_pods_are_confined() -> None:
     for pod in pods(render(MOST)).values():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
@@ -125,7 +118,7 @@ def test_pods_are_confined(render: Render) -> None:
             assert container["resources"]["limits"]["memory"]
 
 
-def test_members_join_through_the_releases_own_seed(render: Render) -> None:
+def test_members_join_through_the_releases_own_seed() -> None:
     manifests = render(LEAST)
     [service] = [
         found for found in manifests if found["kind"] == "Service" and found["metadata"]["name"] == "demo-seed"
@@ -142,7 +135,7 @@ def labels(manifests: list[Manifest], name: str) -> dict[str, str]:
     return found["spec"]["template"]["metadata"]["labels"]
 
 
-def test_policies_and_budgets_mean_the_pods_that_there_are(render: Render) -> None:
+def test_policies_and_budgets_mean_the_pods_that_there_are() -> None:
     manifests = render(MOST)
     policies = [found for found in manifests if found["kind"] == "NetworkPolicy"]
     budgets = [found for found in manifests if found["kind"] == "PodDisruptionBudget"]
@@ -181,18 +174,18 @@ def test_policies_and_budgets_mean_the_pods_that_there_are(render: Render) -> No
         ({**LEAST, "nodes": {"maxMemory": "a lot"}}, "maxMemory"),
     ],
 )
-def test_values_that_cannot_be_are_refused_by_name(render: Render, wrong: Mapping[str, Any], why: str) -> None:
+def test_values_that_cannot_be_are_refused_by_name(wrong: Mapping[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         render(wrong)
 
 
 @ALL
-def test_helm_lints_it(with_values: Callable[[Mapping[str, Any]], list[str | Path]], values: Mapping[str, Any]) -> None:
-    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, *with_values(values))
+def test_helm_lints_it(values: Mapping[str, Any]) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, values=values)
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
-def test_kubernetes_knows_every_key(render: Render, tmp_path: Path, version: str) -> None:
+def test_kubernetes_knows_every_key(tmp_path: Path, version: str) -> None:
     """From the oldest version that the chart takes: what it does not know, Kubernetes would drop or refuse."""
     manifests = [found for values in (LEAST, MOST, JOINING) for found in render(values)]
     assert refused_by_kubernetes(manifests, version, tmp_path) == ""
@@ -213,11 +206,11 @@ def refused_by_kubernetes(manifests: list[Manifest], version: str, folder: Path)
     return done.stdout
 
 
-def test_a_cluster_older_than_the_chart_takes_is_refused(with_values: Callable[..., list[str | Path]]) -> None:
+def test_a_cluster_older_than_the_chart_takes_is_refused() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert chart["kubeVersion"] == ">=1.28.0-0"
     with pytest.raises(ValueError, match=r"1\.27\.0"):
-        helm(*TEMPLATE, "--kube-version", "1.27.0", CHART, *with_values(LEAST))
+        helm(*TEMPLATE, "--kube-version", "1.27.0", CHART, values=LEAST)
 
 
 def test_the_readmes_own_words_render() -> None:
@@ -244,19 +237,19 @@ def configured(pod: Manifest) -> Config:
     return config_of(container["args"], environment)
 
 
-def test_the_gateway_believes_the_proxies_given(render: Render) -> None:
+def test_the_gateway_believes_the_proxies_given() -> None:
     assert configured(pods(render(LEAST))["demo-gateway"]).trusted_proxies == ()
     assert configured(pods(render(MOST))["demo-gateway"]).trusted_proxies == ("10.42.0.0/16", "::1/128")
 
 
-def test_the_gateway_answers_to_its_service_and_to_the_names_given(render: Render) -> None:
+def test_the_gateway_answers_to_its_service_and_to_the_names_given() -> None:
     service = "demo-gateway.prod"
     own = (service, f"{service}.svc", f"{service}.svc.cluster.local")
     assert allowed_hosts(pods(render(LEAST))["demo-gateway"]) == own
     assert allowed_hosts(pods(render(MOST))["demo-gateway"]) == (*own, "swarm.example.org", "*.example.net")
 
 
-def test_a_pod_is_waited_for_asked_and_drained(render: Render) -> None:
+def test_a_pod_is_waited_for_asked_and_drained() -> None:
     """Its start may take ten minutes, in which liveness is not asked; a drain has the time that was given."""
     for pod in pods(render(MOST)).values():
         [container] = pod["containers"]

@@ -22,7 +22,7 @@ CONFIG_FILE = "SWARM_CONFIG"
 """The variable that names the settings file, as `--config` does; it is no setting itself."""
 
 MAX_FILE_CHARS = 2**20
-"""Maximum length of a settings file: a thousand times what all settings take."""
+"""Maximum length of a settings file, far above what all settings take."""
 
 MAX_SHOWN_CHARS = 120
 """Maximum length of a refused value in a message, so that the message stays a line."""

@@ -82,7 +82,7 @@ class PartitionWatch:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                cut_off = await self._is_cut_off()
+                cut_off = not await self._rejoin()
                 trouble = ""
             except PeerUnreachable as error:  # if the daemon has ended, the unary connection ends this task, too
                 if error.message != trouble:
@@ -92,8 +92,8 @@ class PartitionWatch:
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
             pause_s = back_off_s if cut_off else CHECK_S
 
-    async def _is_cut_off(self) -> bool:
-        """Return whether a peer is missing although it was dialed again."""
+    async def _rejoin(self) -> bool:
+        """Dial missing seeds, and others where no peer is left. Return whether none is missing any more."""
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs
@@ -103,7 +103,7 @@ class PartitionWatch:
         missing = self._missing()
         alone = not self._dht.peers()
         if not missing and not alone:
-            return False
+            return True
         found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
         if alone:
             others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
@@ -113,7 +113,7 @@ class PartitionWatch:
             logger.info("found %d lost peers again", sum(found))
             await self._dht.refresh()
             await self._on_healed()
-        return not all(found) or not self._dht.peers()
+        return all(found) and bool(self._dht.peers())
 
     def _missing(self) -> list[PeerAddr]:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]

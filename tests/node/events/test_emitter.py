@@ -55,6 +55,14 @@ def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
     assert "tokens/s in all," in line("committed")
 
 
+@pytest.mark.parametrize(("num", "said"), [(0, "0 trainers"), (1, "1 trainer"), (2, "2 trainers")])
+def test_counts_in_a_message_are_in_the_number_of_their_word(num: int, said: str) -> None:
+    fields = sample("outer_step") | {"num_trainers": num}
+    assert f", {said}, " in emitted("outer_step", as_json=False, **fields)[1]
+    peers = sample("resume_delivered") | {"peers": ["peer"] * num}
+    assert f"with {said.replace('trainer', 'member')}: " in emitted("resume_delivered", as_json=False, **peers)[1]
+
+
 def test_emit_beside_the_contract_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="unknown event"):
         emitted("no_such", as_json=True)

@@ -166,8 +166,8 @@ class Timers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voting:
-    """The votes of this attempt, of both kinds. `outcome` is what this member
-    votes for; `silent` are members that vote no more."""
+    """The votes of this attempt, of both kinds. `outcome` is what this member votes for; `silent` are members that vote
+    no more."""
 
     outcome: Outcome | None = None
     prepare_votes: Mapping[str, Vote] = field(default_factory=dict)

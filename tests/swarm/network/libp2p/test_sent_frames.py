@@ -1,10 +1,10 @@
-"""What a side keeps to send again: no more than it has to, and no copies."""
+"""What a side keeps to send again, no more than it has to and no copies, and how it counts what has come."""
 
 from __future__ import annotations
 
 import pytest
 from swarm.network import framing
-from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.libp2p.sent_frames import ReceivedFrames, SentFrames
 from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 
@@ -50,3 +50,24 @@ def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had(
     other.acknowledge(2)  # they did arrive
     one.drop()
     assert budget.num_bytes == 0
+
+
+def test_each_frame_that_came_is_acknowledged_once() -> None:
+    received = ReceivedFrames()
+    assert received.count(10) == framing.cost(10)
+    assert received.count(5) == received.unacknowledged_cost == framing.cost(10) + framing.cost(5)
+    assert received.acknowledgement() == framing.acknowledgement(2)
+    assert received.unacknowledged_cost == 0
+    assert received.count(1) == framing.cost(1)
+    assert received.acknowledgement() == framing.acknowledgement(1)
+    assert received.num_frames == 3
+
+
+def test_what_came_has_progressed_by_a_frame_or_by_a_piece_of_one() -> None:
+    received = ReceivedFrames()
+    assert not received.has_progressed(0)
+    assert received.has_progressed(7)
+    assert not received.has_progressed(7)
+    received.count(7)
+    assert received.has_progressed(0)
+    assert not received.has_progressed(0)

@@ -96,7 +96,7 @@ class Replicas:
             self.theta_N = self._loops[0].flat()
 
     def loss(self, num_batches: int) -> float:
-        return self._loops[0].validate(self.theta_N, num_batches)
+        return self._loops[0].held_out_loss(self.theta_N, num_batches)
 
     def _arranged(self, method: Method) -> Tensor:
         """Weights come in the order of one fragment."""

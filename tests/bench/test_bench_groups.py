@@ -128,7 +128,7 @@ class Bench:
         return (order[start : start + GROUP_SIZE] for start in range(0, NUM_REPLICAS, GROUP_SIZE))
 
     def loss(self, theta_N: Tensor) -> float:
-        return self._loops[0].validate(theta_N, NUM_BATCHES)
+        return self._loops[0].held_out_loss(theta_N, NUM_BATCHES)
 
     def result(self, thetas: Sequence[Tensor]) -> Result:
         mean_N = torch.stack(list(thetas)).mean(0)

@@ -72,7 +72,7 @@ def losses(members: list[Member]) -> tuple[float, float]:
     state = members[0].trainer.state
     assert state is not None
     honest = SyntheticInner(num_values=state.theta_N.numel())
-    return honest.validate(torch.zeros_like(state.theta_N), 1), honest.validate(state.theta_N, 1)
+    return honest.held_out_loss(torch.zeros_like(state.theta_N), 1), honest.held_out_loss(state.theta_N, 1)
 
 
 @pytest.mark.parametrize(("aggregator", "attack"), [("median", "huge"), *((each, "sign-flipped") for each in ROBUST)])

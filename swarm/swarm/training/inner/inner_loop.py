@@ -1,10 +1,10 @@
-"""One replica's interval: inner steps on leased samples, and the validation loss.
+"""One replica's interval: inner steps on leased samples, and the held-out loss.
 
 `OneDevice` or `SeveralDevices` computes the steps; this is what both have in common: data, schedule, and the result of
 an interval. Everything here blocks: the caller runs it in an executor, one call at a time, and chooses how many threads
 torch uses. The optimizer's moments stay on this replica.
 
-Shapes: T tokens a window, V windows of validation, N values of the flat parameter vector, F of a slice of it.
+Shapes: T tokens a window, V held-out windows, N values of the flat parameter vector, F of a slice of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.one_device import (
     ONE_CPU,
-    VALIDATION_WINDOWS,
+    HELD_OUT_WINDOWS,
     LocalOptions,
     LossFunction,
     OneDevice,
@@ -124,14 +124,14 @@ class InnerLoop:
             seconds=time.perf_counter() - started,
         )
 
-    def validate(self, theta_N: Tensor, num_batches: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
         """Return the mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not
         change."""
-        starts = range(0, num_batches * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
-        x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
+        starts = range(0, num_batches * HELD_OUT_WINDOWS, HELD_OUT_WINDOWS)
+        x_VT = torch.cat([self._corpus.validation_batch(start, HELD_OUT_WINDOWS) for start in starts])
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
-    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
         """Return the mean loss of `theta_N` on `num_windows` windows that follow each other in the held-out files, or
         all if there are fewer. Any number `draw` says where they begin. The trained parameters do not change."""
         start = draw % max(1, self._corpus.num_validation_windows - num_windows + 1)

@@ -1,4 +1,4 @@
-"""A member's inner steps between two outer steps, in the one thread that trains, and the validation of committed
+"""A member's inner steps between two outer steps, in the one thread that trains, and the held-out loss of committed
 states.
 
 `Intervals` owns that thread. An `Interval` trains off the event loop, in one or several stretches, until it is told to
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VALIDATION_BATCHES = 4
+HELD_OUT_BATCHES = 4
 
 
 class Inner(Protocol):
@@ -61,9 +61,9 @@ class Inner(Protocol):
 
     def flat(self, where: slice = ...) -> Tensor: ...
 
-    def validate(self, theta_N: Tensor, num_batches: int) -> float: ...
+    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float: ...
 
-    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float: ...
+    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float: ...
 
     def close(self) -> None: ...
 
@@ -151,11 +151,11 @@ class Intervals:
         """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
-    def validate(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
+    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
         """Return the loss of `theta_N` on held-out data, measured before all later requests to the thread."""
-        return self.off_loop(self.inner.validate, theta_N, num_batches)
+        return self.off_loop(self.inner.held_out_loss, theta_N, num_batches)
 
-    def between(self, function: Callable[[], T]) -> Future[T]:
+    def submit(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains: after its present work, and before all later requests."""
         return self._thread.submit(function)
 
@@ -247,20 +247,20 @@ class HeldOutLoss:
 
     async def now(self, state: ReplicaState) -> None:
         """Measure `state`. Raises what the inner loop raises."""
-        self._done(state.outer_step, await self._intervals.validate(state.theta_N, VALIDATION_BATCHES))
+        self._done(state.outer_step, await self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES))
 
     def soon(self, state: ReplicaState, tasks: asyncio.TaskGroup) -> None:
         """Measure `state`, if it is due, before all later requests to the thread that trains."""
         every = self._config.validation_interval
         if every and state.outer_step % every == 0 and state.outer_step < self._config.outer_steps:
-            loss = self._intervals.validate(state.theta_N, VALIDATION_BATCHES)
-            tasks.create_task(self._report(state.outer_step, loss), name="validate")
+            loss = self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES)
+            tasks.create_task(self._report(state.outer_step, loss), name="held-out loss")
 
     async def _report(self, step: int, loss: asyncio.Future[float]) -> None:
         try:
             self._done(step, await loss)
         except RoundError as error:
-            logger.warning("the state of outer step %d could not be validated: %s", step, error)
+            logger.warning("the held-out loss of outer step %d could not be measured: %s", step, error)
 
     def _done(self, step: int, loss: float) -> None:
         if abs(loss) <= limits.MAX_LOSS:

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DEVICES = 64
 
-VALIDATION_WINDOWS = 16
-"""Number of windows that are validated at a time, where the member does not choose fewer."""
+HELD_OUT_WINDOWS = 16
+"""Number of held-out windows that are measured at a time, where the member does not choose fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class OneDevice:
         try:
             self._point_at(theta_N.to(self._device))
             with torch.no_grad():
-                for x_BT in torch.split(x_VT, self._at_a_time(VALIDATION_WINDOWS)):
+                for x_BT in torch.split(x_VT, self._at_a_time(HELD_OUT_WINDOWS)):
                     total += self._eager(self._model, x_BT.to(self._device)).item() * len(x_BT)
         finally:
             self._point_at(self._theta_N)

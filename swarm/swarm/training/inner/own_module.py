@@ -125,11 +125,11 @@ class ModuleInner:
             seconds=time.perf_counter() - started,
         )
 
-    def validate(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
+    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
         """Return nan, since the author decides what is held out."""
         return math.nan
 
-    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:  # noqa: ARG002
+    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:  # noqa: ARG002
         """Return nan, likewise."""
         return math.nan
 

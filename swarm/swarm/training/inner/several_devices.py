@@ -8,7 +8,7 @@ When a worker dies or fails, all workers end at once, and the call under way rai
 worker takes far longer for a step than the steps before it took. `load` starts new workers, whose moments begin at
 zero. Blocks; one call at a time.
 
-Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V windows that validate.
+Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V held-out windows.
 """
 
 from __future__ import annotations

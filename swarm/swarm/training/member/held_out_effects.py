@@ -116,7 +116,7 @@ class _Measurement:
         return found
 
     def _loss(self, theta_N: Tensor) -> float:
-        return self.inner.held_out_loss(theta_N, num_held_out_windows(self.config), self.draw)
+        return self.inner.drawn_loss(theta_N, num_held_out_windows(self.config), self.draw)
 
 
 def effect_of(fall: float, scale: float) -> int:

@@ -141,7 +141,7 @@ class IntervalLoop:
 
     async def offer(self, step: int) -> IntervalOffer:
         """Return what interval `step` contributes to its round, once it has ended; the same for each call."""
-        return await asyncio.shield(self._place(step))
+        return await asyncio.shield(self._offer_future(step))
 
     def hurry(self, step: int) -> None:
         """End interval `step` with what it has done, also if it is only about to begin."""
@@ -159,7 +159,7 @@ class IntervalLoop:
         if self._task is not None:
             self._task.cancel()
 
-    def _place(self, step: int) -> asyncio.Future[IntervalOffer]:
+    def _offer_future(self, step: int) -> asyncio.Future[IntervalOffer]:
         if step not in self._offers:
             self._offers[step] = asyncio.get_running_loop().create_future()
         return self._offers[step]
@@ -186,7 +186,7 @@ class IntervalLoop:
             if follows:
                 await self._train(interval, config.overlap_steps)
                 await self._take_in()
-            if self._sits_out():
+            if self._start_validation():
                 return False
             has_lease = await self._train(interval, config.interval_steps)
             delta_F = await self._delta(interval) if interval.done.num_tokens else None
@@ -196,13 +196,16 @@ class IntervalLoop:
         # a member without a lease, or whose training failed, has nothing to follow from
         self._awaited = self._step if has_lease else None
         self._committed = asyncio.Event()
-        self._put_offer(
-            self._contribution(interval.done) if delta_F is not None else None, delta_F, interval.done.seconds
-        )
+        contribution = None
+        if delta_F is not None:
+            self._record_done(interval.done)
+            contribution = self._contribution(interval.done)
+        self._put_offer(contribution, delta_F, interval.done.seconds)
         return has_lease
 
-    def _sits_out(self) -> bool:
-        """Return whether this member validates another one's interval instead. It is ready for the round at once."""
+    def _start_validation(self) -> bool:
+        """Validate another member's interval instead, and offer nothing to the round, if a validation is due. Return
+        whether it is."""
         if self._audits is None or (due := self._audits.next()) is None:
             return False
         # it may end later than the round
@@ -242,9 +245,9 @@ class IntervalLoop:
             made_at=asyncio.get_running_loop().time(),
             interval_s=interval_s,
         )
-        self._place(self._step).set_result(offer)
+        self._offer_future(self._step).set_result(offer)
 
-    def _contribution(self, done: IntervalResult) -> Contribution:
+    def _record_done(self, done: IntervalResult) -> None:
         self.latest = done
         self._on_event(
             IntervalDone(
@@ -256,6 +259,8 @@ class IntervalLoop:
                 tokens_per_s=done.tokens_per_s,
             )
         )
+
+    def _contribution(self, done: IntervalResult) -> Contribution:
         return Contribution(
             peer_id=self._context.network.peer_id,
             num_tokens=done.num_tokens,

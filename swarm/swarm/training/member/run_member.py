@@ -215,7 +215,7 @@ class RunMember:
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains, after its current work. If `on_event` calls this, `function` runs
         before the thread takes in what has been committed."""
-        return self._intervals.between(function)
+        return self._intervals.submit(function)
 
     async def close(self) -> None:
         """Stop serving peers. Waits for a running inner step. A second call does nothing."""

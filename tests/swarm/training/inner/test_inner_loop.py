@@ -36,11 +36,11 @@ def test_load_then_flat_gives_the_same_bits(tiny_run: RunConfig, tiny_corpus: Co
 
 def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, learning_rate=1e-2))
-    before = loop.validate(theta_N, 4)
+    before = loop.held_out_loss(theta_N, 4)
     result = loop.train(range(400), 200)
     assert abs(before - math.log(256)) < 0.1
     assert result.mean_loss < before
-    assert loop.validate(loop.flat(), 4) < before - 1.0
+    assert loop.held_out_loss(loop.flat(), 4) < before - 1.0
 
 
 def test_train_again_from_the_same_start_gives_the_same_bits(
@@ -181,17 +181,17 @@ def test_validate_leaves_the_parameters_being_trained(
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     loop.train(range(8), 4)
     local_N = loop.flat()
-    first = loop.validate(theta_N, 2)
+    first = loop.held_out_loss(theta_N, 2)
     assert torch.equal(loop.flat(), local_N)
-    assert loop.validate(theta_N, 2) == first
-    assert loop.validate(local_N, 2) != first
+    assert loop.held_out_loss(theta_N, 2) == first
+    assert loop.held_out_loss(local_N, 2) != first
 
 
 def test_validate_more_batches_than_there_are_uses_all_of_them(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
-    assert loop.validate(theta_N, 1000) == loop.validate(theta_N, 2000)
+    assert loop.held_out_loss(theta_N, 1000) == loop.held_out_loss(theta_N, 2000)
 
 
 def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
@@ -242,7 +242,7 @@ def test_train_with_muon_lowers_the_validation_loss(
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer="muon", learning_rate=1e-2))
     loop.train(range(200), 100)
-    assert loop.validate(loop.flat(), 4) < loop.validate(theta_N, 4) - 1.0
+    assert loop.held_out_loss(loop.flat(), 4) < loop.held_out_loss(theta_N, 4) - 1.0
 
 
 def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
@@ -279,7 +279,7 @@ def test_train_a_transformers_model_with_each_option_is_near(
     special.load(theta_N)
     expected = plain.train(range(8), 4).mean_loss
     assert special.train(range(8), 4).mean_loss == pytest.approx(expected, rel=1e-3)
-    assert special.validate(theta_N, 2) == pytest.approx(plain.validate(theta_N, 2), rel=1e-6)
+    assert special.held_out_loss(theta_N, 2) == pytest.approx(plain.held_out_loss(theta_N, 2), rel=1e-6)
     special.close()
 
 

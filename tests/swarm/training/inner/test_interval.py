@@ -57,7 +57,7 @@ class Trained:
     def flat(self, where: slice = slice(None)) -> Tensor:
         return self._theta_N[where]
 
-    def validate(self, theta_N: Tensor, num_batches: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
         return self.mean_loss
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class FixedLoss:
     def __init__(self, loss: float) -> None:
         self._loss = loss
 
-    def validate(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
+    def held_out_loss(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
         done = asyncio.get_running_loop().create_future()
         done.set_result(self._loss)
         return done

@@ -102,7 +102,7 @@ def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(stre
 
 def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
     class Failing(SyntheticInner):
-        def validate(self, theta_N: Tensor, num_batches: int) -> float:
+        def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
             if theta_N.any():
                 raise RoundError("no memory left")
             return 1.0

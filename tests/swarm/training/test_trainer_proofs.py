@@ -206,7 +206,7 @@ def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: 
 
     async def deliver(self: PartOwner, peer: str) -> None:
         stream = await self._accepted_from(peer)
-        await self._part.reached(len(self._part.frames))
+        await self._part.wait_for_frames(len(self._part.frames))
         data = lie(self._part) if is_victim(self._streams, peer) else self._part.data
         await self._streams.send(stream, data)
         await stream.finish()

@@ -105,7 +105,7 @@ class BackupOwner:
             if peer != self._part.owner:
                 return await self._streams.expect(peer, self._inboxes[peer], self._limit_s)
             async with asyncio.timeout(self._limit_s):
-                await self._streams.while_not_silent(peer, self._part.keeps(index + 1))
+                await self._streams.while_not_silent(peer, self._part.wait_for_kept(index + 1))
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
         return self._part.kept[index]

@@ -93,11 +93,11 @@ class Butterfly:
         self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
         self._on_failure = on_failure
         self._accepted = Counter[tuple[str, str, int]]()
-        self._backing_up: asyncio.Task[None] | None = None
-        self._backup: BackupOwner | None = None
-        self._num_backups = 0  # begun
-        self._from_backup: set[int] = set()
-        self._making_backup = asyncio.Lock()
+        self._backup_task: asyncio.Task[None] | None = None
+        self._backup_owner: BackupOwner | None = None
+        self._num_backups_begun = 0
+        self._parts_from_backup: set[int] = set()
+        self._backup_lock = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
 
@@ -118,18 +118,20 @@ class Butterfly:
         self.streams.drop_contribution()
         for part in self._parts:
             part.drop()
-        for made in (self.own.made, self._backup.made if self._backup else None):
+        for made in (self.own.made, self._backup_owner.made if self._backup_owner else None):
             if made is not None:
                 made.drop()
 
     def data_made(self, part: int) -> Data:
         """Return the encoded result of `part` as this member has made it. Valid after `made`."""
-        return self._backup.data if self._backup is not None and part != self._me else self._parts[part].data
+        if self._backup_owner is not None and part != self._me:
+            return self._backup_owner.data
+        return self._parts[part].data
 
     def is_from_backup(self, part: int) -> bool:
         """Return whether the backup of `part` has given its result, or is this member and has made it."""
-        is_made_here = self._backup is not None and backup_peer(self._group, part) == self.streams.me
-        return part in self._from_backup or is_made_here
+        is_made_here = self._backup_owner is not None and backup_peer(self._group, part) == self.streams.me
+        return part in self._parts_from_backup or is_made_here
 
     async def made(self, part: int) -> MadePart:
         """Return the slices of `part`, from which this member has made it, as its owner or backup, once the part is
@@ -141,7 +143,7 @@ class Butterfly:
         result = self._parts[part]
         if part == self._me:
             made = self.own.made
-            await result.reached(len(result.frames))
+            await result.wait_for_frames(len(result.frames))
         else:
             made = await self._made_as_backup(result)
         if made is None:
@@ -150,19 +152,19 @@ class Butterfly:
         return made
 
     async def _made_as_backup(self, part: PartResult) -> MadePart | None:
-        await self._back_up(part)  # if that has not begun, the owner failed after it had given its whole part
-        return self._backup.made if self._backup else None
+        await self._reduce_as_backup(part)  # if that has not begun, the owner failed after it had given its whole part
+        return self._backup_owner.made if self._backup_owner else None
 
-    async def _back_up(self, part: PartResult) -> None:
+    async def _reduce_as_backup(self, part: PartResult) -> None:
         """Make `part` as its backup, once for all who ask for it at the same time. Raises PeerError, which names the
         peer that failed it, and RoundError. A slice that nobody can decode is reported, too, as whoever waits for the
         part knows of its owner's failure only."""
-        async with self._making_backup:
-            if self._backup is not None:
+        async with self._backup_lock:
+            if self._backup_owner is not None:
                 return
-            if self._num_backups == MAX_BACKUPS:
+            if self._num_backups_begun == MAX_BACKUPS:
                 raise RoundError("this member began too often to make the part as its backup")
-            self._num_backups += 1
+            self._num_backups_begun += 1
             backup = BackupOwner(self.streams, part)
             try:
                 await backup.run()
@@ -170,7 +172,7 @@ class Butterfly:
                 failure = await proved(self.streams, part.index, error, on_cut_off=self._on_failure)
                 await self._report(failure)
                 raise failure from error.__cause__
-            self._backup = backup
+            self._backup_owner = backup
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
@@ -207,7 +209,7 @@ class Butterfly:
             case "keep":
                 await self._keep(part, opening, stream)
             case "result":
-                self.back_up(part)
+                self.start_backup(part)
                 await self.streams.send_result(stream, part, opening.frame)
             case "slices":
                 if self.streams.proves:
@@ -250,28 +252,28 @@ class Butterfly:
     async def _exchange(self, part: PartResult) -> None:
         is_owners = await Exchange(self, part).run()
         if not is_owners:
-            self._from_backup.add(part.index)
+            self._parts_from_backup.add(part.index)
             self.own.stop_delivery(part.owner)
-        if is_owners and self._backing_up and backup_peer(self._group, part.index) == self.streams.me:
-            self._backing_up.cancel()
+        if is_owners and self._backup_task and backup_peer(self._group, part.index) == self.streams.me:
+            self._backup_task.cancel()
 
-    def back_up(self, part: PartResult) -> None:
+    def start_backup(self, part: PartResult) -> None:
         """Start to reduce `part`, whose backup this member is. Raises RoundError."""
-        if part.complete or self._backing_up is not None:
+        if part.complete or self._backup_task is not None:
             return
         if self._tasks is None or self.own.is_closed:
             raise RoundError("the reduction is over")
 
-        async def back_up() -> None:
+        async def run_backup() -> None:
             await self.streams.failpoints.reached("round.backup")
             try:
-                await self._back_up(part)
+                await self._reduce_as_backup(part)
             except SwarmError as error:
                 part.fail(error)
-            if self._backup is not None and not self._backup.agrees:
+            if self._backup_owner is not None and not self._backup_owner.agrees:
                 part.fail(RoundError("the part's owner and its backup give different results"))
 
-        self._backing_up = self._tasks.create_task(back_up(), name="backup owner")
+        self._backup_task = self._tasks.create_task(run_backup(), name="backup owner")
 
     async def _reduce_own(self) -> None:
         try:
@@ -282,13 +284,17 @@ class Butterfly:
     async def fail(self, error: SwarmError) -> None:
         """Report the first failure, and keep everything open until cancelled."""
         await self._report(error)
-        await asyncio.get_running_loop().create_future()
+        await _until_cancelled()
 
     async def _report(self, error: SwarmError) -> None:
         # a proof counts after another failure has ended the attempt, too
         if not self._failed or isinstance(error, CaughtLying):
             self._failed = True
             await self._on_failure(error)
+
+
+async def _until_cancelled() -> None:
+    await asyncio.get_running_loop().create_future()
 
 
 async def _refuse_audit(_part: int, _stream: Stream) -> None:
@@ -363,7 +369,7 @@ class Exchange:
             except SwarmError as error:
                 if not failed.done():
                     failed.set_result(error)
-                await asyncio.get_running_loop().create_future()
+                await _until_cancelled()
 
         async def talk() -> None:
             part = self._part
@@ -397,8 +403,8 @@ class Exchange:
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):
                 if backup == self._streams.me:
-                    self._butterfly.back_up(part)
-                    await part.reached(len(part.frames))
+                    self._butterfly.start_backup(part)
+                    await part.wait_for_frames(len(part.frames))
                 else:
                     opening = self._streams.opening("result", part.index, frame=part.have)
                     async with self._streams.open(backup, opening) as stream:

@@ -131,14 +131,14 @@ class PartStreams:
         """Send this member's slices from frame `first` on, at most `ahead` frames before the part's result."""
         for index in range(first, len(part.frames) if self.contributes else 0):
             if ahead is not None:
-                await part.has(index - ahead + 1)
+                await part.wait_for_frames(index - ahead + 1, ignore_failure=True)
             await self._send_slice(stream, part, index)
             if phase:
                 await self.failpoints.reached(phase)
 
     async def send_result(self, stream: Stream, part: PartResult, first: int = 0, *, phase: str = "") -> None:
         for index in range(first, len(part.frames)):
-            await part.reached(index + 1)
+            await part.wait_for_frames(index + 1)
             if phase and index == 0:
                 await self.failpoints.reached(phase)
             await self.send(stream, part.frame(index))

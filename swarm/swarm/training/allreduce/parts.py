@@ -298,25 +298,21 @@ class PartResult:
         self.kept.clear()
 
     def fail(self, error: SwarmError) -> None:
-        """Raise `error` in every task that waits for frames by `reached`."""
+        """Raise `error` in every task that waits for frames by `wait_for_frames`."""
         self._failure = error
         self._notify()
 
-    async def reached(self, have: int) -> None:
-        """Wait until `have` frames of the result are there. Raises what `fail` was given."""
-        while self.have < have:
-            if self._failure is not None:
+    async def wait_for_frames(self, num_frames: int, *, ignore_failure: bool = False) -> None:
+        """Wait until `num_frames` frames of the result are there. Raises what `fail` was given, unless
+        `ignore_failure`."""
+        while self.have < num_frames:
+            if self._failure is not None and not ignore_failure:
                 raise self._failure
             await self._changed.wait()
 
-    async def has(self, have: int) -> None:
-        """Wait until `have` frames of the result are there, also after `fail`."""
-        while self.have < have:
-            await self._changed.wait()
-
-    async def keeps(self, kept: int) -> None:
-        """Wait until `kept` of the owner's slices are there."""
-        while len(self.kept) < kept:
+    async def wait_for_kept(self, num_slices: int) -> None:
+        """Wait until `num_slices` of the owner's slices are there."""
+        while len(self.kept) < num_slices:
             await self._changed.wait()
 
     def _notify(self) -> None:

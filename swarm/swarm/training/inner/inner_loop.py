@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.one_device import (
-    ONE_CPU,
     HELD_OUT_WINDOWS,
+    ONE_CPU,
     LocalOptions,
     LossFunction,
     OneDevice,

@@ -283,7 +283,7 @@ class RoundDriver:
             await self._head.serve(peer, stream, request.credential)
             return
         self.look_at(peer)  # or this member is behind
-        certificate = self._context.replica.standing().certificate
+        certificate = self._context.replica.position().certificate
         await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
 
     @property
@@ -427,8 +427,8 @@ class RoundDriver:
         if reply.kind == "behind":
             # or this member is behind
             self.look_at(peer)
-            standing = self._context.replica.standing()
-            reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+            position = self._context.replica.position()
+            reply = ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
         if reply.kind == "left_out":
             self.log.refuse(peer, reply.reason, LEFT_OUT)
         self._reports.answer(peer, reply)

@@ -93,8 +93,8 @@ class RoundService:
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             known, attempt = self._driver.known, self._driver.attempt
         endorsement = self._context.endorsements.shown(self._context.network.now())
-        standing = self._context.replica.standing()
-        return replace(standing, known=known, attempt=attempt, endorsement=endorsement).to_bytes()
+        position = self._context.replica.position()
+        return replace(position, known=known, attempt=attempt, endorsement=endorsement).to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)
@@ -124,8 +124,8 @@ class RoundService:
         if ready.sequence > sequence and self._driver is not None:
             self._driver.look_at(peer)
         if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
-            standing = replica.standing()
-            return ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+            position = replica.position()
+            return ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
         try:
             async with asyncio.timeout(POLL_S):
                 driver = await self._driver_at(ready.step, peer)
@@ -242,7 +242,7 @@ class RoundService:
                 raise PeerViolation("it shows the credential of another peer", peer_id=peer)
             self._context.signatures.check_credentials((shown,), now, margin_s=CREDENTIAL_MARGIN_S)
         if request.step <= replica.outer_step:
-            certificate = replica.standing().certificate
+            certificate = replica.position().certificate
             await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
             return
         driver = await self._driver_at(request.step, peer)

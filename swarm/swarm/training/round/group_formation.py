@@ -22,8 +22,8 @@ from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     RoundState,
-    Step,
     Timers,
+    Transition,
     begin_attempt,
     contribution_to_report,
     give_up,
@@ -63,7 +63,7 @@ LEFT_OUT_REST_S = 1.0
 """After this, a member that was left out asks again how the round ended."""
 
 
-def advance(state: RoundState, now: float) -> Step:
+def advance(state: RoundState, now: float) -> Transition:
     """Go on with forming: as the coordinator, or by asking it."""
     if state.phase != "forming" or state.abstains or state.setup.follows:
         return state, []
@@ -79,7 +79,7 @@ def advance(state: RoundState, now: float) -> Step:
     return state, [Ask(peer=state.coordinator, ready=own_report(state), was_missing=was_missing)]
 
 
-def move(state: RoundState, attempt: int, now: float) -> Step:
+def move(state: RoundState, attempt: int, now: float) -> Transition:
     """Go on at a later `attempt`, which another member has named.
 
     Each move delays the next one for longer: a member that names one attempt after the other then cannot end every
@@ -101,7 +101,7 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
     return state, [*replies, *actions]
 
 
-def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
+def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Transition:
     if refusal := _refusal(state, peer, ready):
         return state, [Reply(peer=peer, reply=refusal)]
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
@@ -124,7 +124,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
     return advance(state, now)
 
 
-def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Step:
+def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Transition:
     if state.phase != "forming" or state.attempt != attempt:
         return state, []
     timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
@@ -132,14 +132,14 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
     return replace(state, phase="left_out", asked="", timers=timers), [notice]
 
 
-def on_withheld(state: RoundState, now: float) -> Step:
+def on_withheld(state: RoundState, now: float) -> Transition:
     """Go on without the coordinator, which has put this member off for too long: one that lies could do so for ever.
     Nobody is at fault for it, since its own interval may take so long."""
     reason = f"the coordinator {short_id(state.coordinator)} has formed no group with this member for too long"
     return give_up(state, reason, (state.coordinator,), now)
 
 
-def on_expired(state: RoundState, at: float, now: float) -> Step:
+def on_expired(state: RoundState, at: float, now: float) -> Transition:
     """Go on without the credentials that do not hold until `at`. Members that show such a one are told to report anew,
     with what they have then. This member reports without it, and without a newcomer that may not enter then, in a later
     attempt if it may have reported to this one: two reports to one attempt would convict it."""
@@ -174,7 +174,7 @@ def on_expired(state: RoundState, at: float, now: float) -> Step:
     return state, [*(Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=EXPIRED)) for peer in expired), *actions]
 
 
-def too_few(state: RoundState, now: float) -> Step:
+def too_few(state: RoundState, now: float) -> Transition:
     """Give up, because too few members are ready, or because this member is not let in and nobody else coordinates."""
     if _is_refused(state):
         return give_up(state, UNINVITED, (), now)
@@ -190,7 +190,7 @@ def too_few(state: RoundState, now: float) -> Step:
     return give_up(note_shortage(state, now), reason, missing, now)
 
 
-def _coordinate(state: RoundState, now: float) -> Step:
+def _coordinate(state: RoundState, now: float) -> Transition:
     """Wait for `min_group`, then for absent members until the grace ends, then have the group signed."""
     if _is_refused(state):
         return _stand_aside(state, now)
@@ -214,7 +214,7 @@ def _is_refused(state: RoundState) -> bool:
     return standings.refuses(me, grants_in(contribution_to_report(state.setup, state.mine).credentials).get(me))
 
 
-def _stand_aside(state: RoundState, now: float) -> Step:
+def _stand_aside(state: RoundState, now: float) -> Transition:
     """Have those that report to this member go on to the next attempt: everybody would refuse a group that it signs,
     and name it for that."""
     if present_members(state):
@@ -222,7 +222,7 @@ def _stand_aside(state: RoundState, now: float) -> Step:
     return replace(state, timers=Timers(deadline=state.timers.deadline or now + state.setup.patience_s)), []
 
 
-def _form(state: RoundState, now: float) -> Step:
+def _form(state: RoundState, now: float) -> Transition:
     """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
     present = present_members(state)
     group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
@@ -244,7 +244,7 @@ def _is_complete(state: RoundState) -> bool:
     return is_full or (bool(setup.roster) and not absent_members(state))
 
 
-def _begin_to_wait(state: RoundState, now: float) -> Step:
+def _begin_to_wait(state: RoundState, now: float) -> Transition:
     """Wait for the grace if enough members are ready, else for enough of them. Absent members are asked whether they
     are there, in the second case only after a while."""
     setup, present, absent = state.setup, present_members(state), absent_members(state)
@@ -268,7 +268,7 @@ def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool
     return succession.is_usual(roster, peers) or (is_overdue(state, now) and succession.is_enough(roster, peers))
 
 
-def _wait_for_electors(state: RoundState, now: float) -> Step:
+def _wait_for_electors(state: RoundState, now: float) -> Transition:
     """Wait on, because the grace is over and too few members of the state before are here for a group."""
     setup, absent = state.setup, absent_members(state)
     timers = Timers(

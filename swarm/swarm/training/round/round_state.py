@@ -209,7 +209,7 @@ class RoundState:
     voting: Voting = field(default_factory=Voting)
 
 
-Step: TypeAlias = tuple[RoundState, list[Action]]
+Transition: TypeAlias = tuple[RoundState, list[Action]]
 
 
 def with_coordinator(state: RoundState) -> RoundState:
@@ -330,7 +330,7 @@ def note_shortage(state: RoundState, now: float) -> RoundState:
     return replace(state, attempts=replace(state.attempts, short_since=now))
 
 
-def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
+def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Transition:
     """End this attempt; the next one begins after a pause."""
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
@@ -344,7 +344,7 @@ def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float
     return replace(state, phase="resting", timers=Timers(deadline=now + rest_after(num_failed))), [notice, *replies]
 
 
-def begin_attempt(state: RoundState, attempt: int) -> Step:
+def begin_attempt(state: RoundState, attempt: int) -> Transition:
     """Begin `attempt`. Peers that still wait for an earlier one are told."""
     replies: list[Action] = [
         Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))

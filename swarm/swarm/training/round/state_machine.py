@@ -75,8 +75,8 @@ from swarm.training.round.round_state import (
     Faults,
     RoundSetup,
     RoundState,
-    Step,
     Timers,
+    Transition,
     blame,
     give_up,
     is_waiting,
@@ -135,7 +135,7 @@ def wake_at(state: RoundState) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PLR0911, PLR0912 - one case an event
+def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C901, PLR0911, PLR0912 - one case an event
     """Return what follows from `event`. Never raises: an event that does not fit the phase is ignored."""
     if state.phase == "done":
         return state, []
@@ -174,7 +174,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             return _on_tick(state, now)
 
 
-def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
+def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
     """Note that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the peers
     that a member has met and its attempt decide who it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
@@ -195,7 +195,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     return advance(with_coordinator(state), now)
 
 
-def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
+def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Transition:
     """Follow the coordinator to a later attempt, where it waits for this member."""
     if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
@@ -204,7 +204,7 @@ def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
     return move(state, to, now)
 
 
-def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
+def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transition:
     state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
         gone = f"the coordinator {short_id(peer)} is gone: {reason}{_shortage(state)}"
@@ -223,7 +223,7 @@ def _shortage(state: RoundState) -> str:
     return f"; the run waits for {needed} of the {len(setup.roster)} members of its state, and sees {len(left)}"
 
 
-def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
+def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:
     if signed.group.attempt != state.attempt or signed.signer != state.coordinator:
         return state, []
     if state.signed is not None:
@@ -269,12 +269,12 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
     return "", ""
 
 
-def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step:
+def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:
     reason = f"{short_id(signed.signer)} signed two groups for one attempt"
     return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
-def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Step:
+def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Transition:
     if not reduces(state, event.attempt):
         if event.certain and event.attempt < state.attempt:
             state = blame(state, event.accused, (), event.reason)
@@ -300,7 +300,7 @@ def _audited_outcome(state: RoundState) -> Outcome | None:
     return outcome if most >= max(2, len(deciding) // 3 + 1) else None
 
 
-def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step:
+def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:
     """Have nothing to do with `peer` from now on: leave a group with it, and do not report to it."""
     if peer in state.faults.convicted or peer == state.setup.me:
         return state, []
@@ -316,7 +316,7 @@ def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step
     return advance(state, now)
 
 
-def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
+def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transition:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
@@ -334,7 +334,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     return fail(state, reason, (peer,), now, missing=missing)
 
 
-def _on_tick(state: RoundState, now: float) -> Step:
+def _on_tick(state: RoundState, now: float) -> Transition:
     timers = state.timers
     if (moves := moves_at(state)) is not None and now >= moves:
         return move(state, state.attempts.later, now)
@@ -350,7 +350,7 @@ def _on_tick(state: RoundState, now: float) -> Step:
     return _on_deadline(state, now) if timers.deadline is not None and now >= timers.deadline else (state, [])
 
 
-def _on_deadline(state: RoundState, now: float) -> Step:
+def _on_deadline(state: RoundState, now: float) -> Transition:
     match state.phase:
         case "resting" | "left_out":
             return advance(replace(state, phase="forming", timers=replace(state.timers, deadline=None)), now)

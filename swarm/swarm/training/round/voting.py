@@ -30,8 +30,8 @@ from swarm.training.round.round_state import (
     HeldLock,
     OwnPrepareVote,
     RoundState,
-    Step,
     Timers,
+    Transition,
     blame,
     give_up,
     suspect,
@@ -101,7 +101,7 @@ def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
 
 
-def on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Step:
+def on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Transition:
     if not reduces(state, attempt):
         return state, []
     assert state.signed is not None
@@ -115,7 +115,7 @@ def on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) ->
     return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
-def on_voted(state: RoundState, event: Voted, now: float) -> Step:
+def on_voted(state: RoundState, event: Voted, now: float) -> Transition:
     """Take a vote, if it counts."""
     # votes may come before the group does
     voting, vote = state.voting, event.vote
@@ -177,7 +177,7 @@ def _electors(state: RoundState) -> tuple[str, ...]:
     return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
 
 
-def count_votes(state: RoundState, now: float) -> Step:
+def count_votes(state: RoundState, now: float) -> Transition:
     """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
     if state.signed is None or state.phase not in {"preparing", "committing"}:
         return state, []
@@ -193,7 +193,7 @@ def count_votes(state: RoundState, now: float) -> Step:
     return no_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
 
 
-def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
+def _lock(state: RoundState, outcome: Outcome, now: float) -> Transition:
     """Hold the lock that the prepare votes make, and cast the commit vote."""
     assert state.signed is not None
     own_vote = state.own_prepare_vote
@@ -208,7 +208,7 @@ def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
     return state, [cast, *actions] if state.signed is not None else actions
 
 
-def _finish(state: RoundState, decided: Outcome) -> Step:
+def _finish(state: RoundState, decided: Outcome) -> Transition:
     assert state.signed is not None
     votes = valid_votes(state, "commit")
     placed = tuple(
@@ -220,7 +220,7 @@ def _finish(state: RoundState, decided: Outcome) -> Step:
     return replace(state, phase="done"), [Finish(certificate=certificate)]
 
 
-def no_quorum(state: RoundState, reason: str, now: float) -> Step:
+def no_quorum(state: RoundState, reason: str, now: float) -> Transition:
     mine = state.voting.outcome
     assert state.signed is not None
     assert mine is not None
@@ -241,7 +241,7 @@ def other_members(state: RoundState) -> tuple[str, ...]:
 
 def leave_group(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
-) -> Step:
+) -> Transition:
     """Leave a signed group, and tell its members why."""
     assert state.signed is not None
     abort = Abort(
@@ -259,7 +259,7 @@ def leave_group(
 
 def fail(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
-) -> Step:
+) -> Transition:
     """Go on where this member cannot reduce. If another member could, recover its outcome; else abort the attempt.
     Other members are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
     signed = state.signed

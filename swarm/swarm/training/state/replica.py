@@ -160,7 +160,8 @@ class Replica:
         rosters = (self.roster, *self.history.rosters) if self.config.min_group == 1 else (self.roster,)
         return tuple(roster for roster in rosters if roster)
 
-    def standing(self) -> Standing:
+    def position(self) -> Standing:
+        """Return which state is committed here, and its certificate, as peers are told."""
         certificate = self.proof.certificate if self.proof else b""
         return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
 

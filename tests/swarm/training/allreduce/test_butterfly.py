@@ -513,12 +513,12 @@ def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_i
         for running in await ring.start(members):
             await running
         backup, part = members[backup_of(1, 4)], 1
-        asking = [asyncio.create_task(backup._back_up(backup._parts[part])) for _ in range(6)]
+        asking = [asyncio.create_task(backup._reduce_as_backup(backup._parts[part])) for _ in range(6)]
         await asyncio.sleep(0)
         asking[0].cancel()
         await asyncio.gather(*asking[1:])
         assert asking[0].cancelled()
-        assert backup._num_backups == 2
+        assert backup._num_backups_begun == 2
         assert not ring.failures
 
     in_ring([1] * 4, case)
@@ -551,7 +551,7 @@ def test_proof_that_a_backup_finds_after_its_reduction_has_failed_is_reported(mo
         await backup._report(first)
         await backup._report(RoundError("and so has a third"))
         with pytest.raises(CaughtLying):
-            await backup._back_up(backup._parts[1])
+            await backup._reduce_as_backup(backup._parts[1])
         assert heard == [first, lie]
 
     in_ring([1] * 4, case)

@@ -19,7 +19,8 @@ from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import Contribution, ReduceOpening
 
-from swarm.training.allreduce.part_owner import made_part, part_reducer, reduce_part
+from swarm.training.allreduce.part_owner import made_part, reduce_part
+from swarm.training.allreduce.part_reducer import PartReducer
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
 from swarm.training.allreduce.parts import PartResult
 
@@ -34,7 +35,7 @@ class BackupOwner:
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
         self.made = made_part(streams, part)
         self._streams = streams
-        self._reducer = part_reducer(streams)
+        self._reducer = PartReducer.of_group(streams.scheme, streams.group)
         self._part = part
         self._limit_s = streams.group.reduce_s / 2
         self._inboxes: dict[str, FrameInbox] = {}

@@ -18,7 +18,7 @@ from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
 from swarm.training.allreduce.made_part import split_digests
-from swarm.training.allreduce.part_owner import group_reducer
+from swarm.training.allreduce.part_reducer import PartReducer
 from swarm.training.allreduce.parts import (
     ReductionScheme,
     cut_leaves,
@@ -58,7 +58,7 @@ def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Seque
     place = leaf_at(group.num_values, leaf)
     buffer = bytearray(scheme.codec.encoded_bytes(num_values(place)))
     try:
-        group_reducer(scheme, group).reduce([each.data for each in slices], place, buffer)
+        PartReducer.of_group(scheme, group).reduce([each.data for each in slices], place, buffer)
     except (PeerViolation, RoundError):
         return None
     return bytes(buffer)
@@ -68,7 +68,8 @@ def reduced_leaves(
     group: Group, scheme: ReductionScheme, shown: Mapping[int, Sequence[AuditedSlice]]
 ) -> dict[int, bytes | None]:
     """Return what `reduced_leaf` returns of each leaf, by its index. `shown` are the leaves' slices."""
-    by_size, found, reducer = defaultdict[int, list[int]](list), dict[int, bytes | None](), group_reducer(scheme, group)
+    reducer = PartReducer.of_group(scheme, group)
+    by_size, found = defaultdict[int, list[int]](list), dict[int, bytes | None]()
     for leaf in () if reducer.is_fixed else shown:
         by_size[num_values(leaf_at(group.num_values, leaf))].append(leaf)
     for size, alike in by_size.items():

@@ -1,210 +1,35 @@
-"""The reduction of one part by its owner, and the arithmetic of everyone who reduces.
+"""The reduction of one part by its owner.
 
-The owner reads the members' slices frame by frame over the streams that they open, aggregates each frame, and hands the
-encoded result to all members. `PartReducer` does the arithmetic between decoding and encoding. If the owner fails, its
-backup makes the part (`backup_owner`).
+The owner reads the members' slices frame by frame over the streams that they open, aggregates each frame
+(`part_reducer`), and hands the encoded result to all members. If the owner fails, its backup makes the part
+(`backup_owner`).
 
-`butterfly` owns the tasks. Shapes: F values of a frame.
+`butterfly` owns the tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerError, RoundError, SwarmError
+from swarm_protocol.errors import PeerError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
-from torch import Tensor
+from swarm_protocol.training_messages import Contribution, ReduceOpening
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.part_reducer import PartReducer
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
-from swarm.training.allreduce.parts import (
-    PartResult,
-    ReductionScheme,
-    UndecodableSlice,
-    backup_peer,
-    check_frame,
-    decode_frame,
-    leaf_values,
-    num_values,
-)
-from swarm.training.standing.held_out_scores import discounted_weights
-from swarm.trust.aggregation import Aggregation
-from swarm.trust.kernels import blocks
-from swarm.trust.mixing import leaf_beacon
+from swarm.training.allreduce.parts import PartResult, backup_peer
 
 logger = logging.getLogger(__name__)
 
-QUICK_MEMBERS = 8
-"""The sum of a frame of this many members takes 0.1 to 0.2 ms with a quick codec."""
-NOTABLE_KEPT = 0.5
-"""A member that keeps less of its weight is reported. Aggregators shorten the longest honest contributions a little,
-too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
-radius 1."""
 OPENING_S = 1.0
 """Slices to an owner on a slow connection wait so long for its stream. Members learn of their group within a fraction
 of this of each other."""
-BATCH_VALUES = 1 << 18
-"""The values of all members' leaves that are aggregated together: 2 MiB as fp64."""
-NOTABLE_VALUES = 256
-"""A part of fewer values tells nothing of a contribution's length."""
-
-
-class PartReducer:
-    """Aggregates one part of the contributions of `members` frame by frame, and each leaf of `leaf_values` on its own.
-
-    A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
-    blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights follow from the group's
-    tokens and members' standing, which the check of the group has capped by the leases. Slices are passed in the
-    order of `contributors`, and each frame with its place in the step's vector, which begins where a leaf does.
-    `beacon` returns the random bytes of a leaf, by its index (`mixing.leaf_beacon`).
-    """
-
-    def __init__(
-        self,
-        scheme: ReductionScheme,
-        members: Sequence[Contribution],
-        leaf_values: int,
-        beacon: Callable[[int], bytes],
-    ) -> None:
-        self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
-        self._codec = scheme.codec
-        self._aggregator = scheme.aggregator
-        weights = scheme.probation.weights(self.contributors)
-        self._weights = discounted_weights(self.contributors, weights)
-        self._leaf_values = leaf_values
-        self._beacon = beacon
-        # what depends on no slice is decided once
-        self._fixed = self._aggregation([b""]) if scheme.aggregator.is_fixed else None
-        if self._fixed is not None:
-            self._fixed.decide()
-        self._kept = [0.0] * len(self.contributors)
-        self._num_judged = 0
-        self._note = ""
-
-    @property
-    def is_quick(self) -> bool:
-        """Return whether `reduce` takes less time than handing a frame to a thread and back."""
-        is_sum = self._fixed is not None and self._fixed.is_sum
-        return is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
-
-    @property
-    def is_fixed(self) -> bool:
-        """Return whether what becomes of the slices depends on none of them."""
-        return self._fixed is not None
-
-    @property
-    def leaves_at_once(self) -> int:
-        """Return how many leaves are aggregated together at most."""
-        return max(1, BATCH_VALUES // (len(self.contributors) * self._leaf_values))
-
-    @property
-    def kept_shares(self) -> dict[str, float]:
-        """The share of its weight that each notably reduced member keeps, by peer, so far."""
-        if self._num_judged < NOTABLE_VALUES:
-            return {}
-        shares = (kept / self._num_judged for kept in self._kept)
-        kept = zip(self.contributors, shares, strict=True)
-        return {member.peer_id: share for member, share in kept if share < NOTABLE_KEPT}
-
-    def reduce(self, encoded: Sequence[Data], frame: slice, buffer: bytearray | memoryview) -> None:
-        """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation, which
-        names the sender of a slice that cannot be decoded, and RoundError if the result cannot be encoded."""
-        if self._fixed is not None and self._fixed.is_sum:
-            self._check(encoded, frame)
-            with _encoding():
-                # the bits of `Aggregation.combine`, without a decoded frame in between
-                self._codec.combine(encoded, self._fixed.coefficients, num_values(frame), buffer)
-        else:
-            result_F = self.combined(encoded, frame)
-            with _encoding():
-                self._codec.encode_into(result_F, buffer)
-
-    def combined(self, encoded: Sequence[Data], frame: slice) -> Tensor:
-        """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `reduce` does."""
-        size = num_values(frame)
-        if self._fixed is not None:
-            return torch.from_numpy(self._fixed.combine(self._rows(encoded, frame)))
-        rows, result_F = list(self._rows(encoded, frame)), torch.empty(size)
-        for place in self._batches(size):
-            first = (frame.start + place.start) // self._leaf_values
-            leaves = range(first, first + -(-num_values(place) // self._leaf_values))
-            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], leaves))
-        return result_F
-
-    def combined_leaves(self, encoded: Sequence[Sequence[Data]], leaves: Sequence[int], size: int) -> Tensor:
-        """Return the results [L, V] of some leaves of `size` values, wherever they are, together: with few values a
-        leaf costs little more than its share of the calls. `encoded` are the slices of each. Raises PeerViolation as
-        `reduce` does."""
-        places = [slice(leaf * self._leaf_values, leaf * self._leaf_values + size) for leaf in leaves]
-        by_leaf = [list(self._rows(slices, place)) for slices, place in zip(encoded, places, strict=True)]
-        rows = [np.concatenate(of_member) for of_member in zip(*by_leaf, strict=True)]
-        return torch.from_numpy(self._judged(rows, leaves).reshape(len(leaves), size))
-
-    def _batches(self, size: int) -> Iterator[slice]:
-        """Yield the places of a frame's leaves that are aggregated together, which are of one size: the last leaf may
-        be shorter."""
-        whole = size // self._leaf_values * self._leaf_values
-        yield from blocks(whole, self.leaves_at_once * self._leaf_values)
-        if whole < size:
-            yield slice(whole, size)
-
-    def _aggregation(self, beacons: Sequence[bytes]) -> Aggregation:
-        return Aggregation(self._aggregator, self._weights, beacons)
-
-    def _judged(self, rows: Sequence[NDArray[Any]], leaves: Sequence[int]) -> NDArray[Any]:
-        """Return the result of these leaves, which have one size."""
-        size = len(rows[0])
-        aggregation = self._aggregation([self._beacon(leaf) for leaf in leaves])
-        if aggregation.has_survey:
-            aggregation.survey(rows)
-        report = aggregation.decide()
-        if report.note and not self._note:
-            self._note = report.note
-            logger.warning("in this member's part, %s", report.note)
-        self._num_judged += size
-        for index, share in enumerate(report.kept):
-            self._kept[index] += share * size
-        return aggregation.combine(rows)
-
-    def _check(self, encoded: Sequence[Data], frame: slice) -> None:
-        for member, data in zip(self.contributors, encoded, strict=True):
-            with _decoding_slice_of(member, data, frame):
-                check_frame(self._codec, data, num_values(frame))
-
-    def _rows(self, encoded: Sequence[Data], frame: slice) -> Iterator[NDArray[Any]]:
-        for member, data in zip(self.contributors, encoded, strict=True):
-            with _decoding_slice_of(member, data, frame):
-                x_F = decode_frame(self._codec, data, num_values(frame))
-            yield x_F.numpy()
-
-
-@contextmanager
-def _encoding() -> Iterator[None]:
-    try:
-        yield
-    except CodecError as error:
-        raise RoundError(f"the result cannot be encoded: {error}") from error
-
-
-@contextmanager
-def _decoding_slice_of(member: Contribution, data: Data, frame: slice) -> Iterator[None]:
-    try:
-        yield
-    except CodecError as error:
-        reason = f"it sent a bad slice: {error}"
-        raise UndecodableSlice(reason, peer_id=member.peer_id, data=data, frame=frame) from error
 
 
 async def reduce_part(
@@ -232,7 +57,7 @@ class PartOwner:
         self.made = made_part(streams, part)
         if self.made is not None:
             self.made.commit(streams.me, streams.own_proof(part.index))
-        self.reducer = part_reducer(streams)
+        self.reducer = PartReducer.of_group(streams.scheme, streams.group)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
@@ -285,11 +110,11 @@ class PartOwner:
         streams, frame = self._streams, self._part.frames[index]
         if index == 0:
             await streams.failpoints.reached("round.reducing")
-        place = self._part.frame(index)
+        buffer = self._part.frame(index)
         if self.reducer.is_quick:
-            self.reducer.reduce(encoded, frame, place)
+            self.reducer.reduce(encoded, frame, buffer)
         else:
-            await streams.off_loop(self.reducer.reduce, encoded, frame, place)
+            await streams.off_loop(self.reducer.reduce, encoded, frame, buffer)
         if index == 0:
             await streams.failpoints.reached("round.reduced")
         self._part.have_next()
@@ -308,11 +133,11 @@ class PartOwner:
         peer = member.peer_id
         if peer == self._part.owner:
             # where the result will take its place
-            place = self._part.frame(index)
-            await self._streams.encode(self._part.frames[index], place)
+            buffer = self._part.frame(index)
+            await self._streams.encode(self._part.frames[index], buffer)
             if self.made is not None:
-                self.made.keep(peer, bytes(place))
-            return place
+                self.made.keep(peer, bytes(buffer))
+            return buffer
         # half of the time that members wait for the result: the owner must find and name the peer that delays all
         limit_s = self._group.reduce_s / 2
         try:
@@ -354,16 +179,6 @@ class PartOwner:
         if peer not in self._accepted:
             self._accepted[peer] = asyncio.get_running_loop().create_future()
         return self._accepted[peer]
-
-
-def part_reducer(streams: PartStreams) -> PartReducer:
-    return group_reducer(streams.scheme, streams.group)
-
-
-def group_reducer(scheme: ReductionScheme, group: Group) -> PartReducer:
-    """Return what reduces the slices of `group`'s contributors."""
-    beacon = partial(leaf_beacon, group.run, group.step, group.state_digest)
-    return PartReducer(scheme, group.members, leaf_values(group.num_values), beacon)
 
 
 def made_part(streams: PartStreams, part: PartResult) -> MadePart | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.training.allreduce import part_owner
-from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartReducer
+from swarm.training.allreduce import part_reducer
+from swarm.training.allreduce.part_reducer import NOTABLE_VALUES, PartReducer
 from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.run.run_config import RunConfig
 from swarm.trust.aggregators import get_aggregator
@@ -19,13 +19,13 @@ CODEC = get_codec("int8")
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 9))
 
 
-def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
-    """Return an owner that has reduced the slices."""
+def reducer_of(x_MF: Tensor, aggregator: str) -> PartReducer:
+    """Return a reducer that has reduced the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
-    owner = PartReducer(scheme, members, FRAME_VALUES, lambda _: b"")
-    owner.combined([CODEC.encode(x_F) for x_F in x_MF], slice(0, x_MF.shape[1]))
-    return owner
+    reducer = PartReducer(scheme, members, FRAME_VALUES, lambda _: b"")
+    reducer.combined([CODEC.encode(x_F) for x_F in x_MF], slice(0, x_MF.shape[1]))
+    return reducer
 
 
 def contributions(num_members: int, num_values: int, seed: int) -> Tensor:
@@ -43,14 +43,14 @@ def test_owner_reports_no_honest_member_however_small_its_part(
     num_values: int, num_members: int, aggregator: str
 ) -> None:
     for seed in range(50):
-        assert owner_of(contributions(num_members, num_values, seed), aggregator).kept_shares == {}
+        assert reducer_of(contributions(num_members, num_values, seed), aggregator).kept_shares == {}
 
 
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
 def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
     x_MF = contributions(5, NOTABLE_VALUES, 0)
     x_MF[2] *= -30
-    assert list(owner_of(x_MF, aggregator).kept_shares) == [PEERS[2]]
+    assert list(reducer_of(x_MF, aggregator).kept_shares) == [PEERS[2]]
 
 
 @pytest.mark.parametrize("leaves_at_once", [1, 3])
@@ -71,7 +71,7 @@ def test_frame_gives_the_same_values_however_many_leaves_are_aggregated_at_once(
         reducer().combined([CODEC.encode(x_L) for x_L in x_ML], slice(at, at + x_ML.shape[1]))
         for at, x_ML in zip(range(512, place.stop, leaf), x_MF.split(leaf, dim=1), strict=True)
     ]
-    monkeypatch.setattr(part_owner, "BATCH_VALUES", leaves_at_once * leaf * len(members))
+    monkeypatch.setattr(part_reducer, "BATCH_VALUES", leaves_at_once * leaf * len(members))
     few_F = reducer().combined([CODEC.encode(x_F) for x_F in x_MF], place)
     assert torch.equal(together_F, torch.cat(alone))
     assert torch.equal(together_F, few_F)

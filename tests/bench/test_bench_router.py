@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 from bench.report import Report
-from swarm.router.placement import Capacity, choose_move, choose_span, rank
+from swarm.router.placement import Capacity, choose_move, choose_span, turn_hash
 from swarm.router.routing import RoutingContext, find_chain
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.limits import MAX_RTT_PEERS
@@ -71,7 +71,7 @@ def test_bench_router() -> None:
             rtt_ms={peer_id: rng.uniform(1, 100) for peer_id in servers}, load={}, max_tokens=500, salt="x"
         )
         me = Capacity(peer_id="me", num_blocks=20, max_blocks=24, block_ms=2.0)
-        last = replace(me, peer_id=max(servers, key=rank))
+        last = replace(me, peer_id=max(servers, key=turn_hash))
         crowd = {
             peer_id: replace(record, state="joining", free_kv_tokens=0) if index % 3 == 0 else record
             for index, (peer_id, record) in enumerate(servers.items())

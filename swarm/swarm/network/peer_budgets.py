@@ -1,6 +1,6 @@
-"""Bounds what peers hold of one host's room: its places, and the bytes of streams that wait unread. Pure.
+"""Bounds what peers hold of one host's room: its slots, and the bytes of streams that wait unread. Pure.
 
-When all places are taken, a peer that holds few of them still gets one (`PeerPlaces`): many keys can fill the room, but
+When all slots are taken, a peer that holds few of them still gets one (`PeerSlots`): many keys can fill the room, but
 not keep out a peer that wants little. What that adds is bounded by the number of connections.
 
 A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is put
@@ -23,11 +23,11 @@ from swarm_protocol.errors import PeerRefused
 K = TypeVar("K", bound=Hashable)
 
 NUM_GUARANTEED = 4
-"""Places that each peer can have, however many others hold."""
+"""Slots that each peer can have, however many others hold."""
 
 
-class PeerPlaces(Generic[K]):
-    """Counts the places that each peer holds, and says whether it may have one more."""
+class PeerSlots(Generic[K]):
+    """Counts the slots that each peer holds, and says whether it may have one more."""
 
     def __init__(self, *, per_peer: Callable[[], int], in_all: int) -> None:
         """`per_peer` returns what holds now."""
@@ -37,7 +37,7 @@ class PeerPlaces(Generic[K]):
         self.num_held = 0
 
     def held_by(self, peer: K) -> int:
-        """Return how many places a peer holds."""
+        """Return how many slots a peer holds."""
         return self._held[peer]
 
     def has_room(self, peer: K) -> bool:
@@ -58,7 +58,7 @@ class PeerPlaces(Generic[K]):
 
     @contextmanager
     def taken(self, peer: K) -> Iterator[bool]:
-        """Hold a place while the context lasts, and yield whether there was room for it."""
+        """Hold a slot while the context lasts, and yield whether there was room for it."""
         has_room = self.has_room(peer)
         self.take(peer)
         try:

@@ -7,12 +7,12 @@ than a tenth count as equal, and then the links to the servers before and after 
 adds no more than that carries, unless its span ends with the last block, which sends tokens and no hidden states.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
-spread, and decides again, letting those with a lower hash choose first (`rank`). Since everyone computes everyone's
-choice from the same proposals, all end with one plan. A move is announced before the new blocks are loaded. No move
-counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same, the one
-with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a slowest block
-that is a third faster. So a swarm whose nodes stay comes to rest. `swarm.serving.server.span_volunteer` publishes and
-waits.
+spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since everyone computes
+everyone's choice from the same proposals, all end with one plan. A move is announced before the new blocks are loaded.
+No move counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same,
+the one with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a
+slowest block that is a third faster. So a swarm whose nodes stay comes to rest.
+`swarm.serving.server.span_volunteer` publishes and waits.
 
 Legend of shapes: B blocks, W windows.
 """
@@ -186,7 +186,7 @@ def tokens_per_s(block_ms: float, num_blocks: int, send_ms: float = 0.0) -> floa
     return 1000.0 / max(num_blocks * max(block_ms, MIN_BLOCK_MS), (1 + PROMPT_SHARE) * send_ms)
 
 
-def rank(peer_id: str) -> str:
+def turn_hash(peer_id: str) -> str:
     """Return the order in which peers that decide at once choose. A hash, so that no name is always first."""
     return hashlib.sha256(peer_id.encode()).hexdigest()
 
@@ -202,8 +202,8 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
     `servers` are of one revision; an entry of `me` is ignored. Equal views give equal plans on every node.
     """
     cover = _cover_of(servers, num_blocks, me)
-    mine = rank(me.peer_id)
-    before_me = {rank(p): p for p, record in servers.items() if p != me.peer_id and is_proposal(record)}
+    mine = turn_hash(me.peer_id)
+    before_me = {turn_hash(p): p for p, record in servers.items() if p != me.peer_id and is_proposal(record)}
     for other in sorted(hash_ for hash_ in before_me if hash_ < mine)[:MAX_PROPOSALS]:
         record = servers[before_me[other]]
         joiner = _capacity(before_me[other], record)
@@ -254,7 +254,7 @@ def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity)
         if peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
             continue
         span = record.start, record.end
-        if record.next_end and rank(peer_id) < rank(me.peer_id):
+        if record.next_end and turn_hash(peer_id) < turn_hash(me.peer_id):
             span = record.next_start, record.next_end
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
         cover.add(span, tokens_per_s(block_ms, span[1] - span[0], record.send_ms_per_token))

@@ -23,7 +23,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
-from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, work_ms
+from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, turn_hash, work_ms
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.scenario import Model, NodeClass
@@ -122,7 +122,7 @@ class SimulatedServer:
             block_ms=work_ms(self._kind.decode_ms_per_block, self._kind.prefill_ms_per_token),
         )
         record = await self._begin(await self._with_links(capacity))
-        wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
+        wait_s = WATCH_S * (1 + int(turn_hash(self._network.peer_id)[:8], 16) / 2**32)
         while True:
             await asyncio.sleep(wait_s)
             capacity = await self._with_links(capacity)

@@ -12,8 +12,8 @@ from swarm.router.placement import (
     Capacity,
     choose_move,
     choose_span,
-    rank,
     sole_spans,
+    turn_hash,
     work_ms,
 )
 from swarm_protocol.identity import peer_id_of
@@ -145,7 +145,7 @@ def test_span_four_equal_nodes_in_the_same_second_cover_twice(peer_ids: list[str
 
 def test_span_late_joiner_chooses_around_those_who_have_settled() -> None:
     """Though it ranks before them and would have chosen first."""
-    late, early = sorted(("x", "y"), key=rank)
+    late, early = sorted(("x", "y"), key=turn_hash)
     assert span({early: record(0, 2, state="joining")}, 4, me(peer_id=late)) == (2, 4)
     assert span({early: proposal(0, 2)}, 4, me(peer_id=late)) == (0, 2)
 
@@ -261,7 +261,7 @@ def test_move_of_another_that_leaves_the_same_blocks_is_waited_for() -> None:
 
 def test_move_that_another_makes_already_is_not_made_twice() -> None:
     """Two nodes announce it at once: the one of lower hash goes on, and the other gives way."""
-    first, second = sorted(("x", "y"), key=rank)
+    first, second = sorted(("x", "y"), key=turn_hash)
     swarm = {"a": record(0, 2), "x": record(0, 2, moving_to=(2, 4)), "y": record(0, 2, moving_to=(2, 4))}
     assert choose_move(swarm, 4, me(peer_id=first), (0, 2)) is not None
     assert choose_move(swarm, 4, me(peer_id=second), (0, 2)) is None

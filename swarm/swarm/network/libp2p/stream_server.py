@@ -21,7 +21,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
 from swarm.network.multiaddr import peer_id_text
-from swarm.network.peer_budgets import PeerPlaces
+from swarm.network.peer_budgets import PeerSlots
 
 OPENING_TIMEOUT_S = 5.0
 MAX_STREAMS_PER_PEER = 256
@@ -40,8 +40,8 @@ class StreamServer:
         self._host = host
         self._resumable = resumable
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
-        self._places = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
-        self._resumes = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
+        self._slots = PeerSlots[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
+        self._resumes = PeerSlots[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
         self._incoming = IncomingStreams(tasks, self._serve_one)
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class StreamServer:
             writer.transport.abort()
             return
         protocol, handler, max_bytes = self._handlers[info.proto]
-        with self._places.taken(peer_id) as has_room:
+        with self._slots.taken(peer_id) as has_room:
             try:
                 if not has_room:
                     await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))

@@ -19,7 +19,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
 from swarm.network.multiaddr import peer_id_bytes, peer_id_text
-from swarm.network.peer_budgets import PeerPlaces
+from swarm.network.peer_budgets import PeerSlots
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
 """Answers of the connection itself: the protocol is not served; the peer has `limits.MAX_CALLS_PER_PEER` calls running
@@ -52,7 +52,7 @@ class UnaryConnection:
         self._answers: dict[str, UnaryAnswer] = {}
         self._pending: dict[bytes, asyncio.Future[Any]] = {}
         self._handlers: dict[bytes, asyncio.Task[None]] = {}
-        self._places = PeerPlaces[bytes](per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_CALLS)
+        self._slots = PeerSlots[bytes](per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_CALLS)
         self._closed = False
 
     @classmethod
@@ -91,7 +91,7 @@ class UnaryConnection:
 
     def num_calls(self, peer_id: str) -> int:
         """Return how many calls of a peer are handled here."""
-        return self._places.held_by(peer_id_bytes(peer_id))
+        return self._slots.held_by(peer_id_bytes(peer_id))
 
     async def run(self) -> None:
         """Read until the connection ends; then every pending call has failed and every handler has ended."""
@@ -155,15 +155,15 @@ class UnaryConnection:
     def _start_handler(self, call_id: bytes, request: Any, handlers: asyncio.TaskGroup) -> None:
         answer = self._answers.get(request.proto)
         peer: bytes = request.peer
-        if answer is None or not self._places.has_room(peer):
+        if answer is None or not self._slots.has_room(peer):
             refusal = p2pd_pb2.CallUnaryResponse(error=(NOT_SERVED if answer is None else BUSY).encode())
             self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=refusal))
             return
-        self._places.take(peer)
+        self._slots.take(peer)
 
         def ended(_task: asyncio.Task[None]) -> None:
             del self._handlers[call_id]
-            self._places.give_back(peer)
+            self._slots.give_back(peer)
 
         self._handlers[call_id] = handlers.create_task(self._handle(call_id, answer, request))
         self._handlers[call_id].add_done_callback(ended)

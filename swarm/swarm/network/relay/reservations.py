@@ -53,7 +53,7 @@ MAX_REMEMBERED = 1024
 loses a node and finds it again. While these are so many, only given relays are asked besides them."""
 
 LOOK_S = 5.0
-"""Time between two looks for new candidates while places are free."""
+"""Time between two looks for new candidates while reservations are missing."""
 
 RELEASE_S = 60.0
 """Time that reservations are held once they are not wanted any more. Records and requests tell peers the direct
@@ -66,7 +66,7 @@ MAX_RELAY_ADDRS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Reservation:
     relay: RelayCandidate
     writer: asyncio.StreamWriter
 
@@ -94,7 +94,7 @@ class Reservations:
         self._candidates = candidates
         self._drop = drop
         self._wanted = wanted
-        self._held: dict[str, _Place] = {}
+        self._held: dict[str, _Reservation] = {}
         self._asked: dict[str, RelayCandidate] = {}
         self._pauses: dict[str, _Pause] = {}  # of relays that refused, failed or left, candidates or not
         self._changed = asyncio.Event()  # replaced at each change
@@ -114,22 +114,23 @@ class Reservations:
             self._note_change()
 
     async def changed(self) -> None:
-        """Wait until the places that are held, or whether they are wanted, may be others."""
+        """Wait until the reservations that are held, or whether they are wanted, may be others."""
         await self._changed.wait()
 
     @property
     def held(self) -> frozenset[str]:
-        """The peer ids of the relays that hold a place for this node."""
+        """The peer ids of the relays that hold a reservation for this node."""
         return frozenset(self._held)
 
     @property
     def addrs(self) -> tuple[str, ...]:
         """The addresses through relays at which others reach this node, without its own /p2p."""
-        relays = [place.relay for place in self._held.values()] if self._wanted else []
+        relays = [held.relay for held in self._held.values()] if self._wanted else []
         return tuple(f"{addr}/p2p/{relay.peer_id}/p2p-circuit" for relay in relays for addr in relay.addrs)
 
     async def wait_answered(self, peer_ids: Collection[str]) -> None:
-        """Wait until each candidate of `peer_ids` has answered once or its time is over, or no place is free."""
+        """Wait until each candidate of `peer_ids` has answered once or its time is over, or none is
+        missing."""
 
         def is_settled() -> bool:
             waited_for = {each.peer_id for each in self._candidates()}.intersection(peer_ids)
@@ -142,7 +143,7 @@ class Reservations:
         while True:
             await self._until(lambda: self._wanted)
             async with asyncio.TaskGroup() as tasks:
-                keeping = tasks.create_task(self._keep_places())
+                keeping = tasks.create_task(self._keep_reserved())
                 await self._until_released()
                 keeping.cancel()
 
@@ -155,7 +156,7 @@ class Reservations:
             except TimeoutError:
                 return
 
-    async def _keep_places(self) -> None:
+    async def _keep_reserved(self) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -169,10 +170,10 @@ class Reservations:
 
     def _next(self, now: float) -> list[RelayCandidate]:
         """Return whom to ask now: first of all somebody in each network that is missing, then the others for the
-        places that are free."""
+        reservations that are missing."""
         if not self._wanted:
             return []
-        present = [*(place.relay for place in self._held.values()), *self._asked.values()]
+        present = [*(held.relay for held in self._held.values()), *self._asked.values()]
         num_networks = len(present) - len(_redundant(present))
         if num_networks >= NUM_RELAYS:
             return []
@@ -200,7 +201,7 @@ class Reservations:
         return min([LOOK_S, *waits])
 
     async def _keep(self, relay: RelayCandidate) -> None:
-        """Ask for a place, hold it until the relay leaves, and note when to ask again."""
+        """Ask for a reservation, hold it until the relay leaves, and note when to ask again."""
         try:
             reader, writer = await self._reserve(relay)
         except PeerError as error:
@@ -222,7 +223,7 @@ class Reservations:
         self._pauses[relay.peer_id] = _Pause(pause_s, asyncio.get_running_loop().time() + pause_s)
 
     async def _reserve(self, relay: RelayCandidate) -> RawStream:
-        """Return the stream that stands for our place at `relay`. Raises PeerError."""
+        """Return the stream that stands for our reservation at `relay`. Raises PeerError."""
         peer_id = relay.peer_id
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -245,8 +246,8 @@ class Reservations:
         return reader, writer
 
     async def _leave_circuits(self, peer_id: str) -> None:
-        """Close connections that lead to a relay through others, between two small calls: it gives no place over them,
-        and the daemon makes no direct connection beside them."""
+        """Close connections that lead to a relay through others, between two small calls: it reserves nothing over
+        them, and the daemon makes no direct connection beside them."""
         addrs = (await self._host.connected_peers()).get(peer_id, ())
         if addrs and all(map(is_relayed, addrs)):
             while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
@@ -256,7 +257,7 @@ class Reservations:
     async def _hold(self, relay: RelayCandidate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold the reservation until the relay leaves, or another one takes its place."""
         del self._asked[relay.peer_id]
-        self._held[relay.peer_id] = _Place(relay, writer)
+        self._held[relay.peer_id] = _Reservation(relay, writer)
         self._release_surplus()
         self._note_change()
         try:
@@ -269,7 +270,7 @@ class Reservations:
     def _release_surplus(self) -> None:
         """Give up, where more than NUM_RELAYS are held since relays of other networks were added, those that share
         theirs."""
-        relays = [place.relay for place in self._held.values()]
+        relays = [held.relay for held in self._held.values()]
         redundant = _redundant(relays)
         for each in sorted(relays, key=lambda each: each in redundant)[NUM_RELAYS:]:
             self._held[each.peer_id].writer.transport.abort()

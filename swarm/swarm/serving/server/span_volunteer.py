@@ -21,7 +21,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
-from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, sole_spans, work_ms
+from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, sole_spans, turn_hash, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.capability import (
@@ -218,7 +218,7 @@ class SpanVolunteer:
 
     async def _keep_watch(self, server: SpanServer, able: SpanCapability | None) -> None:
         """Search at moments that differ by node, and again before switching. A node whose blocks were given stays."""
-        wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
+        wait_s = WATCH_S * (1 + int(turn_hash(self._network.peer_id)[:8], 16) / 2**32)
         while True:
             await asyncio.sleep(wait_s)
             if server.failure is not None:

@@ -55,7 +55,7 @@ MIN_MEMBERS_FOR_BACKUP = 3
 
 
 def backup_of(part: int, num_members: int) -> int:
-    """Return the rank of the member that takes over `part` if its owner fails: the owner of the next part."""
+    """Return the index of the member that takes over `part` if its owner fails: the owner of the next part."""
     return (part + 1) % num_members
 
 

@@ -71,15 +71,15 @@ class EvidenceFolder:
                 out.write(file.to_bytes())
                 out.flush()
                 os.fsync(out.fileno())
-            partial.replace(self._place(peer_id))
+            partial.replace(self._path_of(peer_id))
         except OSError as error:
             logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
 
     def forget(self, peer_id: str) -> None:
         with suppress(OSError):
-            self._place(peer_id).unlink()
+            self._path_of(peer_id).unlink()
 
-    def _place(self, peer_id: str) -> Path:
+    def _path_of(self, peer_id: str) -> Path:
         return self._folder / f"{peer_id}{SUFFIX}"
 
 

@@ -110,11 +110,11 @@ def likeness(
     off = size = 0.0
     is_exact = True
     for leaf, each in zip(leaves, slices, strict=True):
-        place = leaf_at(group.num_values, leaf)
-        mine = codec.encode(delta_N[place])
+        where = leaf_at(group.num_values, leaf)
+        mine = codec.encode(delta_N[where])
         is_exact = is_exact and mine == each.data
         try:
-            mine_L, claimed_L = (codec.decode(data, num_values(place)).double() for data in (mine, each.data))
+            mine_L, claimed_L = (codec.decode(data, num_values(where)).double() for data in (mine, each.data))
         except CodecError:
             return Likeness(tier="wrong", distance=math.inf)
         off += float((claimed_L - mine_L).square().sum())

@@ -89,11 +89,11 @@ class IntervalCase:
     def with_findings_of(self, other: IntervalCase) -> IntervalCase:
         """Return this accusation with the findings of `other`, of the same outcome, by members that have signed none
         here. The first finding of each member counts, so that nobody spoils the others' by signing a second one."""
-        new = [place for place, peer in enumerate(other.finders) if peer not in self.finders]
-        findings = (*self.evidence.findings, *(other.evidence.findings[place] for place in new))
+        new = [index for index, peer in enumerate(other.finders) if peer not in self.finders]
+        findings = (*self.evidence.findings, *(other.evidence.findings[index] for index in new))
         return replace(
             self,
-            finders=(*self.finders, *(other.finders[place] for place in new)),
+            finders=(*self.finders, *(other.finders[index] for index in new)),
             evidence=replace(self.evidence, findings=findings),
             is_voted=self.is_voted or other.is_voted,
         )

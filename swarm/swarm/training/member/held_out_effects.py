@@ -39,10 +39,10 @@ SAMPLES_A_WINDOW = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnSlices:
-    """Holds what a member has of drawn contributions: the `place` of its part in the vector that the step moves, and
+    """Holds what a member has of drawn contributions: `where` its part is in the vector that the step moves, and
     by peer the slices of it [F]."""
 
-    place: slice
+    where: slice
     slices: Mapping[str, Tensor]
 
 
@@ -74,11 +74,11 @@ class HeldOutEffects:
         if is_last or theta_N is None or held is None or not {*held.slices} <= {*drawn}:
             return
         fragment, digest = replica.fragment(replica.outer_step), replica.digest
-        place = slice(fragment.start + held.place.start, fragment.start + held.place.stop)
-        scale = (fragment.stop - fragment.start) / (place.stop - place.start)
+        where = slice(fragment.start + held.where.start, fragment.start + held.where.stop)
+        scale = (fragment.stop - fragment.start) / (where.stop - where.start)
         draw = int.from_bytes(hashlib.sha256(digest + self._context.network.peer_id.encode()).digest()[:8], "big")
         measurement = _Measurement(
-            inner=self._intervals.inner, config=config, theta_N=theta_N, place=place, scale=scale, draw=draw
+            inner=self._intervals.inner, config=config, theta_N=theta_N, where=where, scale=scale, draw=draw
         )
         measuring = self._intervals.off_loop(measurement.effects, held.slices)
         tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
@@ -95,13 +95,13 @@ class HeldOutEffects:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Measurement:
-    """Holds what the effects of slices at `place` of the weights `theta_N` are measured with. `draw` chooses the
+    """Holds what the effects of slices at `where` of the weights `theta_N` are measured with. `draw` chooses the
     held-out samples, and `scale` is how much longer than the slices the contributions are."""
 
     inner: Inner
     config: RunConfig
     theta_N: Tensor
-    place: slice
+    where: slice
     scale: float
     draw: int
 
@@ -111,7 +111,7 @@ class _Measurement:
         step = 1.0 if outer.optimizer == "average" else outer.learning_rate
         before, moved_N, found = self._loss(self.theta_N), self.theta_N.clone(), dict[str, int]()
         for peer, slice_F in slices.items():
-            moved_N[self.place] = self.theta_N[self.place] - step * slice_F
+            moved_N[self.where] = self.theta_N[self.where] - step * slice_F
             found[peer] = effect_of(before - self._loss(moved_N), self.scale)
         return found
 

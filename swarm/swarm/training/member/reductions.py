@@ -236,8 +236,8 @@ class Reductions:
         except (SwarmError, TimeoutError) as error:
             logger.info("no contribution to outer step %d is measured: %s", proof.origin.step, error)
             return None
-        place = next(place for place, _ in values.values())
-        return DrawnSlices(place=place, slices={peer: x_F for peer, (_, x_F) in values.items()})
+        where = next(where for where, _ in values.values())
+        return DrawnSlices(where=where, slices={peer: x_F for peer, (_, x_F) in values.items()})
 
     def close(self) -> None:
         """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""

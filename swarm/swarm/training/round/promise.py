@@ -145,11 +145,11 @@ class PromiseFile:
         content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + b"".join(_joined(kept))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if voted is not None and promise.parts and not self._place(voted).exists():
+            if voted is not None and promise.parts and not self._parts_path(voted).exists():
                 partial = self._folder / "parts.partial"
                 with partial.open("wb") as file:
                     file.writelines(_joined(promise.parts))
-                partial.replace(self._place(voted))
+                partial.replace(self._parts_path(voted))
             self._write_flushed(hashlib.sha256(content).digest() + content)
             self._forget(voted)
         except OSError as error:
@@ -171,12 +171,12 @@ class PromiseFile:
         finally:
             os.close(descriptor)
 
-    def _place(self, outcome: Outcome) -> Path:
+    def _parts_path(self, outcome: Outcome) -> Path:
         return self._folder / f"parts-{outcome.digest().hex()[:32]}.bin"
 
     def _forget(self, voted: Outcome | None) -> None:
         """Delete the parts of all other outcomes."""
-        kept = self._place(voted) if voted is not None else None
+        kept = self._parts_path(voted) if voted is not None else None
         for path in self._folder.glob("parts-*.bin"):
             if path != kept:
                 with suppress(OSError):
@@ -185,7 +185,7 @@ class PromiseFile:
     def _parts(self, voted: Outcome) -> tuple[bytes, ...]:
         """Return the parts of `voted`; empty unless all of them are there, as they were voted for."""
         try:
-            parts = tuple(_split(self._place(voted).read_bytes()))
+            parts = tuple(_split(self._parts_path(voted).read_bytes()))
         except OSError:
             return ()
         return parts if tuple(hashlib.sha256(part).digest() for part in parts) == voted.part_digests else ()

@@ -312,8 +312,8 @@ class Replica:
             fragment = self.fragment(manifest.outer_step)
             for unchanged in (slice(0, fragment.start), slice(fragment.stop, None)):
                 theta_N[unchanged], momentum_N[unchanged] = state.theta_N[unchanged], state.momentum_N[unchanged]
-            for place, theta_F, momentum_F in self._stepped_frames(state, proposal.origin, proposal.parts):
-                theta_N[place], momentum_N[place] = theta_F, momentum_F
+            for where, theta_F, momentum_F in self._stepped_frames(state, proposal.origin, proposal.parts):
+                theta_N[where], momentum_N[where] = theta_F, momentum_F
         return ReplicaState(
             outer_step=manifest.outer_step,
             stripes=manifest.stripes,
@@ -329,16 +329,16 @@ class Replica:
     def _stepped_frames(
         self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield each frame of the fragment in turn: its place in the flat vector, and its theta and momentum after the
-        outer step. Neither the mean nor the new state exists as a whole."""
+        """Yield each frame of the fragment in turn: where it is in the flat vector, and its theta and momentum after
+        the outer step. Neither the mean nor the new state exists as a whole."""
         start = self.fragment(state.outer_step + 1).start
         for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
-            place = slice(start + frame.start, start + frame.stop)
-            theta_F, momentum_F = state.theta_N[place].clone(), state.momentum_N[place].clone()
+            where = slice(start + frame.start, start + frame.stop)
+            theta_F, momentum_F = state.theta_N[where].clone(), state.momentum_N[where].clone()
             apply_outer_step(theta_F, momentum_F, delta_F, self.config.outer)
             if not all(math.isfinite(magnitude(x_F)) for x_F in (theta_F, momentum_F)):
                 raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
-            yield place, theta_F, momentum_F
+            yield where, theta_F, momentum_F
 
     def proposal(self, outcome: Outcome) -> Proposal | None:
         return self._proposals.get(outcome)

@@ -45,7 +45,7 @@ def measured(inner: SummingInner) -> HeldOutEffects:
 
     async def main() -> HeldOutEffects:
         effects = HeldOutEffects(cast(Any, context), cast(Any, intervals))
-        held = DrawnSlices(place=slice(2, 4), slices={"other": torch.tensor([1e-3, 0.0])})
+        held = DrawnSlices(where=slice(2, 4), slices={"other": torch.tensor([1e-3, 0.0])})
         async with asyncio.TaskGroup() as tasks:
             effects.measure_soon(torch.zeros(4), held, tasks)
         return effects

@@ -13,25 +13,25 @@ from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import stream_server, unary_connection
 from swarm.network.libp2p_network import Libp2pNetwork
-from swarm.network.peer_budgets import NUM_GUARANTEED, PeerPlaces
+from swarm.network.peer_budgets import NUM_GUARANTEED, PeerSlots
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
 
-def test_places_are_bounded_for_each_peer_and_in_all() -> None:
-    places = PeerPlaces[str](per_peer=lambda: 8, in_all=20)
+def test_slots_are_bounded_for_each_peer_and_in_all() -> None:
+    slots = PeerSlots[str](per_peer=lambda: 8, in_all=20)
     for peer in ("a", "b", "c", "d"):
-        while places.has_room(peer):
-            places.take(peer)
-    assert [places.held_by(peer) for peer in ("a", "b", "c", "d")] == [8, 8, NUM_GUARANTEED, NUM_GUARANTEED]
-    assert places.num_held == 20 + NUM_GUARANTEED
+        while slots.has_room(peer):
+            slots.take(peer)
+    assert [slots.held_by(peer) for peer in ("a", "b", "c", "d")] == [8, 8, NUM_GUARANTEED, NUM_GUARANTEED]
+    assert slots.num_held == 20 + NUM_GUARANTEED
     for _ in range(NUM_GUARANTEED):
-        places.give_back("d")
-    assert not places.has_room("a")
-    assert places.has_room("d"), "who holds little is not kept out"
-    with places.taken("a") as has_room:
+        slots.give_back("d")
+    assert not slots.has_room("a")
+    assert slots.has_room("d"), "who holds little is not kept out"
+    with slots.taken("a") as has_room:
         assert not has_room
-    assert places.held_by("a") == 8
+    assert slots.held_by("a") == 8
 
 
 def three(case: Callable[[list[Libp2pNetwork]], Awaitable[None]], folder: Path) -> None:

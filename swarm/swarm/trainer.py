@@ -45,7 +45,7 @@ from swarm.training.member.outer_steps import STATE_LOST
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.run.layout import Layout, fragment_of
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica_state import ReplicaState
@@ -144,7 +144,7 @@ class Trainer:
 
         Raises ConfigError or IntegrityError if the run or the module cannot be trained.
         """
-        self._run = load_run(Path(run))
+        self._run = load_checked_run(Path(run))
         self._peers = check_peers(peers)
         self._options = options
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}

@@ -10,7 +10,7 @@ from node.gateway.scripted_client import ScriptedClient
 from starlette.testclient import TestClient
 from support.dashboard_swarms import example_source
 from support.deploy_commands import PEER_ID, config_of, shell_commands
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import load_checked_run
 from swarm_node import cli, network_snapshot
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard import live
@@ -118,7 +118,7 @@ def test_readme_run_commands_lead_from_nothing_to_a_run_that_can_be_joined(
     [block] = [block for block in code_blocks("sh") if "run init" in block]
     offline = [line.split("#")[0].split()[1:] for line in block.splitlines() if "--peers" not in line]
     assert [cli.run(arguments) for arguments in offline] == [0, 0, 0, 0]
-    assert load_run(tmp_path / "run.toml").config.data.digest
+    assert load_checked_run(tmp_path / "run.toml").config.data.digest
 
 
 def test_own_module_snippets_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_own_module_snippets_fit_together(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path))
     alone = author.replace("interval_steps=20", "interval_steps=20, min_group=1")
     exec(compile(alone, "own-module.md", "exec"), {})
-    assert load_run(tmp_path / "own.toml").config.name == "own"
+    assert load_checked_run(tmp_path / "own.toml").config.name == "own"
     told: list[tuple[object, ...]] = []
     exec(compile(member.replace('"ADDR"', ""), "own-module.md", "exec"), {"print": lambda *line: told.append(line)})
     assert [line[0] for line in told] == list(range(1, 11))

@@ -51,9 +51,9 @@ def join(flags: Flags) -> int:
     run, run_id = None, config.run.run_id if isinstance(config.run, RunId) else ""
     if isinstance(config.run, Path):
         # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
-        from swarm.training.run.run_file import read_signed  # noqa: PLC0415
+        from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415
 
-        run = read_signed(config.run)
+        run = load_signed_run(config.run)
         run_id = run.run_id
     key = Home(config.home).identity
     peer_id = Identity.load(key).peer_id if run_id and key.exists() else ""

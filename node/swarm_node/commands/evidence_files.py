@@ -121,11 +121,11 @@ def _replay(flags: Flags) -> Check | None:
 def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | None = None) -> None:
     from swarm.training.evidence.bans import Bans, how_long  # noqa: PLC0415
     from swarm.training.evidence.evidence_folder import check_file  # noqa: PLC0415
-    from swarm.training.run.run_file import read_signed  # noqa: PLC0415 - torch, which takes seconds
+    from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415 - torch, which takes seconds
 
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
-    expected = read_signed(run_file) if run_file is not None else None
+    expected = load_signed_run(run_file) if run_file is not None else None
     run, verdict = (replay or check_file)(path)
     if expected is not None and expected.run_id != run.run_id:
         raise IntegrityError(f"{path} is of the run {run.run_id}, and {run_file} is {expected.run_id}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.outside.resume import RunSurvey, survey
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
@@ -87,7 +87,7 @@ def _from_disk(
     which: Path | RunId, outer_step: int | None, checkpoints: Path | None, config: Config, emitter: Emitter
 ) -> tuple[SignedRun, ReplicaState]:
     home = Home(config.home)
-    run = load_run(which) if isinstance(which, Path) else kept_copy(home, which.run_id)
+    run = load_checked_run(which) if isinstance(which, Path) else kept_copy(home, which.run_id)
     keeper = checkpoints or home.path
     folder = checkpoints or home.checkpoints / (run.run_id if run else str(which))
     if checkpoints is not None and is_checkpoint(checkpoints):
@@ -136,7 +136,7 @@ async def _from_members(which: Path | RunId, outer_step: int | None, config: Con
             if isinstance(which, RunId):
                 run, _ = await run_of_id(network, membership, Home(config.home), which.run_id)
             else:
-                run = load_run(which)
+                run = load_checked_run(which)
             num_values = await asyncio.to_thread(check_model, run.config)
             return run, await newest_state(network, membership, run, num_values, outer_step)
         except PeerTimeout as error:  # as of a finished run, whose members have left
@@ -145,7 +145,7 @@ async def _from_members(which: Path | RunId, outer_step: int | None, config: Con
 
 def _without_members(which: Path | RunId, config: Config) -> str:
     """Say what can be exported where no member of the run answers."""
-    run_id = load_run(which).run_id if isinstance(which, Path) else which.run_id
+    run_id = load_checked_run(which).run_id if isinstance(which, Path) else which.run_id
     folder = Home(config.home).checkpoints / run_id
     if steps := steps_in(folder):
         return f"leave out --peers: {folder} keeps the checkpoints of outer steps {_listed(steps)}"

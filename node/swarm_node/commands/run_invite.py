@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarm.network.membership import Membership
 from swarm.training.run.methods import Methods
-from swarm.training.run.run_file import read_signed
+from swarm.training.run.run_file import load_signed_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerUnreachable
@@ -52,7 +52,7 @@ def invite(flags: Flags) -> int:
         raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
     path, out = run_file(flags), _new_file(options["out"])
     inviter, network_id = signing_identity(flags), flags.member().network_id
-    run = read_signed(path)
+    run = load_signed_run(path)
     if not run.config.entrance.welcomes:
         raise ConfigError(
             f"{run.run_id} lets nobody in by invitation", remedy='sign a run with invitations = "welcome" or "required"'
@@ -98,7 +98,7 @@ def revoke(flags: Flags) -> int:
     if not serials and not inviter:
         raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
     path, config, author = run_file(flags), with_peers(flags), signing_identity(flags)
-    run = read_signed(path)
+    run = load_signed_run(path)
     if author.peer_id != run.peer_id:
         raise ConfigError(
             f"{run.run_id} is signed by {run.peer_id}, and only that key can revoke its invitations",
@@ -163,7 +163,7 @@ def vouch(flags: Flags) -> int:
     member, network_id = signing_identity(flags), flags.member().network_id
     if newcomer == member.peer_id:
         raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
-    run = read_signed(path)
+    run = load_signed_run(path)
     _check_vouching(run)
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
     _give(word, out, emitter)

@@ -15,7 +15,7 @@ from swarm.network.membership import Membership
 from swarm.training.outside.resume import RunSurvey, deliver, sign_order, sign_survey, survey
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
-from swarm.training.run.run_file import read_signed
+from swarm.training.run.run_file import load_signed_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id, short_id
@@ -81,7 +81,7 @@ def _visit(
 ) -> int:
     """Do `work` among the members of the run in the file at `path`."""
     diagnostics.quieten_libraries()
-    run = read_signed(path)
+    run = load_signed_run(path)
     named = read_members(members) if members else ()
 
     async def visit() -> None:

@@ -14,7 +14,7 @@ from swarm.network.membership import Membership
 from swarm.training.outside.observer import Observer
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_copy import find_run
-from swarm.training.run.run_file import read_signed
+from swarm.training.run.run_file import load_signed_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.identity import short_id
@@ -51,7 +51,7 @@ def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
     """
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
-    return asyncio.run(_watch(read_signed(which) if isinstance(which, Path) else which, config, emitter))
+    return asyncio.run(_watch(load_signed_run(which) if isinstance(which, Path) else which, config, emitter))
 
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:

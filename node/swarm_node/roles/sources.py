@@ -25,7 +25,7 @@ from swarm.serving.model.hub_download import OnProgress, download_blocks, find_c
 from swarm.start_checkpoint import CheckpointSource
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import find_run
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -142,7 +142,7 @@ def kept_copy(home: Home, run_id: str) -> SignedRun | None:
     """Return the run, if this home keeps its file intact."""
     path = copy_path(home, run_id)
     try:
-        run = load_run(path) if path.exists() else None
+        run = load_checked_run(path) if path.exists() else None
     except (ConfigError, IntegrityError) as error:
         logger.warning("the copy of the run in %s is not used: %s", path, error)
         return None

@@ -25,7 +25,7 @@ from swarm.training.data.tokenizer import own_tokenizer
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import steps_in
@@ -59,7 +59,7 @@ class VolunteerRole(NodeRole):
         if config.run:
             local_options(config, "cpu")
         if isinstance(config.run, Path):
-            self._run = load_run(config.run)
+            self._run = load_checked_run(config.run)
             check_run(self._run.config, config)
         self._model_name = ""
         self._published: PublishedManifest | None = None

@@ -14,7 +14,7 @@ from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, write_model
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES, PROGRAM_BYTES
-from swarm.training.run.run_file import load_run, read_config, write_run
+from swarm.training.run.run_file import load_checked_run, read_config, write_run
 from swarm.training.run.run_model import initial_theta, module_run
 from swarm.training.state.genesis import genesis_digest
 from swarm_node import cli
@@ -64,7 +64,7 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     Path("run.toml").write_text(f"# mine\n{TINY}")
     assert cli.run(["run", "sign", "--json"]) == 0
     [signed] = events(capsys)
-    run = load_run(Path("run.toml"))
+    run = load_checked_run(Path("run.toml"))
     assert (signed["signed_by"], signed["run"]) == (author.peer_id, run.run_id)
     assert signed["data_digest"] == run.config.data.digest != ""
     assert signed["group_tokens"] == [2 * 10240, 16 * 8 * 10240]
@@ -93,7 +93,7 @@ def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[st
     assert error["remedy"] == "sign with --data PATH to pin it, or with --unpinned if that is what you want"
     assert Path("run.toml").read_text() == before
     assert cli.run(["run", "sign", "--identity", "me.key", "--unpinned"]) == 0
-    assert load_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
+    assert load_checked_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
 
 
 def test_sign_names_all_that_is_lacking_at_once(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     assert cli.run(["run", "sign", "--json"]) == 0
     warning, _ = events(capsys)
     assert "was not read: it stays pinned to abababababab" in str(warning["message"])
-    assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
+    assert load_checked_run(Path("run.toml")).config.data.digest == "ab" * 32
 
 
 def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytes
     assert cli.run(["run", "sign", "--unpinned", "--pin"]) == cli.EXIT_USAGE
     assert "--pin and --unpinned contradict each other" in capsys.readouterr().err
     assert cli.run(["run", "sign", "--unpinned"]) == 0
-    assert load_run(Path("run.toml")).config.data.digest == ""
+    assert load_checked_run(Path("run.toml")).config.data.digest == ""
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "run.toml is signed; to train it: swarm-node join --run run.toml --peers ADDR"
 
@@ -130,7 +130,7 @@ def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.C
     for text in ("one " * 2000, "two " * 2000):
         Path("mine.txt").write_text(text)
         assert cli.run(["run", "sign", "--data", "mine.txt"]) == 0
-        digests.append(load_run(Path("run.toml")).config.data.digest)
+        digests.append(load_checked_run(Path("run.toml")).config.data.digest)
     assert len(set(digests)) == 2
     Path("mine.txt").unlink()
     assert cli.run(["run", "sign", "--data", "mine.txt"]) != 0
@@ -144,7 +144,7 @@ def test_sign_takes_a_tokenizer_s_directory_or_its_file(author: Identity) -> Non
     digests = []
     for tokenizer in ("words", "words/tokenizer.json"):
         assert cli.run(["run", "sign", "--data", "mine.txt", "--tokenizer", tokenizer]) == 0
-        digests.append(load_run(Path("run.toml")).config.data.digest)
+        digests.append(load_checked_run(Path("run.toml")).config.data.digest)
     assert digests[0] == digests[1] != ""
 
 
@@ -238,7 +238,7 @@ def test_template_defaults_are_the_run_s() -> None:
     assert cli.run(["run", "init", "story.toml", "--json"]) == 0
     Identity.generate().save(Path("me.key"))
     assert cli.run(["run", "sign", "story.toml", "--identity", "me.key", "--unpinned"]) == 0
-    signed, default = load_run(Path("story.toml")).config, RunConfig(name="story")
+    signed, default = load_checked_run(Path("story.toml")).config, RunConfig(name="story")
     assert signed.start.genesis == genesis_digest(initial_theta(default), default)
     assert replace(signed, start=replace(signed.start, genesis="")) == default
 
@@ -253,7 +253,7 @@ def test_run_that_starts_from_a_checkpoint_is_made_signed_and_shown(
     signing = ["run", "sign", "further.toml", "--unpinned", "--start", "base", "--json"]
     assert cli.run(signing) == 0
     [signed] = events(capsys)
-    run = load_run(Path("further.toml"))
+    run = load_checked_run(Path("further.toml"))
     assert (run.config.start.checkpoint, run.config.data.tokenizer) == ("local", "local")
     assert signed["start_digest"] == run.config.start.digest != ""
     assert cli.run(["run", "show", "further.toml"]) == 0
@@ -297,7 +297,7 @@ def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
         assert not any("resolve" in path for path in hub.asked)
     warning, signed = events(capsys)
     assert "the data's digest is removed" in str(warning["message"])
-    data = load_run(Path("run.toml")).config.data
+    data = load_checked_run(Path("run.toml")).config.data
     assert (data.revision, data.tokenizer_revision, data.digest) == (COMMIT, COMMIT, "")
     assert signed["data_revision"] == COMMIT
     # commits stand for themselves: the hub is not asked again
@@ -307,7 +307,7 @@ def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
         capsys.readouterr().out
     )
     assert cli.run(["run", "sign", "--unpinned"]) == 0
-    data = load_run(Path("run.toml")).config.data
+    data = load_checked_run(Path("run.toml")).config.data
     assert (data.revision, data.tokenizer_revision) == ("", "")
     capsys.readouterr()
     assert cli.run(["run", "sign"]) == 1
@@ -323,4 +323,4 @@ def test_sign_of_a_commit_keeps_the_digest_of_its_tokens_and_says_so(
     assert cli.run(["run", "sign", "--json"]) == 0
     warning, _ = events(capsys)
     assert "was not read: it stays pinned to abababababab" in str(warning["message"])
-    assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
+    assert load_checked_run(Path("run.toml")).config.data.digest == "ab" * 32

@@ -26,7 +26,7 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_file import load_run, write_run
+from swarm.training.run.run_file import load_checked_run, write_run
 from swarm.training.run.run_tables import DEFAULT_MODEL, DataConfig, StartConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
@@ -76,7 +76,9 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     while first.wait_for("step", timeout_s=100)["title"] != "warm-up":
         pass
     # a member that has heard of the run gets its file from the first one
-    second = start_node(*JOIN, "--peers", seed.addr, "--run", load_run(run).run_id, *serve, home="b", is_forked=True)
+    second = start_node(
+        *JOIN, "--peers", seed.addr, "--run", load_checked_run(run).run_id, *serve, home="b", is_forked=True
+    )
     nodes = [first, second]
     serving = [node.wait_for("serving", timeout_s=150) for node in nodes]
     steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
@@ -93,7 +95,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     assert serving[0]["model"] == finished[0]["run"]
     exported = Path(str(named(nodes[0], "exported")[0]["path"]))
     run_id = str(finished[0]["run"])
-    assert load_run(second.home / "checkpoints" / run_id / "run.toml") == load_run(run)
+    assert load_checked_run(second.home / "checkpoints" / run_id / "run.toml") == load_checked_run(run)
     assert exported == nodes[0].home / "checkpoints" / run_id / run_id
     with safe_open(exported / "model.safetensors", framework="pt") as file:
         assert len(list(file.keys())) > 4
@@ -129,10 +131,10 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     node.wait_end()
     assert_rounds_are_measured(measured, num_told=len(named(node, "outer_step")))
     kept = max(int(str(event["outer_step"])) for event in named(node, "checkpoint"))
-    checkpoint = load_newest(node.home / "checkpoints" / load_run(run).run_id)
+    checkpoint = load_newest(node.home / "checkpoints" / load_checked_run(run).run_id)
     assert checkpoint is not None
     # what proves to others that the state to resume from is the run's
-    signatures = RunSignatures(identity=Identity.generate(), network_id="tests", run=load_run(run).run_id)
+    signatures = RunSignatures(identity=Identity.generate(), network_id="tests", run=load_checked_run(run).run_id)
     proof = signatures.check_certificate(checkpoint.certificate, time.time())
     assert proof.outcome.state_digest == checkpoint.state.manifest().digest()
     again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a", is_forked=True)
@@ -222,7 +224,7 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     assert losses[1] < losses[0]
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415 - an extra
 
-    drawn = EventAccumulator(str(tmp_path / "curves" / load_run(run).run_id / "attic")).Reload()
+    drawn = EventAccumulator(str(tmp_path / "curves" / load_checked_run(run).run_id / "attic")).Reload()
     assert [each.value for each in drawn.Scalars("loss/training")] == pytest.approx(losses)
     assert [each.step for each in drawn.Scalars("loss/validation")] == [0, 2]
     assert f"tokens are kept in {told['folder']}, for every home" in node.err_path.read_text()
@@ -290,7 +292,7 @@ def test_join_trains_a_checkpoint_further_and_refuses_another_one(
     node = start_node(*joining, "--start", base, home="first", is_forked=True)
     assert node.wait_for("run_finished", timeout_s=100)["outer_step"] == 1
     where = ("--home", node.home, "--network-id", "tests", "--out", tmp_path / "exported")
-    exported = run_here("run", "export", load_run(tmp_path / "run.toml").run_id, *where)
+    exported = run_here("run", "export", load_checked_run(tmp_path / "run.toml").run_id, *where)
     assert [event["event"] for event in exported.events] == ["exported"]
     assert open_model(tmp_path / "exported").num_blocks == open_model(base).num_blocks
 

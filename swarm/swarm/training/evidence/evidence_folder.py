@@ -21,7 +21,7 @@ from swarm_protocol.wire import MESSAGE_VERSION
 
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.evidence import KINDS, check
-from swarm.training.run.signed_run import SignedRun, read_run
+from swarm.training.run.signed_run import SignedRun, parse_signed_run
 from swarm.training.state.certificate import RunSignatures
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
     """Return the run that a file of evidence is of, what checks its signatures, and the evidence, of a kind that this
     node knows. Raises ConfigError or IntegrityError for what nobody can judge."""
     file = read_file(path)
-    run = read_run(file.run, f"the run in {path}")
+    run = parse_signed_run(file.run, f"the run in {path}")
     try:
         kind = Evidence.from_bytes(file.evidence).kind
     except SwarmError as error:

@@ -13,7 +13,7 @@ from swarm_protocol.identity import short_id
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.run.methods import Methods
-from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
+from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, parse_signed_run
 
 FETCH_TIMEOUT_S = 10.0
 """MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and the time to connect."""
@@ -42,7 +42,7 @@ async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: f
     """
     data = await network.call(peer_id, Methods(run_id).run_file, b"", timeout_s=timeout_s, max_bytes=MAX_RUN_FILE_BYTES)
     try:
-        run = await asyncio.to_thread(read_run, data, f"the file that {short_id(peer_id)} gave")
+        run = await asyncio.to_thread(parse_signed_run, data, f"the file that {short_id(peer_id)} gave")
     except (ConfigError, IntegrityError) as error:
         raise IntegrityError(
             f"the peer gave no file of run {run_id}: {error.message}", remedy="ask another member", peer_id=peer_id

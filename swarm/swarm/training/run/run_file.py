@@ -1,6 +1,6 @@
 """Run files on disk: written with every setting explained, for people to edit, signed in place, read and checked.
 
-`load_run` checks a file in four steps: it is TOML (`toml_text.parse_toml`), its signature is over its values
+`load_checked_run` checks a file in four steps: it is TOML (`toml_text.parse_toml`), its signature is over its values
 (`signed_run.verify_mapping`), the values are possible (`run_mapping.from_mapping`), and the model can be built
 (`run_model.check_model`).
 
@@ -237,19 +237,19 @@ def inspect_run(path: Path) -> InspectedRun:
     return InspectedRun(config=run.config, run=run)
 
 
-def load_run(path: Path) -> SignedRun:
+def load_checked_run(path: Path) -> SignedRun:
     """Read and check a signed run file. Raises ConfigError if it cannot be a run, IntegrityError if it is not what was
     signed."""
     return _checked(parse_toml(_read(path), path), path)
 
 
-def read_signed(path: Path) -> SignedRun:
-    """Read a signed run file without torch: raises as `load_run`, but not for a model that cannot be built."""
+def load_signed_run(path: Path) -> SignedRun:
+    """Read a signed run file without torch: raises as `load_checked_run`, but not for a model that cannot be built."""
     return verify_mapping(parse_toml(_read(path), path), path)
 
 
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
-    """Return the signed run in a file's parsed contents. Raises as `load_run`."""
+    """Return the signed run in a file's parsed contents. Raises as `load_checked_run`."""
     run = verify_mapping(mapping, path)
     _check_model(run.config)
     return run

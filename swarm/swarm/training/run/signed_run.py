@@ -41,7 +41,8 @@ class SignedRun:
     """A run and its author. Only `verify_mapping`, which has checked the signature, and `sign_mapping`, which has just
     made it, make one. Neither builds the model: that is checked by those about to train it.
 
-    `text` is a run file, for `read_run`, with the values that were signed, as they were written, and no comments.
+    `text` is a run file, for `parse_signed_run`, with the values that were signed, as they were written, and no
+    comments.
     """
 
     config: RunConfig
@@ -57,9 +58,9 @@ class SignedRun:
         object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
 
-def read_run(data: bytes, where: str) -> SignedRun:
-    """Read a run file that another machine sent; `where` names its source in errors. The model is not built: an unknown
-    run should not cost seconds and memory. Blocks for milliseconds.
+def parse_signed_run(data: bytes, where: str) -> SignedRun:
+    """Return the run in a run file that another machine sent, once its signature is checked; `where` names its source
+    in errors. The model is not built: an unknown run should not cost seconds and memory. Blocks for milliseconds.
 
     Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
     """
@@ -67,7 +68,7 @@ def read_run(data: bytes, where: str) -> SignedRun:
 
 
 def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
-    """Check the signature and the values of a file's parsed contents. Raises as `read_run`."""
+    """Check the signature and the values of a file's parsed contents. Raises as `parse_signed_run`."""
     table, mapping = mapping.get("signature"), without_signature(mapping)
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path} is not signed", remedy=f"sign it first: swarm-node run sign {path}")

@@ -20,9 +20,9 @@ from swarm.training.run import run_copy
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import MAX_ASKED_AT_ONCE, fetch_run, find_run, serve_run
-from swarm.training.run.run_file import load_run, new_run_file, sign_file, sign_run
+from swarm.training.run.run_file import load_checked_run, new_run_file, sign_file, sign_run
 from swarm.training.run.run_tables import MODULE_TYPE
-from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
+from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, parse_signed_run
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -115,11 +115,11 @@ def test_run_of_a_file_edited_by_hand_is_given_as_it_was_signed(tmp_path: Path) 
     text = path.read_text().replace("quorum_grace_s = 2.0", "quorum_grace_s = 3  # private words of the author")
     path.write_text(text)
     signed = sign_file(path, AUTHOR, issued_at=1_700_000_000)
-    loaded = load_run(path)
+    loaded = load_checked_run(path)
     for run in (signed, loaded):
         assert "quorum_grace_s = 3\n" in run.text
         assert "private" not in run.text
-        copied = read_run(run.text.encode(), "a test")
+        copied = parse_signed_run(run.text.encode(), "a test")
         assert copied == loaded
         assert copied.run_id == signed.run_id
 
@@ -173,7 +173,7 @@ def test_run_file_with_one_byte_changed_is_the_same_run_or_refused(at: int, byte
     data = bytearray(RUN.text.encode())
     data[at] = byte
     try:
-        run = read_run(bytes(data), "a test")
+        run = parse_signed_run(bytes(data), "a test")
     except (ConfigError, IntegrityError):
         return
     assert run.run_id == RUN.run_id

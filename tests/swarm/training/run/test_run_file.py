@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import (
     inspect_run,
-    load_run,
+    load_checked_run,
     new_run_file,
     read_config,
     sign_file,
@@ -33,7 +33,7 @@ from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
     SignedRun,
-    read_run,
+    parse_signed_run,
     sign_mapping,
     to_toml,
     without_signature,
@@ -52,7 +52,7 @@ def run_path(tmp_path: Path, tiny_run: RunConfig) -> Path:
 
 
 def test_load_run_what_was_written_is_equal(run_path: Path, tiny_run: RunConfig) -> None:
-    run = load_run(run_path)
+    run = load_checked_run(run_path)
     assert run == sign_run(tiny_run, AUTHOR, issued_at=1_700_000_000)
     assert run.config == tiny_run
     assert run.peer_id == AUTHOR.peer_id
@@ -60,7 +60,7 @@ def test_load_run_what_was_written_is_equal(run_path: Path, tiny_run: RunConfig)
 
 def test_load_run_the_default_run_is_equal(tmp_path: Path) -> None:
     written = write_run(tmp_path / "run.toml", RunConfig(name="default"), AUTHOR)
-    assert load_run(tmp_path / "run.toml") == written
+    assert load_checked_run(tmp_path / "run.toml") == written
 
 
 def test_write_run_leaves_nothing_beside_the_file(run_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_load_run_with_a_key_of_many_words_is_refused_before_it_is_parsed(
     path.write_text(around.format(".".join([word] * (40_000 // (len(word) + 1)))))
     started = time.process_time()
     with pytest.raises(ConfigError, match="dotted key"):
-        load_run(path)
+        load_checked_run(path)
     assert time.process_time() - started < 0.5, "its parser takes 42 s"
 
 
@@ -94,7 +94,7 @@ def test_load_run_of_noise_is_refused_soon(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     started = time.process_time()
     with pytest.raises(ConfigError, match="is not valid TOML"):
-        load_run(path)
+        load_checked_run(path)
     assert time.process_time() - started < 0.5
 
 
@@ -174,7 +174,7 @@ signature = "SKGTgFvpwWBJYL4ISn9aQMzLSlAwhHmlrWQ0jfBfmC6o+D/72DguOUl2qilxKMyOuS6
 def test_a_run_that_an_earlier_version_signed_keeps_its_signature_and_its_id(tmp_path: Path) -> None:
     path = tmp_path / "old.toml"
     path.write_text(SIGNED_BY_THE_FIRST_VERSION)
-    assert load_run(path).run_id == "old-95bb68dbc73e"
+    assert load_checked_run(path).run_id == "old-95bb68dbc73e"
 
 
 def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
@@ -190,7 +190,7 @@ def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
 def load_signed(text: bytes) -> SignedRun:
     """A run that holds exactly these settings, signed by somebody."""
     mapping = without_signature(tomllib.loads(text.decode()))
-    return read_run(sign_mapping(RunConfig(name="run"), mapping, AUTHOR, 1_700_000_000).text.encode(), "here")
+    return parse_signed_run(sign_mapping(RunConfig(name="run"), mapping, AUTHOR, 1_700_000_000).text.encode(), "here")
 
 
 def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny_run: RunConfig) -> None:
@@ -199,7 +199,7 @@ def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny
     run_path.write_text("# mine\n" + "\n".join(line.replace(" = ", "   =  ") for line in reversed(head) if line))
     with run_path.open("a") as file:
         file.write("\n" + "\n".join(rest))
-    assert load_run(run_path).config == tiny_run
+    assert load_checked_run(run_path).config == tiny_run
 
 
 def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> Non
         changed = value.replace(value[-1], "5" if value[-1] != "5" else "6")
         run_path.write_text(text[:start] + changed + text[stop:])
         with pytest.raises(IntegrityError, match="not what its author signed"):
-            load_run(run_path)
+            load_checked_run(run_path)
 
 
 def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -
     for changed in ("more = 1\n" + text, text.replace("seed = 7\n", ""), text.replace('codec = "int8"\n', "")):
         run_path.write_text(changed)
         with pytest.raises(IntegrityError):
-            load_run(run_path)
+            load_checked_run(run_path)
 
 
 def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -
     for changed in (text.replace(AUTHOR.peer_id, other), text.replace("1700000000", "1700000001")):
         run_path.write_text(changed)
         with pytest.raises(IntegrityError):
-            load_run(run_path)
+            load_checked_run(run_path)
 
 
 @pytest.mark.parametrize("line", ["peer_id", "issued_at", "signature ="])
@@ -237,26 +237,26 @@ def test_load_run_incomplete_signature_is_an_integrity_error(run_path: Path, lin
     lines = run_path.read_text().splitlines()
     run_path.write_text("\n".join(each for each in lines if not each.startswith(line)))
     with pytest.raises(IntegrityError, match="incomplete or malformed"):
-        load_run(run_path)
+        load_checked_run(run_path)
 
 
 def test_load_run_signature_that_is_no_base64_is_an_integrity_error(run_path: Path) -> None:
     run_path.write_text(re.sub(r'signature = ".*"', 'signature = "??"', run_path.read_text()))
     with pytest.raises(IntegrityError, match="incomplete or malformed"):
-        load_run(run_path)
+        load_checked_run(run_path)
 
 
 def test_load_run_peer_id_that_is_none_is_an_integrity_error(run_path: Path) -> None:
     run_path.write_text(run_path.read_text().replace(AUTHOR.peer_id, "me"))
     with pytest.raises(IntegrityError):
-        load_run(run_path)
+        load_checked_run(run_path)
 
 
 def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, tiny_run: RunConfig) -> None:
     text = run_path.read_text()
     run_path.write_text(text[: text.index("[signature]")])
     with pytest.raises(ConfigError, match="not signed"):
-        load_run(run_path)
+        load_checked_run(run_path)
     assert read_config(run_path) == tiny_run
 
 
@@ -264,17 +264,17 @@ def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path
     newer = sign_mapping(tiny_run, {**to_mapping(tiny_run), "codecs": "int4"}, AUTHOR, 1_750_000_000)
     (tmp_path / "run.toml").write_text(newer.text)
     with pytest.raises(ConfigError, match="did you mean 'codec'"):
-        load_run(tmp_path / "run.toml")
+        load_checked_run(tmp_path / "run.toml")
 
 
 def test_load_run_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: no such file"):
-        load_run(tmp_path / "none.toml")
+        load_checked_run(tmp_path / "none.toml")
 
 
 def test_load_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_run(tmp_path)
+        load_checked_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -284,21 +284,21 @@ def test_load_run_no_toml_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="is not valid TOML"):
-        load_run(path)
+        load_checked_run(path)
 
 
 def test_load_run_huge_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b"#" * (MAX_RUN_FILE_BYTES + 1))
     with pytest.raises(ConfigError, match="too large"):
-        load_run(path)
+        load_checked_run(path)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "2020-01-01"])
 def test_load_run_value_that_cannot_be_signed_is_refused(run_path: Path, value: str) -> None:
     run_path.write_text(f"when = {value}\n" + run_path.read_text())
     with pytest.raises(ConfigError, match="cannot hold this"):
-        load_run(run_path)
+        load_checked_run(run_path)
 
 
 def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
@@ -318,7 +318,7 @@ def test_sign_run_that_discounts_by_scores_which_nobody_measures_is_refused_and_
         sign_file(tmp_path / "run.toml", AUTHOR)
     sign_run(replace(silent, discount_low_scores=False), AUTHOR, issued_at=1)
     (tmp_path / "old.toml").write_text(sign_mapping(silent, to_mapping(silent), AUTHOR, 1).text)
-    assert load_run(tmp_path / "old.toml").config == silent
+    assert load_checked_run(tmp_path / "old.toml").config == silent
 
 
 def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> None:
@@ -352,7 +352,7 @@ def test_load_run_any_bytes_give_a_typed_error(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
     path.write_bytes(data)
     with pytest.raises((ConfigError, IntegrityError)):
-        load_run(path)
+        load_checked_run(path)
 
 
 def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Path) -> None:
@@ -361,14 +361,14 @@ def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Pa
     edited = path.read_text().replace("outer_steps = 40", "outer_steps = 3  # enough for a try")
     path.write_text(edited)
     run = sign_file(path, AUTHOR, pins={("data", "digest"): "ab" * 32})
-    assert load_run(path) == run
+    assert load_checked_run(path) == run
     assert (run.config.outer_steps, run.config.data.digest) == (3, "ab" * 32)
     text = path.read_text()
     assert text.startswith(edited[: edited.index("# Pins the data")])
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
     path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
     with pytest.raises(IntegrityError, match="not what its author signed"):
-        load_run(path)
+        load_checked_run(path)
     assert sign_file(path, AUTHOR).config.outer_steps == 4
     assert path.read_text().count("[signature]") == 1
 
@@ -378,7 +378,7 @@ def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, mo
     head = '# mine\nname = "few"  # so it is\nmin_group = 5\naggregator = "trimmed_mean"\n'
     path.write_text(f"{head}\n[inner]\nbatch_windows = 2  # small\n\n# no tables follow\n")
     run = sign_file(path, AUTHOR)
-    assert run == load_run(path)
+    assert run == load_checked_run(path)
     assert run.config == RunConfig(
         name="few", min_group=5, aggregator="trimmed_mean", inner=InnerConfig(batch_windows=2)
     )
@@ -390,7 +390,7 @@ def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, mo
     assert written == to_mapping(run.config)
     # a later version with other defaults, for which it is the same run
     monkeypatch.setattr(InnerConfig.__init__, "__kwdefaults__", {**InnerConfig.__init__.__kwdefaults__, "beta2": 0.5})
-    assert load_run(path).run_id == run.run_id
+    assert load_checked_run(path).run_id == run.run_id
     assert InnerConfig().beta2 == 0.5
 
 
@@ -450,7 +450,7 @@ def test_new_run_file_on_a_full_disk_leaves_nothing_that_is_in_the_way_later(
 
 
 def test_inspect_run_says_whether_the_signature_holds(run_path: Path) -> None:
-    assert inspect_run(run_path).run == load_run(run_path)
+    assert inspect_run(run_path).run == load_checked_run(run_path)
     text = run_path.read_text()
     run_path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
     found = inspect_run(run_path)

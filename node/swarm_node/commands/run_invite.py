@@ -40,7 +40,7 @@ from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import check_new_file, explained, write_private
 
-_SERIAL = re.compile(r"[0-9a-fA-F]{1,16}")
+_SERIAL = re.compile(r"[0-9a-fA-F]{16}")
 
 
 def invite(flags: Flags) -> int:

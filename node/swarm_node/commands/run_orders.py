@@ -108,7 +108,7 @@ async def give(
     answers = await deliver(network, method, data, peers)
     for peer, refusal in answers.items():
         if refusal and (heeded is None or peer in heeded):
-            emitter.emit("warning", message=f"{short_id(peer)} refused the {what}: {refusal}", remedy="")
+            emitter.emit("warning", message=f"{short_id(peer)} has not taken the {what}: {refusal}", remedy="")
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     if not taken:
         raise PeerUnreachable(f"no member accepted the {what}", remedy="try again when a member is running")

@@ -308,7 +308,9 @@ def _matches(node: NodeView, asked: Mapping[str, str]) -> bool:
 def _join_command(join_command: str, detail: RunDetail) -> str | None:
     """Return the command that joins the run; None for a run id whose form is not known to be harmless in a shell."""
     is_open = detail.run.state in {"training", "waiting"}
-    return f"{join_command} --run {detail.run.run}" if is_open and is_run_id(detail.run.run) else None
+    if not is_open or not is_run_id(detail.run.run):
+        return None
+    return f"{join_command} --run {detail.run.run}{' --invitation FILE' if detail.run.needs_invitation else ''}"
 
 
 def _newest(detail: RunDetail, name: str) -> Any:

@@ -99,12 +99,16 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         num_agreeing=sum(record.digest.hex() == digest for record in at_step),
         num_at_step=len(at_step),
         digest=digest,
-        tokens_per_s=sum(each.tokens_per_s for each in members.values() if each.state == "training") or None,
+        # of a run that waits, members still announce the speed of their last step
+        tokens_per_s=(sum(each.tokens_per_s for each in members.values() if each.state == "training") or None)
+        if state == "training"
+        else None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
         endorsed_step=facts.endorsed_step,
         num_on_probation=facts.newest.num_on_probation if facts.newest else None,
         num_trainers=facts.newest.num_trainers if facts.newest else None,
         entrance=_entrance(facts.file.config) if facts.file else None,
+        needs_invitation=facts.file is not None and facts.file.config.entrance.required,
         slow_links=tuple(
             each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
         ),

@@ -249,6 +249,7 @@ class RunView(View):
     num_on_probation: int | None = None  # of those that took part in the newest step whose proof was seen here
     num_trainers: int | None = None  # that took part in it
     entrance: str | None = None  # who may join, and what invitations are good for, in words
+    needs_invitation: bool = False  # nobody else may join but peers that the run names
     slow_links: tuple[str, ...] = ()  # members and links that are slower than the others', in words
 
 

@@ -66,7 +66,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "run_revoked": event_spec(
         "The author of a run has revoked an invitation or an inviter, and members have taken the revocation. The run's "
         "state learns it with one of the next steps.",
-        "revoked in {run}: {what}",
+        "revoked in {run}: {what}; the order is with {num_peers:member}",
         run="text: the run's id",
         what="text: what is revoked, in words",
         peers="list: peer ids of the members that took it",

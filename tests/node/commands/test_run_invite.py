@@ -236,7 +236,7 @@ def test_mistyped_option_is_told_before_the_file_and_the_key_are_looked_for(
         (("vouch",), "--for-node is missing"),
         (("revoke", "--serial", "0" * 16), "is not the serial of an invitation"),
         (("revoke", "--serial", "\u0663"), "is not the serial of an invitation"),
-        (("revoke", "--serial", ",".join(map(str, range(1, 34)))), "33 serials are too many"),
+        (("revoke", "--serial", ",".join(f"{serial:016x}" for serial in range(1, 34))), "33 serials are too many"),
         (("revoke",), "neither --serial nor --inviter"),
     ):
         code, _, err = call(capsys, "run", words[0], tmp_path / "none.toml", *words[1:], *nothing)
@@ -262,9 +262,10 @@ def test_revoke_wants_the_author_and_something_to_revoke(tmp_path: Path, capsys:
     write_run(tmp_path / "run.toml", config(), AUTHOR)
     peers = ("--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{FRIEND.peer_id}")
     for key, words, reason in (
-        ("friend", ("--serial", "5"), "only that key can revoke"),
+        ("friend", ("--serial", "4f0c2d9a51b37e86"), "only that key can revoke"),
         ("author", (), "neither --serial nor --inviter"),
         ("author", ("--serial", "xyz"), "is not the serial"),
+        ("author", ("--serial", "4f0c2d9a"), "is not the serial"),  # cut while it was copied
         ("author", ("--inviter", "nobody"), "--inviter"),
     ):
         path = tmp_path / f"{key}.key"

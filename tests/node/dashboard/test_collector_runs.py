@@ -367,7 +367,7 @@ def test_run_with_too_few_members_waits() -> None:
     assert run_view(facts(step(99), states=("finished",)), 0.0).state == "training", "the last step is not proved yet"
     assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"
     view = run_view(facts(states=("training", "joining")), 0.0)
-    assert view.state == "waiting"
+    assert (view.state, view.tokens_per_s) == ("waiting", None)
     assert view.words == "It waits for members: 1 of the 2 that it needs is there, 1 joining."
     assert view.projected_end is None
 

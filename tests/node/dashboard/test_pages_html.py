@@ -269,6 +269,8 @@ def test_an_open_run_prints_the_line_that_joins_it(source: ExampleSource) -> Non
     line = f"{source.overview().join_command} --run {detail.run.run}"
     assert line in text_with(state="training")
     assert line in text_with(state="waiting")
+    assert "--invitation" not in text_with(state="training")
+    assert f"{line} --invitation FILE" in text_with(state="training", needs_invitation=True)
     assert " --run " not in text_with(state="finished")
     assert " --run " not in text_with(run="story;reboot-0123456789ab"), "nothing that a shell would act on"
 

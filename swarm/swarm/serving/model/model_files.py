@@ -149,25 +149,31 @@ def read_config(directory: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (over half a second)
 
     try:
-        _check_bounds(directory / CONFIG)
+        _check_settings(directory / CONFIG)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # each family checks its own settings, and raises what it likes
         raise ConfigError(
             f"{directory}/{CONFIG} is not usable: {one_line(error)}",
-            remedy="restore the file that came with the model, or serve another one",
+            remedy="restore the file that came with the model, or serve another one; a newer model may want "
+            "a newer transformers",
         ) from error
     check_is_model(config)
     return config
 
 
-def _check_bounds(path: Path) -> None:
-    """Raises ValueError for what transformers would take too long to read."""
+def _check_settings(path: Path) -> None:
+    """Raises ValueError for what transformers would take too long to read, and for a model that it does not know."""
+    from transformers import CONFIG_MAPPING, __version__  # noqa: PLC0415
+
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
     settings = json.loads(path.read_text("utf-8"))
     if not isinstance(settings, dict):
         raise ValueError("it is not an object")  # noqa: TRY004
     check_counts(settings)
+    family = settings.get("model_type")
+    if isinstance(family, str) and family not in CONFIG_MAPPING:
+        raise ValueError(f"transformers {__version__} does not know models of type {family!r:.40}")
 
 
 def check_is_model(config: Any) -> None:

@@ -79,6 +79,13 @@ def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_open_config_of_a_newer_model_says_that_transformers_does_not_know_it(copied: Path) -> None:
+    (copied / "config.json").write_text('{"model_type": "gpt99"}')
+    with pytest.raises(ConfigError, match=r"transformers 5\S+ does not know models of type 'gpt99': ") as caught:
+        open_model(copied)
+    assert "a newer transformers" in caught.value.remedy
+
+
 def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(ConfigError, match=r"^clip is not a language model of blocks") as caught:

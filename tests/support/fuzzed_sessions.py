@@ -164,7 +164,7 @@ class SessionHistory:
                 self._expected.append((stage, self._result(stage, action.end, action.end - action.start)))
             case UpdateLink(stage):
                 self._send(self.messages.link(stage))
-                ack = LinkAck(sequence_id=stage.sequence_id, num_links=stage.link.num_sent, position=stage.done)
+                ack = LinkAck(sequence_id=stage.sequence_id, num_links=stage.link.num_updates, position=stage.num_run)
                 self._expected.append((stage, ack))
             case GrantHandover():
                 self._send(self.messages.grant_handover(action))
@@ -215,7 +215,7 @@ class SessionHistory:
 
     def _any_frame(self, stage: Stage) -> Frame:
         chance, length = self.chance, self.state.pipeline.length
-        position = chance.choice((stage.done, stage.done + 1, length, length + 1, chance.randrange(MAX_TOKENS)))
+        position = chance.choice((stage.num_run, stage.num_run + 1, length, length + 1, chance.randrange(MAX_TOKENS)))
         match chance.randrange(6):
             case 0:
                 return LinkAck(sequence_id=stage.sequence_id, num_links=chance.randrange(1, 4), position=position)
@@ -250,7 +250,7 @@ class SessionHistory:
             push_failed=chance.random() < 0.1,
             passed_on=chance.random() < 0.3,
             looped=is_last and chance.random() < 0.3,
-            num_links=stage.link.num_sent if chance.random() < 0.8 else chance.randrange(3),
+            num_links=stage.link.num_updates if chance.random() < 0.8 else chance.randrange(3),
         )
 
     def check_bounded(self) -> None:
@@ -347,7 +347,7 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
         for frame in decoded(altered(request, chance, num_changes=chance.choice((0, 0, 1, 2)))):
             try:
                 if isinstance(frame, StepRequest):
-                    inbox.take(frame, passes_on=frame.forward)
+                    inbox.take(frame, forward=frame.forward)
             except SwarmError as error:
                 happened[type(error).__name__] += 1
         happened["steps"] += 1

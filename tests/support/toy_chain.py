@@ -420,14 +420,16 @@ class ToyWorld:
                 outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
             if ask.wants_token:
                 self.drawn[sequence.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
-            if ask.ahead and sequence.told.next:
+            if ask.ahead and sequence.told.downstream:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
                 ahead = ToyAsk(True, ask.ahead - 1, forward=True)
-                looped = self.push(server, sequence_id, sequence.told.next, position, row, ahead)
+                looped = self.push(server, sequence_id, sequence.told.downstream, position, row, ahead)
         elif ask.forward:
             rows, outputs = b"".join(outputs), []
-            if sequence.told.next:
-                push_failed = not self.push(server, sequence_id, sequence.told.next, position - num_rows, rows, ask)
+            if sequence.told.downstream:
+                push_failed = not self.push(
+                    server, sequence_id, sequence.told.downstream, position - num_rows, rows, ask
+                )
         else:
             outputs = []
         self.num_looped += looped
@@ -443,12 +445,12 @@ class ToyWorld:
 
     def push(self, server: ToyServer, source: bytes, to: Stage, position: int, rows: bytes, ask: ToyAsk) -> bool:
         """False: the sender notices that it failed."""
-        lower = to.peer_id
-        if lower == server.peer_id:
+        receiver = to.peer_id
+        if receiver == server.peer_id:
             assert to.sequence_id in server.sequences, "nobody dials itself"
             self.step(server, to.sequence_id, position, rows, ask)
             return True
-        if (server.peer_id, lower) in self.cut:
+        if (server.peer_id, receiver) in self.cut:
             self.struck["cut"] += 1
             return self.random.random() < 0.3
         if self.random.random() < self.push_loss:
@@ -459,8 +461,8 @@ class ToyWorld:
             sequence = target.sequences.get(to.sequence_id)
             if (
                 sequence is None
-                or sequence.told.previous is None
-                or sequence.told.previous.sequence_id != source
+                or sequence.told.upstream is None
+                or sequence.told.upstream.sequence_id != source
                 or BAD in rows
             ):
                 return
@@ -468,7 +470,7 @@ class ToyWorld:
                 return
             self.step(target, to.sequence_id, position, rows, ask)
 
-        self.send(server.peer_id, lower, lambda: self.at_server(lower, happen))
+        self.send(server.peer_id, receiver, lambda: self.at_server(receiver, happen))
         return True
 
     def heard_result(self, stage: Stage, ran: StepReport, outputs: list[bytes]) -> list[Action]:

@@ -134,7 +134,7 @@ class ServerSession:
             services.forwarder,
             self.client,
             opened.sequence_id,
-            take_own=lambda push: self._take(push, passes_on=False),
+            take_own=lambda push: self._take(push, forward=False),
             on_failed=self._push_failed,
         )
         self._results = ResultBatcher(connection, services.flush_timer)
@@ -155,7 +155,7 @@ class ServerSession:
         try:
             if step.want == "token" and not (self.is_last or step.forward):
                 raise PeerViolation("only the last block's output says which token comes next")
-            self._take(step, passes_on=step.forward and not self.is_last)
+            self._take(step, forward=step.forward and not self.is_last)
         except SwarmError as error:
             self.end(error)
 
@@ -165,7 +165,7 @@ class ServerSession:
             named = self.previous
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
                 raise PeerViolation("the client did not name you as the previous server", peer_id=connection.peer_id)
-            self._take(push, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
+            self._take(push, forward=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, connection, error)
 
@@ -184,12 +184,12 @@ class ServerSession:
         self.connection.send(ack)
 
     def _take(
-        self, frame: StepRequest | Push, *, passes_on: bool, upstream_ms: tuple[session_frames.Spent, ...] = ()
+        self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[session_frames.Spent, ...] = ()
     ) -> None:
         """Queue a frame's step. Raises PeerViolation, PeerRefused."""
         if not self._is_ready:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
-        self._inbox.take(frame, passes_on=passes_on, upstream_ms=upstream_ms)
+        self._inbox.take(frame, forward=forward, upstream_ms=upstream_ms)
 
     def ready(self) -> None:
         """Accept steps from now on, and tell the client."""
@@ -218,19 +218,21 @@ class ServerSession:
         rows, codec_error = None, 0.0
         if output.output is not None:
             rows, codec_error = rows_of(output.output, "raw" if self.is_last else self._codec)
-        if step.passes_on and rows is not None and self._link.next is not None:
+        if step.forward and rows is not None and self._link.next is not None:
             await self._services.failpoints.reached("serve/push")
             self._link.push_rows(step, rows, spent_ms)
         self._note_outputs(step, rows, output)
         num_links = self._link.num_links
         await self._services.failpoints.reached("serve/reply")
         self._answered = step.position + step.num_rows
-        looped, push_failed = False, step.passes_on and self._link.is_cut_off
+        looped, push_failed = False, step.forward and self._link.is_cut_off
         if output.token is not None and step.draw is not None and step.draw.ahead:
             # nothing comes between this and telling the client, which relies on that
             num_links = self._link.num_links
             looped = self._link.push_token(self._answered, output.token.token_id, step.draw)
             push_failed = not looped and self._link.is_cut_off
+        # a token on its way through the middle: the client waits for what the last server makes of it
+        is_forwarded_token = step.forward and self._link.next is not None and step.num_rows == 1
         result = StepResult(
             sequence_id=self.sequence_id,
             position=self._answered,
@@ -241,14 +243,13 @@ class ServerSession:
             codec_error=codec_error,
             token=output.token,
             rows=rows,
-            # a token on its way through the middle: the client waits for what the last server makes of it
-            passed_on=step.passes_on and self._link.next is not None and step.num_rows == 1,
+            passed_on=is_forwarded_token,
             looped=looped,
             num_links=num_links,
             # where rows go back to the client: nobody else reports the times of the servers before
             upstream_ms=step.upstream_ms if self._link.next is None or self.is_last else (),
         )
-        self._results.add(result, can_wait=result.passed_on and not self._is_leaving)
+        self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
 
     def _note_outputs(self, step: CheckedStep, rows: Rows | None, output: StepOutput) -> None:
         if output.token is not None and step.draw is not None:
@@ -274,11 +275,11 @@ class ServerSession:
         try:
             await self._services.failpoints.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
             await self.connection.room()
-            if step.passes_on:
+            if step.forward:
                 await self._link.room()
             pick = await self._engine_pick(step)
             async with self.lock:
-                output = await self.sequence.step(step.x, Want.ALL if step.passes_on else _WANTS[step.want], pick)
+                output = await self.sequence.step(step.x, Want.ALL if step.forward else _WANTS[step.want], pick)
             if output.token is not None and self.sampler is not None:
                 self.sampler.drew(output.token.token_id)
             return output

@@ -72,7 +72,7 @@ class Backpressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
-    """A step that fits the session. `passes_on`: all its outputs are wanted, here and by the next server.
+    """A step that fits the session. `forward`: all its outputs are wanted, here and by the next server.
 
     `upstream_ms`: what the servers before spent on it, as far as that is known.
     """
@@ -82,7 +82,7 @@ class CheckedStep:
     num_rows: int
     want: WantedOutput
     draw: TokenDraw | None
-    passes_on: bool
+    forward: bool
     upstream_ms: tuple[Spent, ...]
 
 
@@ -121,7 +121,7 @@ class SessionInbox:
         """The session's length after everything that waits."""
         return self._sequence.length if self._expected is None else self._expected
 
-    def take(self, frame: StepRequest | Push, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
+    def take(self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
         """Check a frame and let it wait. Raises PeerViolation, PeerRefused."""
         rows, position = frame.rows, frame.position
         if self._expected is not None:
@@ -147,7 +147,7 @@ class SessionInbox:
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
-            passes_on=passes_on,
+            forward=forward,
             upstream_ms=upstream_ms,
         )
         self._steps.append(step)

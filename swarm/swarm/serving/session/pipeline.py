@@ -1,9 +1,9 @@
 """The pipeline of a session: which stage has run what, which is fed next, and which pushes to which.
 
 Stages lie side by side. Each is fed the rows of the replay buffer at its first block. A stage that lacks rows is fed:
-at first only the first stage, since servers push their outputs on and send the client a copy; after any trouble also
-the stage that lacks what the buffer before it has. Servers drop rows that they have run already, so feeding twice does
-no harm. This one rule covers prefill, decode, replay and the way around a broken link.
+at first only the first stage, since servers push their outputs downstream and send the client a copy; after any trouble
+also the stage that lacks what the buffer before it has. Servers drop rows that they have run already, so feeding twice
+does no harm. This one rule covers prefill, decode, replay and the way around a broken link.
 
 Where more tokens may be drawn than the one that was asked for, the pipeline is closed to a ring: the last server pushes
 the token that it drew to the first one, and tells the client. Servers then run ahead of what the client knows. Their
@@ -86,7 +86,7 @@ class Pipeline:
         if self._has_looped:
             first, last = self.stages[0], self.stages[-1]
             self._expect_pushes([last, *self.stages], start, self.length)
-            if first.given == self.length:
+            if first.num_expected == self.length:
                 first.expect_report(self.length, now_s)
         self._retry_links(now_s)
         for stage in list(self.stages):
@@ -117,7 +117,7 @@ class Pipeline:
         return taken
 
     def _is_timed(self, stage: Stage, report: StepReport) -> bool:
-        return self.request.is_timed and report.position == self.length == stage.done + 1
+        return self.request.is_timed and report.position == self.length == stage.num_run + 1
 
     def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
         buffer = self.buffers[stage.end]
@@ -140,7 +140,7 @@ class Pipeline:
         while stage.early:
             report = stage.early[0]
             if report.position > self.length:
-                if stage.done >= self.length:
+                if stage.num_run >= self.length:
                     return
                 report, stage.early[0] = report.split(self.length, self.buffers[stage.end].row_bytes)
             else:
@@ -149,28 +149,45 @@ class Pipeline:
             self._progress(stage, report, now_s)
 
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
-        lower, is_last = self._lower(stage, self.stages), stage.end == self.num_blocks
-        if not is_last and not report.passed_on and self._is_timed(stage, report):
+        """Note that a stage has run more, and what became of its pushes to the stage downstream."""
+        is_last = stage.end == self.num_blocks
+        if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
             self._note_spent(stage, report)
         stage.progress(report, now_s)
-        is_linked = lower is not None and _are_linked(stage, lower) and report.num_links == stage.link.num_sent
+        downstream = self._downstream(stage, self.stages)
+        # if not, the outputs went where the stage was linked to before
+        is_linked = (
+            downstream is not None and _are_linked(stage, downstream) and report.num_links == stage.link.num_updates
+        )
         if is_last:
             self._has_looped = report.looped and is_linked
-            if lower is not None and is_linked and report.push_failed:
-                self._unlink(stage, lower, now_s)
-                return
-        # after its last row the first stage gets the token that follows it
-        reach = report.position + is_last
-        if lower is None or lower.given < reach:
+        if downstream is None:
             return
+        if is_last:
+            self._note_token_push(stage, downstream, report, is_linked=is_linked, now_s=now_s)
+        else:
+            self._note_row_push(stage, downstream, report, is_linked=is_linked, now_s=now_s)
+
+    def _note_token_push(self, last: Stage, first: Stage, report: StepReport, *, is_linked: bool, now_s: float) -> None:
+        """Expect no push of the token that the last stage drew, unless it goes to the first one of the ring."""
+        if is_linked:
+            if report.push_failed:
+                self._unlink(last, first, now_s)
+        elif _is_only_pushed(first, report.position + 1):  # the token follows the last row
+            first.forget_pushes()
+
+    def _note_row_push(
+        self, stage: Stage, downstream: Stage, report: StepReport, *, is_linked: bool, now_s: float
+    ) -> None:
+        """Expect a report of the pushed rows downstream if they have surely arrived there, and else no push."""
         if is_linked and not report.push_failed:
-            if not is_last:
-                lower.expect_report(reach, now_s)
-        elif reach > max(lower.done, lower.fed):
+            if downstream.num_expected >= report.position:
+                downstream.expect_report(report.position, now_s)
+        elif _is_only_pushed(downstream, report.position):
             if is_linked:
-                self._unlink(stage, lower, now_s)
+                self._unlink(stage, downstream, now_s)
             else:
-                lower.forget_pushes()  # it went where the stage was linked to before
+                downstream.forget_pushes()
 
     def _note_times(self, report: StepReport, took_ms: float) -> None:
         """Note the times of a single token, which took `took_ms` through all stages."""
@@ -184,9 +201,9 @@ class Pipeline:
     def _note_spent(self, stage: Stage, report: StepReport) -> None:
         """Note what a single token took on the servers that pushed it to this stage. It notes its own time itself."""
         self.request.note_spent(report)
-        before = self.stages[: self.stages.index(stage)]
-        for upper, (compute_ms, queue_ms) in zip(reversed(before), reversed(report.upstream_ms), strict=False):
-            upper.trace.step(compute_ms, queue_ms)
+        all_upstream = self.stages[: self.stages.index(stage)]
+        for upstream, (compute_ms, queue_ms) in zip(reversed(all_upstream), reversed(report.upstream_ms), strict=False):
+            upstream.trace.step(compute_ms, queue_ms)
 
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
         """Update links that have changed, and feed each stage that lacks rows."""
@@ -200,7 +217,7 @@ class Pipeline:
         for index in range(len(self.stages)):
             while (feed := self._next_feed(index)) is not None:
                 actions.append(feed)
-                self._fed(index, feed, now_s)
+                self._note_fed(index, feed, now_s)
         return actions
 
     def needed(self, stage: Stage) -> int:
@@ -210,13 +227,13 @@ class Pipeline:
     def _next_feed(self, index: int) -> Feed | None:
         """Return the rows that the stage gets next, or None if it has all, or enough for now."""
         stage = self.stages[index]
-        held, start = self.buffers[stage.start].length, stage.given
+        held, start = self.buffers[stage.start].length, stage.num_expected
         if start >= held:
             return None
         is_last, needed, request = stage.end == self.num_blocks, self.needed(stage), self.request
         if self.lost_token.suspects and stage.start == 0:
             held = min(held, self.lost_token.position)
-        slowest = min(following.done for following in self.stages[index:])
+        slowest = min(each.num_run for each in self.stages[index:])
         if start >= min(held, slowest + WINDOW_CHUNKS * self._chunk):
             return None
         forward = start >= needed and not is_last
@@ -226,8 +243,8 @@ class Pipeline:
         wants_token = (forward or is_last) and self.is_asked and end == self.length
         return Feed(stage, start, end, wants_token, forward, request.num_drawn, request.ahead if wants_token else 0)
 
-    def _fed(self, index: int, feed: Feed, now_s: float) -> None:
-        feed.stage.given = feed.stage.fed = feed.end
+    def _note_fed(self, index: int, feed: Feed, now_s: float) -> None:
+        feed.stage.num_expected = feed.stage.num_fed = feed.end
         self.request.may_draw = self.request.may_draw or feed.wants_token
         feed.stage.expect_report(feed.end, now_s)
         if feed.forward:
@@ -235,14 +252,18 @@ class Pipeline:
 
     def _expect_pushes(self, stages: Sequence[Stage], start: int, end: int) -> None:
         """Note the rows that pushes from the first of these stages will bring to the others, if all are in step."""
-        for upper, lower in itertools.pairwise(stages):
-            # a lower one that is still being fed directly may not have got to `start` when the push comes
-            if not _are_linked(upper, lower) or lower.given < start or lower.fed > lower.done:
+        for upstream, downstream in itertools.pairwise(stages):
+            # one that is still being fed directly may not have got to `start` when the push comes
+            if (
+                not _are_linked(upstream, downstream)
+                or downstream.num_expected < start
+                or downstream.num_fed > downstream.num_run
+            ):
                 return
-            start = max(start, lower.given)
+            start = max(start, downstream.num_expected)
             if start >= end:
                 return
-            lower.given = end
+            downstream.num_expected = end
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
         """Take in that a server has received so many link updates, and had been given the inputs up to `position`.
@@ -250,8 +271,8 @@ class Pipeline:
         Raises PeerViolation if that cannot be.
         """
         link = stage.link
-        if not link.num_acknowledged < num_links <= link.num_sent:
-            raise PeerViolation(f"the server was told of its neighbours {link.num_sent} times, not {num_links}")
+        if not link.num_acknowledged < num_links <= link.num_updates:
+            raise PeerViolation(f"the server was told of its neighbours {link.num_updates} times, not {num_links}")
         link.num_acknowledged = num_links
         if not self.lost_token.check(position) and not link.is_pending:
             self.lost_token.suspects.discard(stage)
@@ -261,7 +282,9 @@ class Pipeline:
     def knows_draws_of(self, last: Stage) -> bool:
         """Return whether the client knows all tokens that the last stage has pushed on."""
         request = self.request
-        return not request.ahead or not request.may_draw or not (last.link.neighbours.next or last.link.is_pending)
+        return (
+            not request.ahead or not request.may_draw or not (last.link.neighbours.downstream or last.link.is_pending)
+        )
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
         """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon.
@@ -270,33 +293,33 @@ class Pipeline:
         """
         if stage.is_home:
             return Neighbours()
-        lower, upper = self._lower(stage, ready), self._upper(stage, (*self.stages, *self.opening))
-        if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, lower)):
-            lower = None
-        return Neighbours(_if_remote(upper), _if_remote(lower))
+        downstream, upstream = self._downstream(stage, ready), self._upstream(stage, (*self.stages, *self.opening))
+        if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, downstream)):
+            downstream = None
+        return Neighbours(_if_remote(upstream), _if_remote(downstream))
 
     def _may_loop(self, last: Stage, first: Stage | None) -> bool:
         # no server dials itself, but the same sequence needs no dialling
         can_push = first is last or (first is not None and first.peer_id != last.peer_id)
         return can_push and not self.lost_token.suspects and not last.is_leaving
 
-    def _lower(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
-        """Return the stage after it; in a ring the first one comes after the last."""
+    def _downstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+        """Return the stage that runs the blocks after it; in a ring the first one comes after the last."""
         start = stage.end % self.num_blocks
         return next((other for other in among if other.start == start), None) if start or self._is_ring else None
 
-    def _upper(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+    def _upstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
         end = stage.start or self.num_blocks
         return next((other for other in among if other.end == end), None) if stage.start or self._is_ring else None
 
-    def _unlink(self, upper: Stage, lower: Stage, now_s: float) -> None:
-        """Feed the lower one directly for a while."""
-        link = upper.link
+    def _unlink(self, upstream: Stage, downstream: Stage, now_s: float) -> None:
+        """Feed the stage downstream directly for a while."""
+        link = upstream.link
         link.off_until_s = now_s + min(MAX_RELINK_S, RELINK_S * 2**link.num_failures)
         link.num_failures += 1
         self._links_changed = True
         self._relink_s = min(self._relink_s, link.off_until_s)
-        lower.forget_pushes()
+        downstream.forget_pushes()
 
     def _retry_links(self, now_s: float) -> None:
         if now_s >= self._relink_s:
@@ -305,12 +328,12 @@ class Pipeline:
     def feed_again(self, stage: Stage, now_s: float) -> None:
         """Feed a stage whose report is late directly: what was pushed to it may be lost."""
         stage.deadline.feed_again_s = math.inf
-        upper = self._upper(stage, self.stages)
-        if upper is not None and stage.given > max(stage.fed, stage.done):
-            self._unlink(upper, stage, now_s)
+        upstream = self._upstream(stage, self.stages)
+        if upstream is not None and stage.num_expected > max(stage.num_fed, stage.num_run):
+            self._unlink(upstream, stage, now_s)
 
     def expect(self, opening: Sequence[Stage]) -> None:
-        """Note the stages that are being opened: those after them must know the sender before its pushes come."""
+        """Note the stages that are being opened: those downstream must know the sender before its pushes come."""
         self.opening = list(opening)
         self._links_changed = True
 
@@ -331,7 +354,7 @@ class Pipeline:
             stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
             stage.outputs_from = self.needed(stage)
             # where the client feeds a part, what is pushed after that may come first
-            stage.takes_from = stage.done if stage.done == self.buffers[stage.start].length else length
+            stage.takes_from = stage.num_run if stage.num_run == self.buffers[stage.start].length else length
         for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
             del self.buffers[block]
         self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
@@ -344,12 +367,12 @@ class Pipeline:
                 self.buffers[block] = ReplayBuffer(buffer.row_bytes)
 
     def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
-        """Take a stage out. What it was to push to the next one may not come any more."""
+        """Take a stage out. What it was to push downstream may not come any more."""
         self.stages.remove(stage)
         stage.trace.is_replaced = True
         self._links_changed, self.request.is_timed = True, False
-        if lower := self._lower(stage, self.stages):
-            lower.forget_pushes()
+        if downstream := self._downstream(stage, self.stages):
+            downstream.forget_pushes()
         is_lost_draw = stage.end == self.num_blocks and not self.knows_draws_of(stage)
         return self._suspect(now_s) if stage in self.lost_token.suspects or is_lost_draw else []
 
@@ -368,7 +391,7 @@ class Pipeline:
 
 def _update_link(stage: Stage, neighbours: Neighbours) -> UpdateLink:
     stage.link.neighbours = neighbours
-    stage.link.num_sent += 1
+    stage.link.num_updates += 1
     return UpdateLink(stage)
 
 
@@ -385,5 +408,10 @@ def _if_remote(stage: Stage | None) -> Stage | None:
     return None if stage is None or stage.is_home else stage
 
 
-def _are_linked(upper: Stage, lower: Stage) -> bool:
-    return upper.link.neighbours.next is lower
+def _is_only_pushed(stage: Stage, num_rows: int) -> bool:
+    """Return whether the last of the stage's first `num_rows` inputs was neither run nor fed, but is to be pushed."""
+    return max(stage.num_run, stage.num_fed) < num_rows <= stage.num_expected
+
+
+def _are_linked(upstream: Stage, downstream: Stage) -> bool:
+    return upstream.link.neighbours.downstream is downstream

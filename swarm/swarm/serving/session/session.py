@@ -274,7 +274,7 @@ class Session:
             self._send(*known)
         self._trace.hops += [stage.trace for stage in repair.new]
         if not repair.lost_peer:
-            self._trace.num_reused_tokens = min(stage.done for stage in repair.new)
+            self._trace.num_reused_tokens = min(stage.num_run for stage in repair.new)
             return
         replay = action.replay(self._loop.time())
         self._trace.replays.append(replay)

@@ -106,8 +106,8 @@ class SessionMessages:
             max_tokens=self.max_tokens,
             codec=self.codec,
             page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
-            previous=_ref(stage.link.neighbours.previous),
-            next=_ref(stage.link.neighbours.next),
+            previous=_ref(stage.link.neighbours.upstream),
+            next=_ref(stage.link.neighbours.downstream),
             take_over=_ref(taken_over),
             sampler=self.sampler if stage.end == self.model.num_blocks else None,
         )
@@ -139,7 +139,9 @@ class SessionMessages:
 
     def link(self, stage: Stage) -> LinkUpdate:
         neighbours = stage.link.neighbours
-        return LinkUpdate(sequence_id=stage.sequence_id, previous=_ref(neighbours.previous), next=_ref(neighbours.next))
+        return LinkUpdate(
+            sequence_id=stage.sequence_id, previous=_ref(neighbours.upstream), next=_ref(neighbours.downstream)
+        )
 
     def grant_handover(self, action: GrantHandover) -> AllowHandover:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
@@ -171,7 +173,7 @@ class SessionMessages:
             compute_ms=result.compute_ms,
             queue_ms=result.queue_ms,
             push_failed=result.push_failed,
-            passed_on=result.passed_on,
+            has_forwarded_tokens=result.passed_on,
             looped=result.looped,
             num_links=result.num_links,
             upstream_ms=result.upstream_ms,

@@ -235,7 +235,7 @@ class SessionState:
         repair.is_opening = True
         repair.open_by_s = now_s + OPEN_S
         if repair.is_handover and repair.old is not None:
-            repair.open_by_s += max(stage.timer.expected_s(repair.old.done) for stage in repair.new)
+            repair.open_by_s += max(stage.timer.expected_s(repair.old.num_run) for stage in repair.new)
         self._expect_opening()
         for stage in repair.new:
             stage.link.neighbours = self.pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
@@ -264,14 +264,14 @@ class SessionState:
         if old is None:
             return True
         # the client must have heard of the copied positions, too: nobody else reports their outputs
-        is_known = not repair.is_handover or all(s.opened and s.opened.length <= old.done for s in repair.new)
+        is_known = not repair.is_handover or all(s.opened and s.opened.length <= old.num_run for s in repair.new)
         return is_known and (old.end < self.pipeline.num_blocks or self.pipeline.knows_draws_of(old))
 
     def _splice(self, repair: Repair, now_s: float) -> None:
         """Put the opened stages into the pipeline."""
         if repair.old is not None:
             self._remove(repair.old, now_s)
-            repair.lost_done = repair.old.done
+            repair.num_run_before = repair.old.num_run
         self.repairs.remove(repair)
         if repair.lost_peer:
             for stage in repair.new:
@@ -281,7 +281,7 @@ class SessionState:
         starts = [repair.start for repair in self.repairs]
         self._expect_opening()
         self.pipeline.insert(repair.new, [*starts, *(stage.start for other in self.repairs for stage in other.new)])
-        self._actions.append(Repaired(repair, max(0, repair.lost_done - repair.new[0].done)))
+        self._actions.append(Repaired(repair, max(0, repair.num_run_before - repair.new[0].num_run)))
 
     def _remove(self, stage: Stage, now_s: float) -> None:
         self._actions += self.pipeline.remove(stage, now_s)
@@ -332,7 +332,7 @@ class SessionState:
             self._replace(stage, error, now_s)
 
     def _replace(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        since_s = stage.since_s if stage.known > stage.done else now_s
+        since_s = stage.since_s if stage.num_arrived > stage.num_run else now_s
         self._remove(stage, now_s)
         repair = next((repair for repair in self.repairs if repair.old is stage), None)
         is_new = repair is None
@@ -343,7 +343,7 @@ class SessionState:
         is_cut_off = repair.is_handover and repair.is_opening
         repair.old, repair.is_handover = None, False
         repair.since_s, repair.lost_peer, repair.error = since_s, stage.peer_id, error
-        repair.lost_done, repair.begun_s = stage.done, now_s
+        repair.num_run_before, repair.begun_s = stage.num_run, now_s
         if is_cut_off:
             self._abandon(repair)
         if is_new or is_cut_off:

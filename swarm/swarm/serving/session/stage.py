@@ -1,8 +1,8 @@
 """A stage: the blocks that one server runs for one session, what the client knows of it, and how long it waits for it.
 
-Positions count from the start of the session. `done` have been run, as the server's results say. `fed` were sent by the
-client itself, so they are there or on their way. `given` is `fed`, or what the stage before was asked to push, which
-may get lost. `known` have surely reached the server.
+Positions count from the start of the session. `num_run` have been run, as the server's results say. `num_fed` were
+sent by the client itself, so they are there or on their way. `num_expected` is `num_fed`, or what the stage upstream
+was asked to push, which may get lost. `num_arrived` have surely reached the server.
 
 A `ReplayBuffer` is the client's copy of what went into a span: rows as they were on the wire, so that another server
 can be fed them. The rows of a prompt's pages are kept in the client's `PrefixStore` after the session: a server may
@@ -87,11 +87,11 @@ class StepTimer:
 class StepReport:
     """Holds what a server said of one step: it has run everything before `position`.
 
-    `rows` are the resulting inputs of the next stage; the last stage has none, but perhaps the `token` that follows.
-    `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose times come
-    with the last stage's answer as `upstream_ms`, compute and queue of the stages before, the nearest last. `looped`:
-    the token that the last stage drew is on its way to the first. `num_links`: the number of link updates that the
-    server had received by then.
+    `rows` are the resulting inputs of the stage downstream; the last stage has none, but perhaps the `token` that
+    follows. `push_failed`: the stage downstream has not taken some rows. `has_forwarded_tokens`: the report is of
+    single tokens that were pushed downstream, whose times come with the last stage's answer as `upstream_ms`, compute
+    and queue of the stages upstream, the nearest last. `looped`: the token that the last stage drew is on its way to
+    the first. `num_links`: the number of link updates that the server had received by then.
     """
 
     position: int
@@ -100,7 +100,7 @@ class StepReport:
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     push_failed: bool = False
-    passed_on: bool = False
+    has_forwarded_tokens: bool = False
     looped: bool = False
     num_links: int = 0
     upstream_ms: tuple[Spent, ...] = ()
@@ -114,22 +114,22 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The stages that a stage takes pushes from (`previous`) and pushes to (`next`)."""
+    """The stages that a stage takes pushes from (`upstream`) and pushes to (`downstream`)."""
 
-    previous: Stage | None = None
-    next: Stage | None = None
+    upstream: Stage | None = None
+    downstream: Stage | None = None
 
 
 @dataclass(slots=True)
 class LinkState:
-    """Holds what a server was told of its neighbours: `num_sent` updates since it was opened, of which it confirmed
+    """Holds what a server was told of its neighbours: `num_updates` updates since it was opened, of which it confirmed
     some.
 
-    After `num_failures` failed pushes the stage is not linked to the next one before `off_until_s`.
+    After `num_failures` failed pushes the stage is not linked downstream before `off_until_s`.
     """
 
     neighbours: Neighbours = field(default_factory=Neighbours)
-    num_sent: int = 0
+    num_updates: int = 0
     num_acknowledged: int = 0
     num_failures: int = 0
     off_until_s: float = 0.0
@@ -137,7 +137,7 @@ class LinkState:
     @property
     def is_pending(self) -> bool:
         """True while the server may not know its neighbours yet."""
-        return self.num_acknowledged < self.num_sent
+        return self.num_acknowledged < self.num_updates
 
 
 @dataclass(slots=True)
@@ -172,10 +172,10 @@ class Stage:
     trace: HopTrace
     max_length: int = 0
     opened: SequenceReady | None = None
-    done: int = 0
-    fed: int = 0
-    given: int = 0
-    known: int = 0
+    num_run: int = 0
+    num_fed: int = 0
+    num_expected: int = 0
+    num_arrived: int = 0
     since_s: float = 0.0
     deadline: Deadline = field(default_factory=Deadline)
     link: LinkState = field(default_factory=LinkState)
@@ -206,7 +206,7 @@ class Stage:
     @property
     def reported(self) -> int:
         """The number of positions that the server says it has run."""
-        return self.early[-1].position if self.early else self.done
+        return self.early[-1].position if self.early else self.num_run
 
     @property
     def is_leaving(self) -> bool:
@@ -214,35 +214,35 @@ class Stage:
 
     def begin(self, position: int) -> None:
         """Start with `position` positions on the server and nothing on the way."""
-        self.done = self.fed = self.given = self.known = self.deadline.goal = position
+        self.num_run = self.num_fed = self.num_expected = self.num_arrived = self.deadline.goal = position
 
-    def expect_report(self, known: int, now_s: float) -> None:
-        """Inputs up to `known` have surely reached the server, so it owes a report from now on."""
-        if known <= self.known:
+    def expect_report(self, num_arrived: int, now_s: float) -> None:
+        """Inputs up to `num_arrived` have surely reached the server, so it owes a report from now on."""
+        if num_arrived <= self.num_arrived:
             return
-        owed = self.known > self.done
-        self.known = known
-        if not owed and known > self.done:
+        owed = self.num_arrived > self.num_run
+        self.num_arrived = num_arrived
+        if not owed and num_arrived > self.num_run:
             self._set_deadline(now_s)
 
     def progress(self, report: StepReport, now_s: float) -> None:
         """Take in that the server has run everything before the report's position."""
-        num_tokens, owed = report.position - self.done, self.known > self.done
+        num_tokens, owed = report.position - self.num_run, self.num_arrived > self.num_run
         if not num_tokens:
             return
-        self.done = report.position
-        self.given = max(self.given, report.position)
-        self.known = max(self.known, report.position)
+        self.num_run = report.position
+        self.num_expected = max(self.num_expected, report.position)
+        self.num_arrived = max(self.num_arrived, report.position)
         # if it owed nothing, its input came by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
-        if owed and report.passed_on:
+        if owed and report.has_forwarded_tokens:
             self.timer.took(1, took_s / num_tokens)
         elif owed:
             self.timer.took(num_tokens, took_s)
-        if not report.passed_on and report.position > self.replays_until:
+        if not report.has_forwarded_tokens and report.position > self.replays_until:
             self._note_times(num_tokens, report, took_s * 1000)
         self.since_s = now_s
-        if self.done >= self.deadline.goal:
+        if self.num_run >= self.deadline.goal:
             self._set_deadline(now_s)
 
     def _note_times(self, num_tokens: int, report: StepReport, took_ms: float) -> None:
@@ -254,20 +254,20 @@ class Stage:
 
     def forget_pushes(self) -> None:
         """Expect no pushes: those that were due may never come."""
-        self.given = max(self.done, self.fed)
+        self.num_expected = max(self.num_run, self.num_fed)
 
     def timeout_s(self) -> float:
         """Return how long the server may take to report what it owes, or to answer at all."""
-        num_owed = max(1, self.known - self.done)
+        num_owed = max(1, self.num_arrived - self.num_run)
         return self.timer.timeout_s(num_owed, 2 * num_owed * self.row_bytes)
 
     def _set_deadline(self, now_s: float) -> None:
-        if self.known == self.done:
-            self.deadline = Deadline(self.known)
+        if self.num_arrived == self.num_run:
+            self.deadline = Deadline(self.num_arrived)
             return
         timeout_s = self.timeout_s()
         self.since_s = now_s
-        self.deadline = Deadline(self.known, now_s + timeout_s, now_s + timeout_s / 2)
+        self.deadline = Deadline(self.num_arrived, now_s + timeout_s, now_s + timeout_s / 2)
 
 
 class ReplayBuffer:
@@ -336,7 +336,7 @@ class Repair:
     """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
 
     It goes on since `begun_s`, and has held up the answer since `since_s`. `lost_peer` had the blocks last and had run
-    `lost_done` positions; it is empty before the first opening.
+    `num_run_before` positions; it is empty before the first opening.
 
     `new` are the stages that are being opened. `is_handover`: they take over the keys and values that `old` has by
     then, which goes on until they are ready.
@@ -347,7 +347,7 @@ class Repair:
     since_s: float = 0.0
     begun_s: float = 0.0
     lost_peer: str = ""
-    lost_done: int = 0
+    num_run_before: int = 0
     error: SwarmError | None = None
     old: Stage | None = None
     new: list[Stage] = field(default_factory=list)

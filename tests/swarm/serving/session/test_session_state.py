@@ -132,7 +132,7 @@ def test_state_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> Non
     def watch(actions: list) -> None:  # type: ignore[type-arg]
         for action in actions:
             if isinstance(action, Feed):
-                fed.append(action.end - min(stage.done for stage in world.state.stages))
+                fed.append(action.end - min(stage.num_run for stage in world.state.stages))
         carry_out(actions)
 
     world.carry_out = watch  # type: ignore[method-assign]
@@ -187,18 +187,18 @@ def test_state_stalled_stage_is_fed_once_more_and_then_given_up() -> None:
 def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     world = toy()
     first = world.ask(list(range(20)))
-    upper, lower = world.state.stages[:2]
-    world.cut = {(upper.peer_id, lower.peer_id)}
+    upstream, downstream = world.state.stages[:2]
+    world.cut = {(upstream.peer_id, downstream.peer_id)}
     second = world.ask(first)
     pause_s = world.now_s
     third = world.ask(second)
     assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
-    assert world.state.stages[:2] == [upper, lower]
-    assert upper.link.neighbours.next is None
+    assert world.state.stages[:2] == [upstream, downstream]
+    assert upstream.link.neighbours.downstream is None
     world.cut = set()
     world.wait(60)
     world.ask(third)
-    assert upper.link.neighbours.next is lower
+    assert upstream.link.neighbours.downstream is downstream
 
 
 def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
@@ -372,18 +372,18 @@ def ring(ahead: int = 8) -> SessionState:
 def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     state = ring()
     first, _, last = state.stages
-    assert (last.link.neighbours.next, first.link.neighbours.previous) == (first, last)
+    assert (last.link.neighbours.downstream, first.link.neighbours.upstream) == (first, last)
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
-    assert (first.done, first.reported, state.pipeline.buffers[1].length) == (4, 6, 4)
+    assert (first.num_run, first.reported, state.pipeline.buffers[1].length) == (4, 6, 4)
     assert state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0) == [
         TakeToken(TOKEN, goes_on=True)
     ]
     assert state.follow(token_row(7), 1.0) == [], "nobody is fed"
-    assert (first.done, state.pipeline.buffers[1].length) == (5, 5)
+    assert (first.num_run, state.pipeline.buffers[1].length) == (5, 5)
     state.on_report(last, StepReport(position=5, token=TOKEN, looped=True), 1.0)
     state.follow(token_row(8), 1.0)
-    assert (first.done, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
+    assert (first.num_run, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
 
 
 def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
@@ -477,7 +477,7 @@ def test_doubt_on_doubt_is_about_the_first_token() -> None:
     state.follow(token_row(7), 2.0)
     state.on_lost(middle, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
     state.on_lost(new, PeerUnreachable("gone"), FailureCause.SILENT, 2.2)
-    state.on_link_ack(first, first.link.num_sent, 5, 2.3)
+    state.on_link_ack(first, first.link.num_updates, 5, 2.3)
     assert not state.stages
 
 
@@ -518,18 +518,18 @@ def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     state.on_report(last, StepReport(position=4, token=TOKEN, push_failed=True), 1.0)
     actions = state.follow(token_row(7), 1.0)
     assert any(isinstance(action, Feed) and action.stage is first for action in actions)
-    assert last.link.neighbours.next is None
+    assert last.link.neighbours.downstream is None
     state.on_link_ack(last, 1, 4, 1.0)
     state.on_report(last, StepReport(position=5, token=TOKEN, num_links=1), 1.0 + RELINK_S)
     state.follow(token_row(8), 1.0 + RELINK_S)
-    assert last.link.neighbours.next is first
+    assert last.link.neighbours.downstream is first
 
 
 def test_ran_rows_and_a_token_that_are_known_already_are_cut_off() -> None:
     state, _ = opened()
-    upper, last = state.stages
-    state.on_report(upper, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
-    state.on_report(upper, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
+    upstream, last = state.stages
+    state.on_report(upstream, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
+    state.on_report(upstream, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
     assert state.pipeline.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
     assert TakeToken(TOKEN, goes_on=False) in state.on_report(last, StepReport(position=4, token=TOKEN), 1.0)
     state.ask(bytes(4 * ROW_BYTES), 2.0)
@@ -556,8 +556,8 @@ def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
     state, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
     actions = state.on_lost(state.stages[1], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
     told = {action.stage.start: action.stage.link.neighbours for action in actions if isinstance(action, UpdateLink)}
-    assert told[0].next is None
-    assert told[2].previous is None
+    assert told[0].downstream is None
+    assert told[2].upstream is None
 
 
 def test_lost_server_after_server_ends_the_session() -> None:
@@ -594,8 +594,8 @@ def test_stage_that_reports_row_by_row_gains_no_time() -> None:
     due_s, now_s = stage.deadline.due_s, 0.0
     while now_s + 1 < due_s:
         now_s += 1
-        stage.progress(StepReport(position=stage.done + 1), now_s)
-    assert 2 < stage.done < 50
+        stage.progress(StepReport(position=stage.num_run + 1), now_s)
+    assert 2 < stage.num_run < 50
     assert stage.deadline.due_s == due_s
     stage.expect_report(120, now_s)
     stage.progress(StepReport(position=100), now_s)

@@ -18,6 +18,7 @@ from support.hostile_values import altered
 from support.plain_records import serve_record
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.server.session_inbox import MAX_INBOX, Backpressure, SessionInbox
+from swarm.serving.session.replay_buffer import PrefixStore
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -33,7 +34,7 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import PrefixStore, Stage, StepTimer
+from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.failure_messages import encode_failure

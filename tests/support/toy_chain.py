@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from support.plain_records import serve_record
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -32,7 +33,7 @@ from swarm.serving.session.session_actions import (
     UpdateLink,
 )
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport, StepTimer
+from swarm.serving.session.stage import Neighbours, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken, SequenceReady

@@ -35,6 +35,7 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
     ServedSpan,
@@ -45,7 +46,6 @@ from swarm.serving.server.server_session import (
     take_over,
 )
 from swarm.serving.server.session_inbox import Backpressure
-from swarm.serving.server.session_outputs import FlushTimer
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 

@@ -13,8 +13,8 @@ from swarm.network.membership import Membership
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.replay_buffer import PrefixStore
 from swarm.serving.session.route_finder import HomeSpans
-from swarm.serving.session.stage import PrefixStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,10 @@ from dataclasses import replace
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.session.session_actions import Feed, LostToken, PendingRequest, TakeToken, UpdateLink
-from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.pending_request import LostToken, PendingRequest
+from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
+from swarm.serving.session.stage import Neighbours, Stage, StepReport
 
 WINDOW_CHUNKS = 4
 """Chunks of a prompt under way at once: enough for every stage of a usual chain to have work, and little to repeat."""

@@ -27,8 +27,9 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.replay_buffer import PrefixStore, ReplayBuffer
 from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
-from swarm.serving.session.stage import PrefixStore, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 

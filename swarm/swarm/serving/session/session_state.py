@@ -22,7 +22,9 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, Sessi
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
+from swarm.serving.session.pending_request import LostToken
 from swarm.serving.session.pipeline import Pipeline
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -31,12 +33,11 @@ from swarm.serving.session.session_actions import (
     FindServers,
     ForgetRows,
     GrantHandover,
-    LostToken,
     OpenStage,
     Repaired,
     ReportFailure,
 )
-from swarm.serving.session.stage import Repair, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import Repair, Stage, StepReport
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""

@@ -23,9 +23,10 @@ from swarm.serving.checking.spot_checks import MAX_WAITING, SpotCheckOptions
 from swarm.serving.engine.span_speed import ObservedSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.server_session import ServerSession
-from swarm.serving.server.session_outputs import AnswerLog, SessionLink
+from swarm.serving.server.session_link import SessionLink
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.answer_commitments import PositionDigests

@@ -26,7 +26,7 @@ from support.served_chain import (
 from swarm.network.interface import Network, Stream
 from swarm.serving.server.forwarder import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_S
 from swarm.serving.server.server_session import refuse_push
-from swarm.serving.server.session_outputs import MAX_REFUSED
+from swarm.serving.server.session_link import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 from swarm_protocol.rows import Rows

@@ -22,6 +22,7 @@ from support.toy_chain import (
     token_row,
 )
 from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     FailureCause,
@@ -34,7 +35,7 @@ from swarm.serving.session.session_actions import (
     UpdateLink,
 )
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, SessionState
-from swarm.serving.session.stage import FLOOR_S, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import FLOOR_S, Stage, StepReport
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
 from swarm_protocol.session_frames import SampledToken
 

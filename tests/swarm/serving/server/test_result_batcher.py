@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from swarm.serving.server.session_outputs import MAX_WAITING, REPORT_S, FlushTimer, ResultBatcher, together
+from swarm.serving.server.result_batcher import MAX_WAITING, REPORT_S, FlushTimer, ResultBatcher, together
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.rows import Rows

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.session.stage import PrefixStore, ReplayBuffer
+from swarm.serving.session.replay_buffer import PrefixStore, ReplayBuffer
 
 PAGE_BYTES = 2 * PAGE_TOKENS
 

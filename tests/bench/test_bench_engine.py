@@ -14,7 +14,8 @@ import pytest
 import torch
 from bench.report import Report
 from swarm.serving.engine.engine import Engine
-from swarm.serving.model.kv_pool import Batch, KVPool, KVShape, Want
+from swarm.serving.model.batch import Batch, Want
+from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.session_frames import TokenDraw
@@ -40,7 +41,7 @@ class Instant:
 
     def run(self, batch: Batch, pool: KVPool, /) -> list[Tensor | None]:
         rows = self._logits_NV if batch.end == self.num_blocks else self._hidden_NH
-        return [rows[index : index + 1] for index in range(len(batch.slices))]
+        return [rows[index : index + 1] for index in range(len(batch.pieces))]
 
 
 async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:

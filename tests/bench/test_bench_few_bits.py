@@ -17,7 +17,8 @@ import pytest
 import torch
 from bench.report import Report, aim
 from bench.test_bench_prefill import NUM_BLOCKS, VOCAB, write_model
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.span import Span
@@ -34,9 +35,9 @@ KINDS: dict[Dtype, Bits | None] = {"bfloat16": None, "int8": "int8", "int4": "in
 
 def step(span: Span, pool: KVPool, position: int, num_tokens: int) -> None:
     pages = range(-(-(position + num_tokens) // PAGE_TOKENS))
-    piece = Slice(num_tokens=num_tokens, position=position, pages=pages, want=Want.LAST)
+    piece = SequenceRows(num_tokens=num_tokens, position=position, pages=pages, want=Want.LAST)
     x = torch.randint(VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(position))
-    span.run(Batch(x=x, slices=(piece,), start=0, end=NUM_BLOCKS), pool)
+    span.run(Batch(x=x, pieces=(piece,), start=0, end=NUM_BLOCKS), pool)
 
 
 def tokens_per_s(span: Span) -> tuple[float, float]:

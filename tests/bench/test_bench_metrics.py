@@ -21,7 +21,7 @@ from support.exposed_metrics import whole_registry
 from swarm.network.traffic import Traffic
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
-from swarm.serving.model.kv_pool import Want
+from swarm.serving.model.batch import Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span

@@ -17,7 +17,8 @@ import pytest
 import torch
 from bench.report import Report, aim
 from swarm.serving.engine.engine import Engine
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
+from swarm.serving.model.batch import Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions

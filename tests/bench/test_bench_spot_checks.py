@@ -24,7 +24,8 @@ from support.text_models import byte_tokenizer
 from swarm.serving.checking.comparison import TOLERANCES, compare_draws, row_errors
 from swarm.serving.checking.draw_noise import LargestLogits, draw_noise
 from swarm.serving.checking.finished_answer import Draw
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
@@ -90,11 +91,12 @@ def served(span: Span, x: Tensor, batch: int, num_prompt: int, num_threads: int)
         pages = [list(range(i * num_pages, (i + 1) * num_pages)) for i in range(len(rows))]
 
         def step(start: int, end: int, rows: Tensor = rows, pool: Any = pool, pages: list[list[int]] = pages) -> Tensor:
-            slices = tuple(
-                Slice(num_tokens=end - start, position=start, pages=pages[i], want=Want.ALL) for i in range(len(rows))
+            pieces = tuple(
+                SequenceRows(num_tokens=end - start, position=start, pages=pages[i], want=Want.ALL)
+                for i in range(len(rows))
             )
             flat = rows[:, start:end].flatten(0, 1).contiguous()
-            found = span.run(Batch(x=flat, slices=slices, start=span.start, end=span.end), pool)
+            found = span.run(Batch(x=flat, pieces=pieces, start=span.start, end=span.end), pool)
             return torch.stack([each.float() for each in found if each is not None])
 
         parts = [step(0, num_prompt)] if num_prompt else []

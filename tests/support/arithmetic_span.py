@@ -14,7 +14,8 @@ from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.engine.span_speed import SpanSpeed
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, KVShape, Want
+from swarm.serving.model.batch import Batch, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
@@ -53,7 +54,7 @@ class Sums:
         self.on_run(batch)
         values = batch.x.float() if batch.x.ndim == 1 else batch.x[:, 0]
         outputs: list[Tensor | None] = []
-        for piece in batch.slices:
+        for piece in batch.pieces:
             own, values = values[: piece.num_tokens], values[piece.num_tokens :]
             outputs.append(self._one(own, piece, pool, batch))
         assert not len(values)

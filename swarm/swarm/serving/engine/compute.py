@@ -19,7 +19,8 @@ from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
-from swarm.serving.model.kv_pool import Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.sampling.drawing import pick_all
 from swarm.serving.sampling.sampling import Pick
 
@@ -39,10 +40,10 @@ class RunnableSpan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPiece:
-    """One sequence's rows: x int64 [T] or float [T, H]. Its slice wants what `want` and `pick` need."""
+    """One sequence's rows: x int64 [T] or float [T, H]. Its `rows` want what `want` and `pick` need."""
 
     x: Tensor
-    slice: Slice
+    rows: SequenceRows
     want: Want
     pick: Pick | None
 
@@ -82,7 +83,7 @@ def _compute_together(
 ) -> list[PieceResult]:
     batch = Batch(
         x=_joined([piece.x for piece in pieces]),
-        slices=tuple(piece.slice for piece in pieces),
+        pieces=tuple(piece.rows for piece in pieces),
         start=blocks[0],
         end=blocks[1],
     )

@@ -18,11 +18,14 @@ import torch
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
-from swarm.serving.engine.page_allocator import PageAllocator, PageKeys, PageTable
+from swarm.serving.engine.page_allocator import PageAllocator, PageTable
+from swarm.serving.engine.page_names import PageNames
+from swarm.serving.engine.peer_shares import PeerShares
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
-from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence, SequenceShares, SequenceStep, StepOutput
+from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
-from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault, Slice, Want
+from swarm.serving.model.batch import SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
 from swarm.serving.wire.page_keys import KEY_BYTES
 
 logger = logging.getLogger(__name__)
@@ -86,7 +89,7 @@ class Engine:
         self._revision = revision
         self._evict_idle_s = options.evict_idle_s
         self._on_step = options.on_step
-        self._shares = SequenceShares(options.max_sessions, pool.num_pages)
+        self._shares = PeerShares(options.max_sessions, pool.num_pages)
         self._cost = StepCost(
             max_step_ms=options.max_step_ms, max_alone_ms=options.max_alone_ms, max_step_tokens=options.max_step_tokens
         )
@@ -153,13 +156,13 @@ class Engine:
             )
         if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
             raise PeerViolation(f"a session of {max_tokens} tokens, or an invalid page key")
-        names = PageKeys(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
+        names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
         sequence = EngineSequence(self, client, (start, end), max_tokens, page_table, names)
         self._sequences[sequence] = None
         return sequence
 
-    def _admit(self, client: str, num_pages: int, names: PageKeys) -> PageTable:
+    def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, self._sequences, now_s=now_s)
         page_table = self._reserve(num_pages, names)
@@ -169,7 +172,7 @@ class Engine:
             raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s)
         return page_table
 
-    def _reserve(self, num_pages: int, names: PageKeys) -> PageTable | None:
+    def _reserve(self, num_pages: int, names: PageNames) -> PageTable | None:
         if len(self._sequences) >= self._shares.max_sequences:
             return None
         return self.pages.reserve(num_pages, names.wanted)
@@ -200,7 +203,7 @@ class Engine:
 
     def end(self, sequence: EngineSequence, error: SwarmError) -> None:
         """Free the sequence's pages, once no pass writes them, and fail the step that it waits for."""
-        if sequence.ended is not None:
+        if sequence.end_error is not None:
             return
         del self._sequences[sequence]
         if sequence not in self._running:
@@ -219,7 +222,7 @@ class Engine:
         finally:
             self._has_ended = True
             for sequence in self._running:
-                if sequence.ended is not None:
+                if sequence.end_error is not None:
                     self.pages.release(sequence.page_table)
             self._running = frozenset()
             for sequence in list(self._sequences):
@@ -249,10 +252,10 @@ class Engine:
         is_last = num_tokens == step.num_tokens
         want = step.want if is_last or step.want is Want.ALL else Want.NOTHING
         pick = step.pick if is_last else None
-        rows = Slice(
+        rows = SequenceRows(
             num_tokens=num_tokens, position=sequence.length, pages=sequence.page_table.pages, want=needed(want, pick)
         )
-        return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
+        return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], rows=rows, want=want, pick=pick)
 
     def _deliver(
         self, plan: BatchPlan[SequenceStep], computed: Sequence[PieceResult], pass_ms: float | None, elapsed_ms: float
@@ -269,7 +272,7 @@ class Engine:
 
     def _apply(self, step: SequenceStep, num_tokens: int, result: PieceResult, batch_size: int) -> None:
         sequence = step.sequence
-        if sequence.ended is not None:
+        if sequence.end_error is not None:
             self._scheduler.remove(step)
             self.pages.release(sequence.page_table)
             return

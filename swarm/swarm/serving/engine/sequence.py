@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,11 @@ from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult
-from swarm.serving.engine.page_allocator import PageInputs, PageKeys, PageTable
+from swarm.serving.engine.page_allocator import PageInputs, PageTable
+from swarm.serving.engine.page_names import PageNames
 from swarm.serving.engine.scheduler import SchedulableStep
-from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Want
+from swarm.serving.model.batch import Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.sampling.sampling import Pick
 
 if TYPE_CHECKING:
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 5.0
 """A typical answer takes some seconds, and then its pages are free."""
-
-WAIT_S = 2 * RETRY_AFTER_S
-"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
 
 EXPORT_BYTES = 2**20
 """About so much of a cache is read at once, between two steps of the others."""
@@ -67,7 +66,7 @@ class SequenceStep(SchedulableStep):
 
 
 class EngineSequence:
-    """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
+    """`length` positions are held, at most `max_tokens`. Once `end_error` is set, every call raises that error.
 
     `on_ended` is called, if set, when the sequence is ended by anything but `close`: eviction, a failure, the engine's
     end. `inputs_of` returns what a page that has just been filled was computed from, None if that is not known.
@@ -75,12 +74,12 @@ class EngineSequence:
 
     def __init__(
         self,
-        owner: Engine,
+        engine: Engine,
         client: str,
         blocks: tuple[int, int],
         max_tokens: int,
         page_table: PageTable,
-        names: PageKeys,
+        names: PageNames,
     ) -> None:
         self.client = client
         self.blocks = blocks
@@ -88,10 +87,10 @@ class EngineSequence:
         self.page_table = page_table
         self.length = len(page_table.pages) * PAGE_TOKENS
         self.idle_since_s = asyncio.get_running_loop().time()
-        self.ended: SwarmError | None = None
+        self.end_error: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
         self.inputs_of: Callable[[int], PageInputs | None] = lambda _index: None
-        self._owner = owner
+        self._engine = engine
         self._names = names
         self._names.begin(len(page_table.pages))
         self._has_stepped = False
@@ -105,7 +104,7 @@ class EngineSequence:
     @property
     def shared_inputs(self) -> list[PageInputs | None]:
         """Return what the pages that it shares with others were computed from, None where that is not known."""
-        return self._owner.pages.inputs_of(self.page_table)
+        return self._engine.pages.inputs_of(self.page_table)
 
     @property
     def is_idle(self) -> bool:
@@ -127,7 +126,7 @@ class EngineSequence:
             )
         if position == self.length:
             return
-        if not self._owner.pages.shrink(self.page_table, num_pages):
+        if not self._engine.pages.shrink(self.page_table, num_pages):
             raise PeerRefused(
                 "the server has no room to compute again what others share",
                 remedy="begin later in the prompt, or ask another server",
@@ -163,11 +162,11 @@ class EngineSequence:
             future=loop.create_future(),
         )
         self._step, self._has_stepped = step, True
-        self._owner.submit(step)
+        self._engine.submit(step)
         try:
             return await step.future
         except asyncio.CancelledError:
-            self._owner.withdraw(step)
+            self._engine.withdraw(step)
             if step.begun_s is not None:
                 self.close()
             raise
@@ -186,13 +185,13 @@ class EngineSequence:
         if computed.output is not None:
             step.outputs.append(computed.output)
         for index, name in self._names.filled(tokens, self.length):
-            self._owner.pages.register(self.page_table, index, name, self.inputs_of(index))
+            self._engine.pages.register(self.page_table, index, name, self.inputs_of(index))
 
     def end(self, error: SwarmError) -> None:
         """Fail what waits. Called by the engine, which takes back the pages."""
-        self.ended = error
+        self.end_error = error
         if self._step is not None:
-            self._owner.withdraw(self._step)
+            self._engine.withdraw(self._step)
         if self._step is not None and not self._step.future.done():
             self._step.future.set_exception(error)
         elif self.on_ended is not None:
@@ -200,9 +199,9 @@ class EngineSequence:
 
     def close(self) -> None:
         """Give the pages back now, or, where a step of it runs, at that step's end. A second call does nothing."""
-        if self.ended is None:
+        if self.end_error is None:
             self.on_ended = None
-            self._owner.end(self, SessionError("the session is closed"))
+            self._engine.end(self, SessionError("the session is closed"))
 
     async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield what its pages hold of blocks [start, end), for `adopt` on a server of these blocks: the layout, then
@@ -217,14 +216,16 @@ class EngineSequence:
         self._num_moving += 1
         try:
             if self.length % PAGE_TOKENS:
-                await self._owner.in_thread(_blank, self._owner.pool, self.page_table.pages[num_pages - 1], self.length)
+                await self._engine.in_thread(
+                    _blank, self._engine.pool, self.page_table.pages[num_pages - 1], self.length
+                )
             pages_at_once = max(1, EXPORT_BYTES // self._page_bytes)
-            blocks = start - self._owner.span.start, end - self._owner.span.start
-            yield self._owner.pool.layout(*blocks)
+            blocks = start - self._engine.span.start, end - self._engine.span.start
+            yield self._engine.pool.layout(*blocks)
             for first in range(0, num_pages, pages_at_once):
                 self._check_open()
                 pages = self.page_table.pages[first : min(first + pages_at_once, num_pages)]
-                yield await self._owner.in_thread(self._owner.pool.read, pages, *blocks)
+                yield await self._engine.in_thread(self._engine.pool.read, pages, *blocks)
         finally:
             self._num_moving -= 1
             self.idle_since_s = asyncio.get_running_loop().time()
@@ -240,13 +241,13 @@ class EngineSequence:
         self.rewind(0)
         self._names.stop()
         num_pages = -(-length // PAGE_TOKENS)
-        self._owner.pages.grow(self.page_table, num_pages)
+        self._engine.pages.grow(self.page_table, num_pages)
         self._num_moving += 1
         try:
             await self._write_all(pieces, num_pages)
         except BaseException:
-            if self.ended is None:
-                self._owner.pages.shrink(self.page_table, 0)
+            if self.end_error is None:
+                self._engine.pages.shrink(self.page_table, 0)
             raise
         finally:
             self._num_moving -= 1
@@ -255,14 +256,14 @@ class EngineSequence:
 
     async def _write_all(self, pieces: AsyncIterable[bytes], num_pages: int) -> None:
         num_written, pieces = 0, aiter(pieces)
-        if await anext(pieces, b"") != self._owner.pool.layout(*self._blocks_in_pool):
+        if await anext(pieces, b"") != self._engine.pool.layout(*self._blocks_in_pool):
             raise IntegrityError("the cache has a different layout", remedy="run the session again")
         async for piece in pieces:
             self._check_open()
             num_new = len(piece) // self._page_bytes
             # fewer than `num_new` where they are more than the session has, which the pool refuses
             pages = self.page_table.pages[num_written : num_written + num_new]
-            await self._owner.in_thread(self._owner.pool.write, pages, *self._blocks_in_pool, piece)
+            await self._engine.in_thread(self._engine.pool.write, pages, *self._blocks_in_pool, piece)
             num_written += num_new
         self._check_open()
         if num_written != num_pages:
@@ -270,20 +271,20 @@ class EngineSequence:
 
     @property
     def _blocks_in_pool(self) -> tuple[int, int]:
-        first = self._owner.span.start
+        first = self._engine.span.start
         return self.blocks[0] - first, self.blocks[1] - first
 
     @property
     def _page_bytes(self) -> int:
-        return self._owner.pool.bytes_of_page(*self._blocks_in_pool)
+        return self._engine.pool.bytes_of_page(*self._blocks_in_pool)
 
     def _check_open(self) -> None:
-        if self.ended is not None:
-            raise self.ended
+        if self.end_error is not None:
+            raise self.end_error
 
     def _check_step(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
         """Return the token ids of `x`, if that is what it holds. Raises PeerViolation."""
-        span, is_first, num_rows = self._owner.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
+        span, is_first, num_rows = self._engine.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
         if is_first and (x.ndim != 1 or x.dtype != torch.int64):
             raise PeerViolation("block 0 takes token ids")
         if not is_first and (x.ndim != 2 or x.shape[1] != span.hidden_size or not x.is_floating_point()):
@@ -305,54 +306,3 @@ def _blank(pool: KVPool, page: int, length: int) -> None:
     end = (page + 1) * PAGE_TOKENS
     for tensor_SKD in (*pool.keys_SKD, *pool.values_SKD):
         tensor_SKD[end - PAGE_TOKENS + length % PAGE_TOKENS : end] = 0
-
-
-class SequenceShares:
-    """Share a server of `max_sequences` and `num_pages` among the peers that ask for sessions.
-
-    Alone, a peer may take everything. While another peer has a session, or was lately refused for lack of room, no peer
-    gets more than half of the sessions and half of the pages by what is opened from then on; every peer may have one
-    session of any size that fits. No session is ended for this: answers take seconds, so room comes back soon. A peer
-    is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
-    """
-
-    def __init__(self, max_sequences: int, num_pages: int) -> None:
-        self.max_sequences = max_sequences
-        self._num_pages = num_pages
-        self._waiting = ""
-        self._waits_until_s = 0.0
-
-    def check(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> None:
-        """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
-
-        Raises PeerRefused.
-        """
-        if num_pages > self._num_pages:
-            raise PeerRefused(
-                f"a session of {num_pages} pages is over the {self._num_pages} that this server has",
-                remedy="ask another server, or for fewer tokens",
-            )
-        own = [sequence for sequence in held if sequence.client == client]
-        wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
-        if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
-            raise PeerRefused(
-                f"other peers are waiting, and your {len(own)} sessions already use the share of one peer",
-                remedy="ask another server, or later",
-                retry_after_s=RETRY_AFTER_S,
-            )
-
-    def refused(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> PeerRefused:
-        """Return the refusal for a client for whom there is no room now. If it has no sequence here, it counts as
-        waiting."""
-        if all(sequence.client != client for sequence in held):
-            self._waiting, self._waits_until_s = client, now_s + WAIT_S
-        return PeerRefused(
-            f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
-            "cache are asked for than are free",
-            remedy="ask another server, or later",
-            retry_after_s=RETRY_AFTER_S,
-        )
-
-    def _others_wait(self, client: str, now_s: float) -> bool:
-        return self._waiting != client and now_s < self._waits_until_s

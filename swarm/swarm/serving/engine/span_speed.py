@@ -16,7 +16,8 @@ from statistics import median
 
 import torch
 
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.span import STEPS, Span, worthwhile
 
 PREFILL_TOKENS = 64
@@ -63,10 +64,12 @@ def measure(span: Span) -> SpanSpeed:
     num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
     pool = span.new_pool(num_prompt_pages + max(STEPS))
     prompt_pages = range(num_prompt_pages)
-    prompt = Slice(num_tokens=PREFILL_TOKENS, position=0, pages=prompt_pages, want=Want.LAST)
+    prompt = SequenceRows(num_tokens=PREFILL_TOKENS, position=0, pages=prompt_pages, want=Want.LAST)
     # of sequences that have the same prompt
     decodes = [
-        Slice(num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + sequence], want=Want.LAST)
+        SequenceRows(
+            num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + sequence], want=Want.LAST
+        )
         for sequence in range(max(STEPS))
     ]
     for _ in range(2):
@@ -96,18 +99,18 @@ def step_again_ms(span: Span, num_tokens: int) -> float:
     """
     position = PREFILL_TOKENS if num_tokens == 1 else 0
     num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
-    step = Slice(num_tokens=num_tokens, position=position, pages=range(num_pages), want=Want.LAST)
+    step = SequenceRows(num_tokens=num_tokens, position=position, pages=range(num_pages), want=Want.LAST)
     pool = span.new_pool(num_pages)
     best_ms = min(_timed_ms(span, pool, [step]) for _ in range(NUM_STEPS_AGAIN))
     return best_ms / num_tokens / (span.end - span.start)
 
 
-def _timed_ms(span: Span, pool: KVPool, slices: Sequence[Slice]) -> float:
-    num_rows = sum(piece.num_tokens for piece in slices)
+def _timed_ms(span: Span, pool: KVPool, pieces: Sequence[SequenceRows]) -> float:
+    num_rows = sum(piece.num_tokens for piece in pieces)
     x = torch.zeros(num_rows, span.hidden_size, dtype=span.dtype, device=span.device)
     if span.is_first:
         x = torch.zeros(num_rows, dtype=torch.int64, device=span.device)
-    batch = Batch(x=x, slices=tuple(slices), start=span.start, end=span.end)
+    batch = Batch(x=x, pieces=tuple(pieces), start=span.start, end=span.end)
     since = time.perf_counter()
     output = span.run(batch, pool)[-1]
     assert output is not None

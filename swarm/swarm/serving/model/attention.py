@@ -1,7 +1,7 @@
-"""Attention of one batch's slices over a paged pool, and the caches through which transformers' modules write to it.
+"""Attention of one batch's pieces over a paged pool, and the caches through which transformers' modules write to it.
 
 transformers' modules hand a cache each block's new keys and values, which it writes into the pool, and then call the
-attention function of their config. Under RAGGED that is `ragged_attention`, which computes all slices of the batch at
+attention function of their config. Under RAGGED that is `ragged_attention`, which computes all pieces of the batch at
 once; transformers makes no mask for a function it does not know. `GatheredCache` serves families that cannot be run so:
 one slice at a time, through transformers' own attention and masks.
 
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, Cache
 
-from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape, Slice
+from swarm.serving.model.batch import SequenceRows
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 
 SHORT_TOKENS = 128
 """Decodes over no more positions share one padded call on a CPU."""
@@ -64,14 +65,14 @@ class AttentionCall:
     is_padded: bool = False
 
 
-def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> list[AttentionCall]:
-    """Choose the calls that compute the rows of `slices`, together every row once."""
-    longest = max(s.position + 1 for s in slices)
+def plan(pieces: Sequence[SequenceRows], window: int | None, device: torch.device) -> list[AttentionCall]:
+    """Choose the calls that compute the rows of `pieces`, together every row once."""
+    longest = max(s.position + 1 for s in pieces)
     is_short = longest <= SHORT_TOKENS
     if device.type != "cpu":
-        is_short = longest * len(slices) <= MAX_PADDED_TOKENS
+        is_short = longest * len(pieces) <= MAX_PADDED_TOKENS
     parts, decodes, row = [], [], 0
-    for piece in slices:
+    for piece in pieces:
         if piece.num_tokens == 1 and (is_short or piece.position < SHORT_TOKENS):
             decodes.append((row, piece))
         else:
@@ -84,7 +85,7 @@ def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> l
     return parts
 
 
-def _alone(piece: Slice, rows: slice, window: int | None, device: torch.device) -> AttentionCall:
+def _alone(piece: SequenceRows, rows: slice, window: int | None, device: torch.device) -> AttentionCall:
     end = piece.position + piece.num_tokens
     begin = max(0, piece.position + 1 - window) if window else 0
     seen = _where(piece, begin, end, device)
@@ -97,7 +98,7 @@ def _alone(piece: Slice, rows: slice, window: int | None, device: torch.device) 
     )
 
 
-def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: torch.device) -> AttentionCall:
+def _together(decodes: Sequence[tuple[int, SequenceRows]], window: int | None, device: torch.device) -> AttentionCall:
     """Pad with the slice's own first page, so that numbers of two sequences never meet."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for _, piece in decodes]
     longest = max(num_pages)
@@ -120,7 +121,7 @@ def _mask(positions_T: Tensor, seen_L: Tensor, window: int | None) -> Tensor:
     return mask_TL & (seen_L > positions_T[:, None] - window) if window else mask_TL
 
 
-def _where(piece: Slice, begin: int, end: int, device: torch.device) -> slice | Tensor:
+def _where(piece: SequenceRows, begin: int, end: int, device: torch.device) -> slice | Tensor:
     """Return the slots of positions [begin, end): a slice if their pages follow one another."""
     first_page, num_pages = begin // PAGE_TOKENS, -(-end // PAGE_TOKENS)
     pages = list(piece.pages[first_page:num_pages])
@@ -130,7 +131,7 @@ def _where(piece: Slice, begin: int, end: int, device: torch.device) -> slice | 
     return slots_of(piece, begin, end).to(device)
 
 
-def slots_of(piece: Slice, begin: int, end: int) -> Tensor:
+def slots_of(piece: SequenceRows, begin: int, end: int) -> Tensor:
     if end - begin == 1:
         return torch.tensor([piece.pages[begin // PAGE_TOKENS] * PAGE_TOKENS + begin % PAGE_TOKENS])
     positions = torch.arange(begin, end)
@@ -214,18 +215,18 @@ class ShapeRecorder(Cache):  # type: ignore[misc]
 class PoolCache(Cache):  # type: ignore[misc]
     """A transformers cache whose entries lie in a pool's pages. Holds the slots of one pass's rows."""
 
-    def __init__(self, pool: KVPool, slices: Sequence[Slice]) -> None:
+    def __init__(self, pool: KVPool, pieces: Sequence[SequenceRows]) -> None:
         super().__init__(layers=[])
         self._pool = pool
-        self._slices = slices
+        self._pieces = pieces
         self._device = pool.keys_SKD[0].device
-        self._slots_N = torch.cat([slots_of(s, s.position, s.position + s.num_tokens) for s in slices]).to(self._device)
-        self._unused_S = torch.cat([_unused(s) for s in slices]).to(self._device)
+        self._slots_N = torch.cat([slots_of(s, s.position, s.position + s.num_tokens) for s in pieces]).to(self._device)
+        self._unused_S = torch.cat([_unused(s) for s in pieces]).to(self._device)
 
     @property
     def positions(self) -> Tensor:
         """The positions of the rows, [1, N]."""
-        rows = [torch.arange(s.position, s.position + s.num_tokens) for s in self._slices]
+        rows = [torch.arange(s.position, s.position + s.num_tokens) for s in self._pieces]
         return torch.cat(rows)[None].to(self._device)
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -237,7 +238,7 @@ class PoolCache(Cache):  # type: ignore[misc]
             self._pool.values_SKD[layer].index_fill_(0, self._unused_S, 0)
 
 
-def _unused(piece: Slice) -> Tensor:
+def _unused(piece: SequenceRows) -> Tensor:
     """Return the slots behind the slice's rows in a page that they begin.
 
     Whole pages are read and what lies behind a row is masked, but a number that is not finite, left there by a sequence
@@ -252,7 +253,7 @@ def _unused(piece: Slice) -> Tensor:
 class GatheredCache(PoolCache):
     """One slice alone, its entries copied together for attention functions and masks of transformers' own."""
 
-    def __init__(self, pool: KVPool, piece: Slice) -> None:
+    def __init__(self, pool: KVPool, piece: SequenceRows) -> None:
         super().__init__(pool, [piece])
         self._end = piece.position + piece.num_tokens
         self._position = piece.position
@@ -274,10 +275,10 @@ class GatheredCache(PoolCache):
 
 
 class RaggedCache(PoolCache):
-    """The cache of all slices of a batch in one pass. Use as a context around the model's forward."""
+    """The cache of all pieces of a batch in one pass. Use as a context around the model's forward."""
 
-    def __init__(self, pool: KVPool, slices: Sequence[Slice]) -> None:
-        super().__init__(pool, slices)
+    def __init__(self, pool: KVPool, pieces: Sequence[SequenceRows]) -> None:
+        super().__init__(pool, pieces)
         self._parts_by_window: dict[int | None, list[AttentionCall]] = {}
         self._layer = -1
         self._keys: Tensor | None = None
@@ -305,7 +306,7 @@ class RaggedCache(PoolCache):
             raise NotImplementedError("keys are changed after they were cached")
         window = how.window
         if (parts := self._parts_by_window.get(window)) is None:
-            parts = self._parts_by_window[window] = plan(self._slices, window, self._device)
+            parts = self._parts_by_window[window] = plan(self._pieces, window, self._device)
         keys_SKD, values_SKD = self._pool.keys_SKD[self._layer], self._pool.values_SKD[self._layer]
         query_NQD = query[0].transpose(0, 1)
         if len(parts) == 1:

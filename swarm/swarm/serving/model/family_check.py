@@ -22,7 +22,8 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
 from swarm.building import BUILDING
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import check_is_model, open_model, read_config
 from swarm.serving.model.safetensors_reader import one_line
 from swarm.serving.model.shape import check_span, context_tokens
@@ -205,8 +206,8 @@ def _in_parts(folder: Path, tokens_T: Tensor) -> Tensor:
 
 
 def _step(span: Span, pool: KVPool, x: Tensor, position: int) -> Tensor:
-    piece = Slice(num_tokens=len(x), position=position, pages=range(pool.num_pages), want=Want.ALL)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), pool)
+    piece = SequenceRows(num_tokens=len(x), position=position, pages=range(pool.num_pages), want=Want.ALL)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=span.start, end=span.end), pool)
     assert output is not None
     return output
 

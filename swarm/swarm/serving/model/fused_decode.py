@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from swarm_compression.compiled import compiled
 from torch import Tensor
 
-from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Slice
+from swarm.serving.model.batch import SequenceRows
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.packing import joint
 
 logger = logging.getLogger(__name__)
@@ -88,15 +89,15 @@ class FusedBlocks:
         self._rotary = rotary
         self._table: Pair | None = None
 
-    def run(self, x_NH: Tensor, slices: Sequence[Slice], pool: KVPool, first: int, end: int) -> Tensor:
+    def run(self, x_NH: Tensor, pieces: Sequence[SequenceRows], pool: KVPool, first: int, end: int) -> Tensor:
         """Run through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
-        rotation = self._rotation(x_NH, [piece.position for piece in slices])
+        rotation = self._rotation(x_NH, [piece.position for piece in pieces])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)
         for index in range(first, end):
             block, cache = self._blocks[index], (pool.keys_SKD[index].numpy(), pool.values_SKD[index].numpy())
             if block.window not in places:
-                places[block.window] = _places(slices, block.window)
+                places[block.window] = _places(pieces, block.window)
             delta_NH = block.run(hidden_NH, delta_NH, rotation, cache, places[block.window])
         return torch.from_numpy(hidden_NH + delta_NH)
 
@@ -180,11 +181,11 @@ def _norm(module: Any) -> tuple[Floats, float]:
     return module.weight.detach().numpy(), float(module.variance_epsilon)
 
 
-def _places(slices: Sequence[Slice], window: int) -> Ints:
+def _places(pieces: Sequence[SequenceRows], window: int) -> Ints:
     """Return the `places` of the kernels. The padding behind a shorter row's pages is never read."""
-    num_pages = [piece.position // PAGE_TOKENS + 1 for piece in slices]
-    places = np.zeros((len(slices), 2 + max(num_pages)), np.int64)
-    for place, piece, num in zip(places, slices, num_pages, strict=True):
+    num_pages = [piece.position // PAGE_TOKENS + 1 for piece in pieces]
+    places = np.zeros((len(pieces), 2 + max(num_pages)), np.int64)
+    for place, piece, num in zip(places, pieces, num_pages, strict=True):
         place[0] = max(0, piece.position + 1 - window) if window else 0
         place[1] = piece.position
         place[2 : 2 + num] = piece.pages[:num]

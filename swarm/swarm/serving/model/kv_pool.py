@@ -1,13 +1,10 @@
-"""Keys and values of all sequences on a span, in pages of PAGE_TOKENS positions; and the batches of rows over them.
+"""Keys and values of all sequences on a span, in pages of PAGE_TOKENS positions.
 
 There is one tensor of keys and one of values per block, of the shape that each block declares: families differ in heads
 and widths, some from block to block. The engine keeps the books of which page belongs to which sequence. A pool is not
 thread-safe: one thread owns it. `Prefault` has a thread of its own, which only touches memory.
-A `Batch` has the rows of many sequences, packed one after another, that one pass over a span's weights computes. It is
-a value: the engine chooses it and `span` runs it.
 
-Legend of shapes: N rows of all slices, H hidden size, S slots (a slot is one position of one page), K heads of keys and
-values, D width of a head.
+Legend of shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
@@ -29,42 +25,6 @@ from swarm.heap import make_resident
 PAGE_TOKENS = limits.PAGE_TOKENS
 
 _HUGE_PAGE_BYTES = 2**21
-
-
-class Want(IntEnum):
-    """The outputs of a step that its caller needs."""
-
-    NOTHING = 0
-    LAST = 1
-    ALL = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """One sequence's part of a batch.
-
-    `position` is the position of its first row, so it is how many positions its pages hold already. `pages` are the
-    ids of the pages that hold positions [0, position + num_tokens), in order; more of them do no harm.
-    """
-
-    num_tokens: int
-    position: int
-    pages: Sequence[int]
-    want: Want
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Rows to run through blocks [start, end), which lie within the span's.
-
-    `x` is int64 token ids [N] where `start` is the model's first block, else hidden states [N, H] of any float type.
-    No two slices may write the same page.
-    """
-
-    x: Tensor
-    slices: tuple[Slice, ...]
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

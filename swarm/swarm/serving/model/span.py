@@ -21,8 +21,9 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
+from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
-from swarm.serving.model.kv_pool import Batch, KVPool, KVShape, Slice, Want
+from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.weights import block_list
 
@@ -78,7 +79,7 @@ def threads(num_threads: int, usual: int) -> Iterator[None]:
 class Span:
     """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run.
 
-    `is_ragged`: all slices of a batch go through this family's blocks in one pass. `is_fused`: steps of decodes alone
+    `is_ragged`: all pieces of a batch go through this family's blocks in one pass. `is_fused`: steps of decodes alone
     go past the family's modules (see `fused`). `span_loading` finds out and sets both.
     """
 
@@ -152,33 +153,33 @@ class Span:
         step = step_like(len(x))
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
-                return self.run_alone(x, batch.slices, pool)
-            if self.is_fused and all(piece.num_tokens == 1 for piece in batch.slices):
-                return self.run_fused(x, batch.slices, pool)
-            return self.run_ragged(x, batch.slices, pool)
+                return self.run_alone(x, batch.pieces, pool)
+            if self.is_fused and all(piece.num_tokens == 1 for piece in batch.pieces):
+                return self.run_fused(x, batch.pieces, pool)
+            return self.run_ragged(x, batch.pieces, pool)
 
-    def run_fused(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+    def run_fused(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
         """Run decodes in one pass past the family's modules."""
         assert self.fused is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
-        hidden_NH = self.fused.run(x_NH, slices, pool, start - self.start, end - self.start)
-        if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
-            return _split(hidden_NH, slices)
-        logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(slices)]))
-        return _split(logits_NV, slices, is_kept=True)
+        hidden_NH = self.fused.run(x_NH, pieces, pool, start - self.start, end - self.start)
+        if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
+            return _split(hidden_NH, pieces)
+        logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(pieces)]))
+        return _split(logits_NV, pieces, is_kept=True)
 
-    def run_ragged(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
-        """Run all slices in one pass over the weights."""
+    def run_ragged(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
+        """Run all pieces in one pass over the weights."""
         self._attend_with(RAGGED)
-        with RaggedCache(pool, slices) as cache:
-            return self._compute(x, slices, cache)
+        with RaggedCache(pool, pieces) as cache:
+            return self._compute(x, pieces, cache)
 
-    def run_alone(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+    def run_alone(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
         """Run each slice in a pass of its own, through transformers' own attention and masks."""
         self._attend_with(self._local_attention)
         outputs, row = [], 0
-        for piece in slices:
+        for piece in pieces:
             rows = x[row : row + piece.num_tokens]
             outputs += self._compute(rows, [piece], GatheredCache(pool, piece))
             row += piece.num_tokens
@@ -225,16 +226,16 @@ class Span:
         embedding: Tensor = self._model.get_input_embeddings()(tokens_T.to(self.device))
         return embedding
 
-    def _compute(self, x: Tensor, slices: Sequence[Slice], cache: PoolCache) -> list[Tensor | None]:
+    def _compute(self, x: Tensor, pieces: Sequence[SequenceRows], cache: PoolCache) -> list[Tensor | None]:
         with self._inputs(x[None]) as (inputs, output):
             inputs |= {"position_ids": cache.positions, "past_key_values": cache, "use_cache": True}
-            if self._chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
+            if self._chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
                 hidden = self._model.base_model(**inputs).last_hidden_state
-                return _split(output[0][0] if output else hidden[0], slices)
+                return _split(output[0][0] if output else hidden[0], pieces)
             if not self._keeps_logits:
-                return _split(self._model(**inputs).logits[0], slices)
-            rows = torch.tensor(_kept(slices), device=self.device)
-            return _split(self._model(**inputs, logits_to_keep=rows).logits[0], slices, is_kept=True)
+                return _split(self._model(**inputs).logits[0], pieces)
+            rows = torch.tensor(_kept(pieces), device=self.device)
+            return _split(self._model(**inputs, logits_to_keep=rows).logits[0], pieces, is_kept=True)
 
     @contextmanager
     def _inputs(self, x_BT: Tensor) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
@@ -270,25 +271,25 @@ class Span:
             self._model.config._attn_implementation = implementation
 
 
-def _kept(slices: Sequence[Slice]) -> list[int]:
+def _kept(pieces: Sequence[SequenceRows]) -> list[int]:
     """Return the rows whose logits are wanted."""
     rows: list[int] = []
     after = 0
-    for piece in slices:
+    for piece in pieces:
         after += piece.num_tokens
         rows += range(after - _num_kept(piece), after)
     return rows
 
 
-def _num_kept(piece: Slice) -> int:
+def _num_kept(piece: SequenceRows) -> int:
     return (0, 1, piece.num_tokens)[piece.want]
 
 
-def _split(rows: Tensor, slices: Sequence[Slice], *, is_kept: bool = False) -> list[Tensor | None]:
+def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = False) -> list[Tensor | None]:
     """Return each slice's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
     outputs: list[Tensor | None] = []
     after = 0
-    for piece in slices:
+    for piece in pieces:
         num_kept = _num_kept(piece)
         after += num_kept if is_kept else piece.num_tokens
         outputs.append(rows[after - num_kept : after] if num_kept else None)

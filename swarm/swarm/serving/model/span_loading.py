@@ -17,7 +17,8 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
@@ -35,7 +36,7 @@ _MAX_LOUD = 8192  # in half precision numbers end at 65504
 
 _NUM_ROWS, _NUM_DECODED = 6, 1
 
-_Run: TypeAlias = Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]]
+_Run: TypeAlias = Callable[[Tensor, Sequence[SequenceRows], KVPool], list[Tensor | None]]
 
 
 def load_span(
@@ -72,29 +73,29 @@ def load_span(
 def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
     """Return whether the span can be ragged, and whether it can be fused.
 
-    That is whether all slices of a batch, and decodes alone, give the same in one pass as through transformers' own
+    That is whether all pieces of a batch, and decodes alone, give the same in one pass as through transformers' own
     attention and masks.
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return False, False
     window = _window(config)
-    slices = _slices(config, window)
-    rows = torch.split(_rows(span, sum(piece.num_tokens for piece in slices)), [piece.num_tokens for piece in slices])
+    pieces = _pieces(config, window)
+    rows = torch.split(_rows(span, sum(piece.num_tokens for piece in pieces)), [piece.num_tokens for piece in pieces])
     alone, ragged, fused = _pools(span, window)
     with torch.inference_mode():
-        expected = span.run_alone(torch.cat(rows), slices, alone)
+        expected = span.run_alone(torch.cat(rows), pieces, alone)
 
     def agrees(run: _Run, chosen: Sequence[int], pool: KVPool) -> bool:
         with torch.inference_mode():
             try:
-                found = run(torch.cat([rows[i] for i in chosen]), [slices[i] for i in chosen], pool)
+                found = run(torch.cat([rows[i] for i in chosen]), [pieces[i] for i in chosen], pool)
             except Exception:  # a family's own code raises what it likes when it is given what it does not expect
                 return False
         return all(map(is_close, found, [expected[i] for i in chosen]))
 
-    if not agrees(span.run_ragged, range(len(slices)), ragged):
+    if not agrees(span.run_ragged, range(len(pieces)), ragged):
         return False, False
-    decodes = [i for i, piece in enumerate(slices) if piece.num_tokens == 1]
+    decodes = [i for i, piece in enumerate(pieces) if piece.num_tokens == 1]
     return True, span.fused is not None and agrees(span.run_fused, decodes, fused)
 
 
@@ -125,17 +126,17 @@ def _window(config: Any) -> int:
     return max(getattr(config, "sliding_window", None) or 0, 0)
 
 
-def _slices(config: Any, window: int) -> list[Slice]:
+def _pieces(config: Any, window: int) -> list[SequenceRows]:
     """Return a start, a middle, decodes near and far. Far ones see the same few pages again and again, and others
     behind the window."""
     far = window + _FAR_TOKENS - 1
     far = min(far, context_tokens(config) - 4)
     num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0
 
-    def piece(num_tokens: int, position: int, pages: Sequence[int], num_behind: int = 0) -> Slice:
+    def piece(num_tokens: int, position: int, pages: Sequence[int], num_behind: int = 0) -> SequenceRows:
         num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
         seen = [_BEHIND_PAGE if i < num_behind else pages[i % len(pages)] for i in range(num_pages)]
-        return Slice(num_tokens=num_tokens, position=position, pages=seen, want=Want.ALL)
+        return SequenceRows(num_tokens=num_tokens, position=position, pages=seen, want=Want.ALL)
 
     near = [piece(3, 0, [0]), piece(2, 5, [1]), piece(1, 7, [2]), piece(1, 17, [4, 3])]
     return [*near, piece(3, far, [5, 6], num_behind), piece(1, far, [7], num_behind)]
@@ -186,7 +187,7 @@ def _gives_the_same(span: Span, pool: KVPool, block: int, generator: torch.Gener
 
 
 def _served(span: Span, pool: KVPool, block: int, x: Tensor, position: int) -> Tensor:
-    piece = Slice(num_tokens=len(x), position=position, pages=[0], want=Want.ALL)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=block, end=block + 1), pool)
+    piece = SequenceRows(num_tokens=len(x), position=position, pages=[0], want=Want.ALL)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=block, end=block + 1), pool)
     assert output is not None
     return output

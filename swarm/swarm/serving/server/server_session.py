@@ -44,7 +44,7 @@ from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.model.kv_pool import Want
+from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog, Signer
 from swarm.serving.server.forwarder import Forwarder

@@ -24,7 +24,8 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine, EngineLoad
 from swarm.serving.engine.sequence import EngineSequence
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
+from swarm.serving.model.batch import Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.wire.page_keys import page_keys
@@ -48,7 +49,7 @@ def test_engine_sixteen_sequences_of_mixed_lengths_each_as_alone() -> None:
             found = [tasks.create_task(one(prompt)) for prompt in prompts]
         assert [task.result() for task in found] == [answer(prompt, 12) for prompt in prompts]
         # decodes of all of them ran together
-        assert max(len(batch.slices) for batch in span.batches) == 16
+        assert max(len(batch.pieces) for batch in span.batches) == 16
         assert engine.num_done == 16 * 12
         assert engine.num_tokens == sum(len(prompt) + 11 for prompt in prompts)
         assert engine.num_passes < 60
@@ -62,7 +63,7 @@ def test_engine_a_long_step_is_cut_and_its_outputs_are_whole(want: Want) -> None
         prompt = prompt_of(100)
         sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=100)
         done = await sequence.step(ids(*prompt), want)
-        assert [batch.slices[0].num_tokens for batch in span.batches] == [32, 32, 32, 4]
+        assert [batch.pieces[0].num_tokens for batch in span.batches] == [32, 32, 32, 4]
         assert sequence.length == 100
         if want is Want.NOTHING:
             assert done.output is None

@@ -22,7 +22,8 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Want
+from swarm.serving.model.batch import Batch, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerRefused, SwarmError
 
@@ -35,7 +36,7 @@ class Machine:
         self.passes_ms: list[float] = []
 
     def run(self, batch: Batch) -> None:
-        num_prefill = sum(piece.num_tokens for piece in batch.slices if piece.num_tokens > 1)
+        num_prefill = sum(piece.num_tokens for piece in batch.pieces if piece.num_tokens > 1)
         self.passes_ms.append(10.0 + num_prefill)
         self.now_s += self.passes_ms[-1] / 1000
 
@@ -66,9 +67,9 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
         await reader.step(ids(*prompt), Want.NOTHING)
         num_passes = len(span.batches)
         assert await talking == answer([1], 30)
-        shared = [batch for batch in span.batches[:num_passes] if len(batch.slices) == 2]
+        shared = [batch for batch in span.batches[:num_passes] if len(batch.pieces) == 2]
         # the reader is never alone: the talker's next token is in each pass with its prompt
-        prompts = [batch for batch in span.batches if any(piece.num_tokens > 1 for piece in batch.slices)]
+        prompts = [batch for batch in span.batches if any(piece.num_tokens > 1 for piece in batch.pieces)]
         assert prompts == shared
         # but for the first pass with a prompt of a machine of which nothing is known
         assert sorted(machine.passes_ms)[-1 if speed else -2] <= 51
@@ -179,9 +180,9 @@ def test_engine_batches_never_write_a_page_of_two_sequences() -> None:
             sequence.close()
 
     def check(batch: Batch) -> None:
-        written = [set(piece.pages[piece.position // PAGE_TOKENS :]) for piece in batch.slices]
+        written = [set(piece.pages[piece.position // PAGE_TOKENS :]) for piece in batch.pieces]
         for index, pages in enumerate(written):
-            others = {page for other, piece in enumerate(batch.slices) if other != index for page in piece.pages}
+            others = {page for other, piece in enumerate(batch.pieces) if other != index for page in piece.pages}
             assert not pages & others
 
     with_engine(work, span=Sums(on_run=check))

@@ -13,7 +13,8 @@ from support.arithmetic_span import GREEDY, REVISION, ids
 from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
+from swarm.serving.model.batch import Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span

@@ -23,7 +23,8 @@ from support.arithmetic_span import (
 from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Want
+from swarm.serving.model.batch import Batch, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
@@ -138,7 +139,7 @@ def test_engine_input_that_does_not_fit_is_a_violation_and_changes_nothing(x: Te
         with pytest.raises(PeerViolation):
             await sequence.step(x, Want.LAST, wanted)
         assert (await sequence.step(ids(1), Want.LAST)).output is not None
-        assert span.batches[0].slices[0].position == 0
+        assert span.batches[0].pieces[0].position == 0
         assert len(span.batches) == 1
         sequence.close()
 

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from swarm.serving.model import fused_decode
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.packing import PackedLinear, can_pack
 from swarm.serving.model.span import Span
@@ -31,16 +32,16 @@ SMALL = {
 }
 
 
-def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[Slice, ...]:
+def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[SequenceRows, ...]:
     """One row each, on pages that do not follow one another."""
     pages = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(1)).tolist()
-    slices, used = [], 0
+    pieces, used = [], 0
     for position in positions:
         num_pages = position // PAGE_TOKENS + 1
         own = pages[used : used + num_pages]
         used += num_pages
-        slices.append(Slice(num_tokens=1, position=position, pages=own, want=Want.ALL))
-    return tuple(slices)
+        pieces.append(SequenceRows(num_tokens=1, position=position, pages=own, want=Want.ALL))
+    return tuple(pieces)
 
 
 def filled_pool(span: Span, *, behind: float | None = None) -> KVPool:
@@ -67,10 +68,10 @@ def span(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path]) -> S
 
 def test_run_fused_gives_what_transformers_does_and_remembers_the_same(span: Span) -> None:
     assert span.is_fused
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     pools = [filled_pool(span) for _ in range(2)]
     with torch.inference_mode():
-        expected, found = span.run_alone(x, slices, pools[0]), span.run_fused(x, slices, pools[1])
+        expected, found = span.run_alone(x, pieces, pools[0]), span.run_fused(x, pieces, pools[1])
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
@@ -99,11 +100,11 @@ def test_run_fused_computes_layers_of_the_same_rows_together(
 
 
 def test_run_fused_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     pools = [filled_pool(span) for _ in range(2)]
-    found = span.run(Batch(x=x, slices=slices, start=2, end=3), pools[0])
+    found = span.run(Batch(x=x, pieces=pieces, start=2, end=3), pools[0])
     with torch.inference_mode():
-        expected = span.run_alone(x, slices, pools[1])
+        expected = span.run_alone(x, pieces, pools[1])
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
@@ -114,11 +115,11 @@ def test_run_fused_of_some_of_the_blocks_gives_what_transformers_does(span: Span
 def test_run_fused_beyond_the_positions_whose_rotation_is_kept_gives_the_same(
     span: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     with torch.inference_mode():
-        expected = span.run_fused(x, slices, filled_pool(span))
+        expected = span.run_fused(x, pieces, filled_pool(span))
         monkeypatch.setattr(fused_decode, "_TABLE_TOKENS", max(POSITIONS))
-        found = span.run_fused(x, slices, filled_pool(span))
+        found = span.run_fused(x, pieces, filled_pool(span))
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
@@ -128,54 +129,54 @@ def test_run_of_decodes_is_fused_and_of_prompts_is_not(span: Span, monkeypatch: 
     for name in ("run_fused", "run_ragged"):
         run = getattr(span, name)
         monkeypatch.setattr(span, name, lambda *args, run=run, name=name: (calls.append(name), run(*args))[1])
-    prompt = Slice(num_tokens=2, position=0, pages=[31], want=Want.ALL)
-    for slices in (decodes(), (*decodes(), prompt)):
-        x = rows(span, sum(piece.num_tokens for piece in slices))
-        span.run(Batch(x=x, slices=slices, start=1, end=4), filled_pool(span))
+    prompt = SequenceRows(num_tokens=2, position=0, pages=[31], want=Want.ALL)
+    for pieces in (decodes(), (*decodes(), prompt)):
+        x = rows(span, sum(piece.num_tokens for piece in pieces))
+        span.run(Batch(x=x, pieces=pieces, start=1, end=4), filled_pool(span))
     assert calls == ["run_fused", "run_ragged"]
 
 
 def test_run_fused_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None:
     if "Mixtral" in type(span._model).__name__:
         pytest.skip("experts compute their rows together")
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     with torch.inference_mode():
-        together = span.run_fused(x, slices, filled_pool(span))
-        for row, piece in enumerate(slices):
+        together = span.run_fused(x, pieces, filled_pool(span))
+        for row, piece in enumerate(pieces):
             (alone,) = span.run_fused(x[row : row + 1], [piece], filled_pool(span))
             assert alone is not None
             assert torch.equal(alone, together[row])
 
 
 def test_run_fused_on_a_page_that_a_failed_sequence_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     pools = filled_pool(span), filled_pool(span, behind=torch.nan)
     with torch.inference_mode():
-        clean, spoilt = (span.run_fused(x, slices, pool) for pool in pools)
+        clean, spoilt = (span.run_fused(x, pieces, pool) for pool in pools)
     for own, other in zip(spoilt, clean, strict=True):
         assert torch.equal(own, other)
     assert all(tensor.isfinite().all() for tensor in (*pools[1].keys_SKD, *pools[1].values_SKD))
 
 
 def test_run_fused_keeps_what_is_not_finite_in_its_own_row(span: Span) -> None:
-    slices, x = decodes(), rows(span, len(POSITIONS))
+    pieces, x = decodes(), rows(span, len(POSITIONS))
     x[1, 3] = torch.inf
     with torch.inference_mode():
-        outputs = span.run_fused(x, slices, filled_pool(span))
+        outputs = span.run_fused(x, pieces, filled_pool(span))
     assert [bool(out.isfinite().all()) for out in outputs if out is not None] == [True, False, True, True, True]
 
 
 def test_run_fused_first_and_last_blocks_take_tokens_and_give_logits(model_dirs: Callable[[str], Path]) -> None:
     span = load_span(open_model(model_dirs("llama")), 0, 6)
     wants = [Want.LAST, Want.NOTHING, Want.ALL, Want.LAST, Want.NOTHING]
-    slices = tuple(
-        Slice(num_tokens=1, position=piece.position, pages=piece.pages, want=want)
+    pieces = tuple(
+        SequenceRows(num_tokens=1, position=piece.position, pages=piece.pages, want=want)
         for piece, want in zip(decodes(), wants, strict=True)
     )
-    x = torch.arange(2, 2 + len(slices))
+    x = torch.arange(2, 2 + len(pieces))
     with torch.inference_mode():
-        expected = span.run_ragged(x, slices, filled_pool(span))
-        found = span.run_fused(x, slices, filled_pool(span))
+        expected = span.run_ragged(x, pieces, filled_pool(span))
+        found = span.run_fused(x, pieces, filled_pool(span))
     assert [out is None for out in found] == [want is Want.NOTHING for want in wants]
     for own, other in zip(found, expected, strict=True):
         if own is not None:
@@ -220,9 +221,9 @@ LEAN = {
 def test_load_of_a_family_like_llama_is_fused(write_config: Callable[[object], Path], name: str) -> None:
     span = load_span(open_model(write_config(LEAN[name])), 0, 3)
     assert span.is_fused
-    slices, x = decodes(), torch.arange(len(POSITIONS))
+    pieces, x = decodes(), torch.arange(len(POSITIONS))
     with torch.inference_mode():
-        expected, found = (run(x, slices, filled_pool(span)) for run in (span.run_alone, span.run_fused))
+        expected, found = (run(x, pieces, filled_pool(span)) for run in (span.run_alone, span.run_fused))
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 

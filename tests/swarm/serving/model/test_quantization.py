@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.model.kv_pool import Batch, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits, Int8Linear
 from swarm.serving.model.span import Span
@@ -34,8 +34,8 @@ def weight_bytes(span: Span) -> int:
 
 
 def outputs(span: Span, x: torch.Tensor) -> torch.Tensor:
-    piece = Slice(num_tokens=len(x), position=0, pages=[0, 1], want=Want.ALL)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), span.new_pool(2))
+    piece = SequenceRows(num_tokens=len(x), position=0, pages=[0, 1], want=Want.ALL)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=span.start, end=span.end), span.new_pool(2))
     assert output is not None
     return output.float()
 

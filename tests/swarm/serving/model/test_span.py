@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from swarm.serving.model import weights
-from swarm.serving.model.kv_pool import Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span
@@ -33,8 +34,8 @@ ROOM = list(range(NUM_PAGES))
 
 def run(span: Span, pool: KVPool, x: torch.Tensor, position: int = 0, want: Want = Want.ALL) -> torch.Tensor | None:
     """One sequence's rows, alone in a batch."""
-    piece = Slice(num_tokens=len(x), position=position, pages=ROOM, want=want)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), pool)
+    piece = SequenceRows(num_tokens=len(x), position=position, pages=ROOM, want=want)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=span.start, end=span.end), pool)
     return output
 
 
@@ -126,8 +127,8 @@ def test_run_part_of_a_span_equals_that_part_loaded_alone_and_leaves_the_span_as
     whole, alone = load_span(files, 0, 6), load_span(files, 2, 5)
     tokens, hidden = torch.tensor(PROMPT), torch.randn(5, 32)
     before = run(whole, whole.new_pool(NUM_PAGES), tokens)
-    piece = Slice(num_tokens=5, position=0, pages=ROOM, want=Want.ALL)
-    (part,) = whole.run(Batch(x=hidden, slices=(piece,), start=2, end=5), whole.new_pool(NUM_PAGES))
+    piece = SequenceRows(num_tokens=5, position=0, pages=ROOM, want=Want.ALL)
+    (part,) = whole.run(Batch(x=hidden, pieces=(piece,), start=2, end=5), whole.new_pool(NUM_PAGES))
     expected = run(alone, alone.new_pool(NUM_PAGES), hidden)
     after = run(whole, whole.new_pool(NUM_PAGES), tokens)
     assert part is not None

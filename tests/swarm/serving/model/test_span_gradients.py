@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.serving.model.kv_pool import Batch, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
@@ -60,10 +60,10 @@ def test_forward_without_head_ends_with_the_last_norm(spans: tuple[Path, list[Sp
 @pytest.mark.parametrize("spans", ["llama", "gpt2"], indirect=True)
 def test_run_of_embeddings_is_run_of_their_tokens_and_forward_between_leaves_it(spans: tuple[Path, list[Span]]) -> None:
     _, (first, _) = spans
-    piece = Slice(num_tokens=len(TOKENS[0]), position=0, pages=[0], want=Want.ALL)
+    piece = SequenceRows(num_tokens=len(TOKENS[0]), position=0, pages=[0], want=Want.ALL)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        (output,) = first.run(Batch(x=x, slices=(piece,), start=0, end=3), first.new_pool(1))
+        (output,) = first.run(Batch(x=x, pieces=(piece,), start=0, end=3), first.new_pool(1))
         assert output is not None
         return output
 

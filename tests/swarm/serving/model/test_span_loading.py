@@ -11,7 +11,8 @@ import pytest
 import torch
 from swarm.serving.model import span_loading, weights
 from swarm.serving.model.attention import GatheredCache
-from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
@@ -50,9 +51,9 @@ class FedPrompt:
         self.pages = pages
         self.chunk = chunk
 
-    def piece(self) -> Slice:
+    def piece(self) -> SequenceRows:
         num_tokens = min(self.chunk, len(self.tokens) - self.position)
-        return Slice(num_tokens=num_tokens, position=self.position, pages=self.pages, want=Want.LAST)
+        return SequenceRows(num_tokens=num_tokens, position=self.position, pages=self.pages, want=Want.LAST)
 
     @property
     def generated(self) -> list[int]:
@@ -66,8 +67,10 @@ def run_step(spans: Sequence[Span], pools: Sequence[KVPool], sequences: Sequence
     )
     for span, pool in zip(spans, pools, strict=True):
         want = Want.LAST if span.is_last else Want.ALL
-        slices = tuple(Slice(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces)
-        outputs = span.run(Batch(x=x, slices=slices, start=span.start, end=span.end), pool)
+        wanted = tuple(
+            SequenceRows(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces
+        )
+        outputs = span.run(Batch(x=x, pieces=wanted, start=span.start, end=span.end), pool)
         x = torch.cat([output for output in outputs if output is not None])
     for sequence, piece, logits in zip(sequences, pieces, outputs, strict=True):
         assert logits is not None
@@ -136,8 +139,8 @@ def test_run_batch_on_pages_that_a_failed_sequence_left_gives_the_same_tokens(
 def whole_batch(span: Span, x: torch.Tensor, *, start: int, end: int, want: Want = Want.ALL) -> torch.Tensor:
     """One sequence alone on a pool of its own, from position 0."""
     pages = range(-(-len(x) // PAGE_TOKENS))
-    piece = Slice(num_tokens=len(x), position=0, pages=pages, want=want)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=start, end=end), span.new_pool(len(pages)))
+    piece = SequenceRows(num_tokens=len(x), position=0, pages=pages, want=want)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=start, end=end), span.new_pool(len(pages)))
     assert output is not None
     return output
 
@@ -162,11 +165,11 @@ def test_run_gives_each_slice_what_it_wants(llama_dir: Path) -> None:
         for end in (5, 6):
             span = load_span(files, start, 6)
             x = torch.tensor(PROMPTS[2][:6]) if start == 0 else torch.randn(6, 32)
-            slices = tuple(
-                Slice(num_tokens=2, position=0, pages=[page], want=want)
+            pieces = tuple(
+                SequenceRows(num_tokens=2, position=0, pages=[page], want=want)
                 for page, want in enumerate([Want.ALL, Want.NOTHING, Want.LAST])
             )
-            everything, nothing, last = span.run(Batch(x=x, slices=slices, start=start, end=end), span.new_pool(3))
+            everything, nothing, last = span.run(Batch(x=x, pieces=pieces, start=start, end=end), span.new_pool(3))
             assert nothing is None
             assert everything is not None
             assert last is not None
@@ -179,15 +182,15 @@ def test_run_sequence_is_not_changed_by_anothers_broken_numbers(llama_dir: Path)
     """Short decodes share a call, whose padding must not let them see each other."""
     span = load_span(open_model(llama_dir), 2, 4)
     x = torch.randn(2, 32)
-    slices = tuple(
-        Slice(num_tokens=1, position=p, pages=pages, want=Want.ALL) for p, pages in [(3, [2]), (40, [0, 1, 3])]
+    pieces = tuple(
+        SequenceRows(num_tokens=1, position=p, pages=pages, want=Want.ALL) for p, pages in [(3, [2]), (40, [0, 1, 3])]
     )
     outputs = []
     for number in (0.0, torch.nan):
         pool = span.new_pool(4)
         for tensor in (*pool.keys_SKD, *pool.values_SKD):
             tensor[PAGE_TOKENS] = number  # the second sequence's
-        outputs.append(span.run(Batch(x=x, slices=slices, start=2, end=4), pool))
+        outputs.append(span.run(Batch(x=x, pieces=pieces, start=2, end=4), pool))
     (ours, theirs), (ours_after, theirs_after) = outputs
     assert ours is not None
     assert theirs_after is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.serving.model.kv_pool import Batch, Slice, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import threads, worthwhile
 from swarm.serving.model.span_loading import load_span
@@ -44,8 +44,8 @@ def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkey
             )
         for num_rows in (1, 7, 8, 32, 33):
             x = torch.zeros(num_rows, span.hidden_size)
-            piece = Slice(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)
-            span.run(Batch(x=x, slices=(piece,), start=2, end=4), span.new_pool(8))
+            piece = SequenceRows(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)
+            span.run(Batch(x=x, pieces=(piece,), start=2, end=4), span.new_pool(8))
             assert torch.get_num_threads() == 2
         assert seen == [1, 1, 3, 3, 2]
     finally:

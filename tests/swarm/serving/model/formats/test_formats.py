@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.quantized_models import KINDS, write_quantized
 from support.tiny_models import write_model
+from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.family_check import check_directory
-from swarm.serving.model.kv_pool import Batch, Slice, Want
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span
@@ -60,8 +60,8 @@ def outputs(span: Span, num_tokens: int = 20) -> torch.Tensor:
     x = torch.randn(num_tokens, span.hidden_size, generator=generator)
     if span.is_first:
         x = torch.randint(span.vocab_size, (num_tokens,), generator=generator)
-    piece = Slice(num_tokens=num_tokens, position=0, pages=[0, 1], want=Want.ALL)
-    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), span.new_pool(2))
+    piece = SequenceRows(num_tokens=num_tokens, position=0, pages=[0, 1], want=Want.ALL)
+    (output,) = span.run(Batch(x=x, pieces=(piece,), start=span.start, end=span.end), span.new_pool(2))
     assert output is not None
     return output
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from swarm.serving.engine.sequence import RETRY_AFTER_S, WAIT_S, SequenceShares
+from swarm.serving.engine.peer_shares import WAIT_S, PeerShares
+from swarm.serving.engine.sequence import RETRY_AFTER_S
 from swarm_protocol.errors import PeerRefused
 
 ROOM = 100
@@ -21,7 +22,7 @@ class Server:
     """Eight sequences and ROOM pages."""
 
     def __init__(self) -> None:
-        self.shares = SequenceShares(8, ROOM)
+        self.shares = PeerShares(8, ROOM)
         self.held: list[Sequence] = []
         self.now_s = 0.0
 

@@ -1,0 +1,63 @@
+"""How the peers that ask a server for sessions share its sequences and pages. Without tasks; the engine asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from swarm_protocol.errors import PeerRefused
+
+from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence
+
+WAIT_S = 2 * RETRY_AFTER_S
+"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
+
+
+class PeerShares:
+    """Share a server of `max_sequences` and `num_pages` among the peers that ask for sessions.
+
+    Alone, a peer may take everything. While another peer has a session, or was lately refused for lack of room, no peer
+    gets more than half of the sessions and half of the pages by what is opened from then on; every peer may have one
+    session of any size that fits. No session is ended for this: answers take seconds, so room comes back soon. A peer
+    is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
+    """
+
+    def __init__(self, max_sequences: int, num_pages: int) -> None:
+        self.max_sequences = max_sequences
+        self._num_pages = num_pages
+        self._waiting = ""
+        self._waits_until_s = 0.0
+
+    def check(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> None:
+        """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
+
+        Raises PeerRefused.
+        """
+        if num_pages > self._num_pages:
+            raise PeerRefused(
+                f"a session of {num_pages} pages is over the {self._num_pages} that this server has",
+                remedy="ask another server, or for fewer tokens",
+            )
+        own = [sequence for sequence in held if sequence.client == client]
+        wanted = num_pages + sum(sequence.num_pages for sequence in own)
+        is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
+        if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
+            raise PeerRefused(
+                f"other peers are waiting, and your {len(own)} sessions already use the share of one peer",
+                remedy="ask another server, or later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def refused(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> PeerRefused:
+        """Return the refusal for a client for whom there is no room now. If it has no sequence here, it counts as
+        waiting."""
+        if all(sequence.client != client for sequence in held):
+            self._waiting, self._waits_until_s = client, now_s + WAIT_S
+        return PeerRefused(
+            f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
+            "cache are asked for than are free",
+            remedy="ask another server, or later",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _others_wait(self, client: str, now_s: float) -> bool:
+        return self._waiting != client and now_s < self._waits_until_s

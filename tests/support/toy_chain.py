@@ -20,6 +20,7 @@ from support.plain_records import serve_record
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
+    AvoidPeer,
     CloseStage,
     Fail,
     FailureCause,
@@ -28,7 +29,6 @@ from swarm.serving.session.session_actions import (
     GrantHandover,
     OpenStage,
     Repaired,
-    ReportFailure,
     TakeToken,
     UpdateLink,
 )
@@ -217,7 +217,7 @@ class ToyWorld:
                         stage.peer_id,
                         lambda sequences=sequences, stage=stage: sequences.pop(stage.sequence_id, None),
                     )
-                case ReportFailure(peer_id, _, cause):
+                case AvoidPeer(peer_id, _, cause):
                     backoff_s = 1e9 if cause is FailureCause.VIOLATION else BACKOFF_S
                     if cause is FailureCause.VIOLATION and not self.servers[peer_id].is_spoilt:
                         self.judged.append(peer_id)

@@ -23,7 +23,7 @@ from swarm_node.metrics.metric_registry import Reading, Registry
 
 if TYPE_CHECKING:
     # these import torch, which a node that neither serves nor trains must not load
-    from swarm.serving.server.span_volunteer import SpanVolunteer
+    from swarm.serving.server.span_placer import SpanPlacer
     from swarm.training.member.run_member import RunMember
 
     from swarm_node.node import Node
@@ -110,10 +110,10 @@ class ServerMetrics:
         queue.observe(queue_ms / 1000)
 
 
-def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
+def read_server(placer: SpanPlacer) -> Iterator[Reading]:
     """Read a server; nothing while it has no blocks."""
-    yield Reading("swarm_server_move_failures_total", volunteer.num_failed_moves)
-    server = volunteer.server
+    yield Reading("swarm_server_move_failures_total", placer.num_failed_moves)
+    server = placer.server
     if server is None:
         return
     for reason, number in server.connections.num_refused.items():

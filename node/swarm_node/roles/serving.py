@@ -1,4 +1,4 @@
-"""Serves a model's blocks on this node until it leaves; `swarm.serving.server.span_volunteer` chooses the blocks."""
+"""Serves a model's blocks on this node until it leaves; `swarm.serving.server.span_placer` chooses the blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.serving.model import fused_decode
 from swarm.serving.model.manifest_file import manifest_beside
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
-from swarm.serving.server.span_volunteer import SpanVolunteer
+from swarm.serving.server.span_placer import SpanPlacer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
@@ -79,7 +79,7 @@ class ModelServing:
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
         self._is_chosen = False
-        self._volunteer: SpanVolunteer | None = None
+        self._placer: SpanPlacer | None = None
 
     async def until_leaving(self) -> None:
         """Serve until the node leaves.
@@ -92,10 +92,10 @@ class ModelServing:
         options = await asyncio.to_thread(_options, self._node, self._dtype, self._published)
         async with kept_convictions(self._node) as convictions:
             options = replace(options, server=replace(options.server, convictions=convictions))
-            await self._volunteer_with(options, source)
+            await self._place_with(options, source)
 
-    async def _volunteer_with(self, options: VolunteerOptions, source: ModelSource) -> None:
-        volunteer = self._volunteer = SpanVolunteer(
+    async def _place_with(self, options: VolunteerOptions, source: ModelSource) -> None:
+        placer = self._placer = SpanPlacer(
             self._node.network,
             self._node.membership,
             source.directory,
@@ -104,8 +104,8 @@ class ModelServing:
             on_choice=self._chosen,
             on_decision=self._decided,
         )
-        with self._node.metrics.reading(lambda: read_server(volunteer)):
-            await self._serve(volunteer)
+        with self._node.metrics.reading(lambda: read_server(placer)):
+            await self._serve(placer)
 
     def _take_manifest(self, directory: Path) -> None:
         """Take the model's name from the given manifest, or from the one beside the model. Raises IntegrityError."""
@@ -117,21 +117,21 @@ class ModelServing:
             "manifest", model=self._name, publisher=published.publisher, digest=published.digest.hex()
         )
 
-    async def _serve(self, volunteer: SpanVolunteer) -> None:
+    async def _serve(self, placer: SpanPlacer) -> None:
         leaving = self._node.shift.leaving
         try:
-            await volunteer.start()
+            await placer.start()
             while not leaving.is_set():
-                if failure := volunteer.failure:
+                if failure := placer.failure:
                     raise failure
-                self._say(volunteer)
+                self._say(placer)
                 await self._node.shift.wait(1.0)
-            await volunteer.drain(within_s=self._node.shift.grace_s)
+            await placer.drain(within_s=self._node.shift.grace_s)
         except SessionError:
             if not self._node.shift.leaving.is_set():
                 raise
         finally:
-            await volunteer.close()
+            await placer.close()
             self._node.activity.serving = None
 
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
@@ -159,8 +159,8 @@ class ModelServing:
         return fetch_and_report
 
     def _decided(self, decision: PlacementDecision) -> None:
-        assert self._volunteer is not None
-        server = self._volunteer.server
+        assert self._placer is not None
+        server = self._placer.server
         assert server is not None
         if self._numbered:
             self._numbered = False
@@ -176,8 +176,8 @@ class ModelServing:
             reason=decision.reason,
         )
 
-    def _say(self, volunteer: SpanVolunteer) -> None:
-        server = volunteer.server
+    def _say(self, placer: SpanPlacer) -> None:
+        server = placer.server
         assert server is not None
         status = self._node.activity.serving = ServingStatus(
             model=self._name,

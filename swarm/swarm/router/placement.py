@@ -12,7 +12,7 @@ everyone's choice from the same proposals, all end with one plan. A move is anno
 No move counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same,
 the one with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a
 slowest block that is a third faster. So a swarm whose nodes stay comes to rest.
-`swarm.serving.server.span_volunteer` publishes and waits.
+`swarm.serving.server.span_placer` publishes and waits.
 
 Legend of shapes: B blocks, W windows.
 """

@@ -1,6 +1,6 @@
 """Nodes that serve a model's blocks, and gateways that ask for answers. Placement and routing are the real ones.
 
-A server decides as `serving.server.span_volunteer` does: it proposes, settles, loads for as long as its downlink takes,
+A server decides as `serving.server.span_placer` does: it proposes, settles, loads for as long as its downlink takes,
 serves, and looks for a better span from time to time. It refuses sessions for whose tokens its cache has no room, and
 announces its load as `serving.server.span_announcer` does.
 
@@ -33,7 +33,7 @@ SETTLE_S = 3.0
 WATCH_S = 20.0
 LINKS_WITHIN_S = 2.0
 ANNOUNCE_S = 3.0
-"""The values of `span_volunteer` and `span_announcer`, which are not imported: they bring torch."""
+"""The values of `span_placer` and `span_announcer`, which are not imported: they bring torch."""
 
 LIST_S = 15.0
 """Time for which a gateway goes by a list of servers before it looks them up again."""

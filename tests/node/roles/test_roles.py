@@ -69,7 +69,7 @@ def test_model_name_is_the_directorys() -> None:
 
 def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     volunteer = AsyncMock(failure=None, server=MagicMock(start_block=0, end_block=1, sessions=(), num_tokens=0))
-    monkeypatch.setattr("swarm_node.roles.serving.SpanVolunteer", lambda *_, **__: volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", lambda *_, **__: volunteer)
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
 
     async def scene() -> None:

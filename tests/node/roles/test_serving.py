@@ -40,7 +40,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
 
         return AsyncMock(start=start, failure=None, server=server)
 
-    monkeypatch.setattr("swarm_node.roles.serving.SpanVolunteer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", volunteer)
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
     asyncio.run(ModelServing(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
     steps = [

@@ -127,7 +127,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 
         return AsyncMock(start=start, failure=None)
 
-    monkeypatch.setattr("swarm_node.roles.serving.SpanVolunteer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", volunteer)
     asyncio.run(ModelServing(node, HubId(MODEL), "tiny", numbered=False).until_leaving())
 
 

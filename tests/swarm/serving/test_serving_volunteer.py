@@ -17,8 +17,8 @@ from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_placer import SETTLE_S, WATCH_S, SpanPlacer
 from swarm.serving.server.span_server import SpanServer
-from swarm.serving.server.span_volunteer import SETTLE_S, WATCH_S, SpanVolunteer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -32,19 +32,19 @@ class Town:
         self.internet = MemoryInternet(default_link=LinkModel(latency_s=latency_s))
         self.stack = stack
         self.directory = directory
-        self.volunteers: list[SpanVolunteer] = []
+        self.placers: list[SpanPlacer] = []
         self.decisions: dict[int, list[PlacementDecision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
-    async def add(self, **options: Any) -> SpanVolunteer:
+    async def add(self, **options: Any) -> SpanPlacer:
         network = self.internet.network()
         membership = await self.stack.enter_async_context(Membership(network))
-        index = len(self.volunteers)
+        index = len(self.placers)
         self.decisions[index] = []
-        volunteer = SpanVolunteer(
+        placer = SpanPlacer(
             network,
             membership,
             self.directory,
@@ -52,12 +52,12 @@ class Town:
             options=VolunteerOptions(**options),
             on_decision=self.decisions[index].append,
         )
-        self.volunteers.append(volunteer)
-        self.stack.push_async_callback(volunteer.close)
-        return volunteer
+        self.placers.append(placer)
+        self.stack.push_async_callback(placer.close)
+        return placer
 
     def spans(self) -> list[tuple[int, int]]:
-        servers = [volunteer.server for volunteer in self.volunteers]
+        servers = [placer.server for placer in self.placers]
         return sorted((server.start_block, server.end_block) for server in servers if server is not None)
 
 
@@ -72,7 +72,7 @@ def test_volunteers_four_that_start_in_the_same_second_cover_all_blocks_twice(ll
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 4, max_blocks=3)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             assert place.spans() == [(0, 3), (0, 3), (3, 6), (3, 6)]
 
     virtual_time.run(scenario())
@@ -86,7 +86,7 @@ def test_volunteers_four_that_start_one_after_another_cover_all_blocks_twice(lla
 
             async def start_later(index: int) -> None:
                 await asyncio.sleep(index * gap_s)
-                await place.volunteers[index].start()
+                await place.placers[index].start()
 
             await asyncio.gather(*(start_later(index) for index in range(4)))
             assert place.spans() == [(0, 3), (0, 3), (3, 6), (3, 6)]
@@ -100,7 +100,7 @@ def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
             place = Town(stack, llama_dir, latency_s=0.05)
             for max_blocks in (1, 2, 2, 1, 3):
                 await place.add(max_blocks=max_blocks)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             assert {block for span in place.spans() for block in range(*span)} == set(range(6))
 
     virtual_time.run(scenario())
@@ -111,7 +111,7 @@ def test_volunteer_with_room_for_the_model_takes_it_whole_and_at_once(llama_dir:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1)
             since_s = asyncio.get_running_loop().time()
-            decision = await place.volunteers[0].start()
+            decision = await place.placers[0].start()
             assert asyncio.get_running_loop().time() - since_s < SETTLE_S
             assert (decision.start, decision.end) == (0, 6)
             assert place.decisions[0] == [decision]
@@ -128,7 +128,7 @@ def test_volunteer_brings_the_blocks_that_it_measures_and_those_that_it_serves(l
                 brought.append((start, end))
 
             place = await town(stack, llama_dir, 1, max_blocks=2, bring=bring)
-            decision = await place.volunteers[0].start()
+            decision = await place.placers[0].start()
             assert brought == [(3, 4), (decision.start, decision.end)]
             told = await place.add(span=(2, 4), bring=bring)
             await told.start()
@@ -145,7 +145,7 @@ def test_volunteer_whose_blocks_cannot_be_brought_leaves_nothing_behind(llama_di
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(2, 4), bring=bring)
             with pytest.raises(ConfigError, match="the hub is away"):
-                await place.volunteers[0].start()
+                await place.placers[0].start()
             assert not place.spans()
 
     virtual_time.run(scenario())
@@ -155,7 +155,7 @@ def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(2, 4))
-            assert (await place.volunteers[0].start()).reason == "as told"
+            assert (await place.placers[0].start()).reason == "as told"
             assert place.spans() == [(2, 4)]
 
     virtual_time.run(scenario())
@@ -166,7 +166,7 @@ def test_volunteer_with_little_memory_takes_what_fits(llama_dir: Path) -> None:
         async with AsyncExitStack() as stack:
             # 37,120 bytes a block, 65,664 for both ends
             place = await town(stack, llama_dir, 1, max_bytes=152_000, server=ServerOptions(kv_bytes=10_000))
-            await place.volunteers[0].start()
+            await place.placers[0].start()
             assert place.spans() == [(0, 2)]
 
     virtual_time.run(scenario())
@@ -176,11 +176,11 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 3, max_blocks=3)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             assert place.spans() == [(0, 3), (0, 3), (3, 6)]
-            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            lonely = next(v for v in place.placers if v.server is not None and v.server.start_block == 3)
             await lonely.close()
-            place.volunteers.remove(lonely)
+            place.placers.remove(lonely)
             await asyncio.sleep(2 * WATCH_S + 5)
             assert place.spans() == [(0, 3), (3, 6)]
             moved = [decisions for decisions in place.decisions.values() if len(decisions) == 2]
@@ -200,8 +200,8 @@ def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatc
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, max_blocks=3)
-            await place.volunteers[0].start()
-            server = place.volunteers[0].server
+            await place.placers[0].start()
+            server = place.placers[0].server
             assert server is not None
             assert server.deployed is not None
             for _ in range(5):
@@ -209,7 +209,7 @@ def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatc
             await asyncio.sleep(2 * WATCH_S)
             assert chosen_with == [pytest.approx(70.0 + 2 * 5.0)]
 
-    monkeypatch.setattr("swarm.serving.server.span_volunteer.choose_move", choose)
+    monkeypatch.setattr("swarm.serving.server.span_placer.choose_move", choose)
     virtual_time.run(scenario())
 
 
@@ -217,7 +217,7 @@ def test_volunteers_of_a_balanced_swarm_stay_where_they_are(llama_dir: Path) -> 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 5, max_blocks=3)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             before = place.spans()
             await asyncio.sleep(10 * WATCH_S)
             assert place.spans() == before
@@ -234,7 +234,7 @@ def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -
             observer = await stack.enter_async_context(Membership(network))
             failing = patch("swarm.serving.server.deployment.load", side_effect=IntegrityError("a shard is damaged"))
             with failing, pytest.raises(IntegrityError):
-                await place.volunteers[0].start()
+                await place.placers[0].start()
             await asyncio.sleep(1)
             (record,) = (await observer.servers("tiny")).values()
             assert record.state == "draining"
@@ -246,18 +246,18 @@ def test_volunteer_without_memory_for_a_move_stays_and_still_closes(llama_dir: P
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 4, max_blocks=3)
-            for volunteer in place.volunteers:
-                await volunteer.start()
+            for placer in place.placers:
+                await placer.start()
             spans = place.spans()
             with patch("swarm.serving.server.deployment.load", side_effect=RuntimeError("out of memory")):
-                for volunteer in place.volunteers:
-                    if volunteer.server is not None and volunteer.server.start_block == 0:
-                        await volunteer.close()
+                for placer in place.placers:
+                    if placer.server is not None and placer.server.start_block == 0:
+                        await placer.close()
                 await asyncio.sleep(4 * WATCH_S)
-            assert sum(volunteer.num_failed_moves for volunteer in place.volunteers) > 0
+            assert sum(placer.num_failed_moves for placer in place.placers) > 0
             assert place.spans() == spans
-            for volunteer in place.volunteers:
-                await volunteer.close()
+            for placer in place.placers:
+                await placer.close()
 
     virtual_time.run(scenario())
 
@@ -280,15 +280,15 @@ def test_volunteer_without_memory_for_both_spans_leaves_first_where_others_have_
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             assert place.spans() == [(0, 3), (0, 3), (3, 6)]
             seen: list[tuple[str, int]] = []
-            for volunteer in place.volunteers:
-                assert volunteer.server is not None
-                spy_on_state(volunteer.server, seen)
-            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            for placer in place.placers:
+                assert placer.server is not None
+                spy_on_state(placer.server, seen)
+            lonely = next(v for v in place.placers if v.server is not None and v.server.start_block == 3)
             await lonely.close()
-            place.volunteers.remove(lonely)
+            place.placers.remove(lonely)
             await asyncio.sleep(2 * WATCH_S + 10)
             assert place.spans() == [(0, 3), (3, 6)]
             assert [entry for entry in seen if entry[0] == "draining"] == [("draining", 0)]
@@ -301,17 +301,17 @@ def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
     llama_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It moves as soon as another takes them."""
-    caplog.set_level("INFO", logger="swarm.serving.server.span_volunteer")
+    caplog.set_level("INFO", logger="swarm.serving.server.span_placer")
     elsewhere = PlacementDecision(start=3, end=6, reason="it would help")
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, **ROOM_FOR_THREE)
-            await place.volunteers[0].start()
-            with patch("swarm.serving.server.span_volunteer.choose_move", return_value=elsewhere):
+            await place.placers[0].start()
+            with patch("swarm.serving.server.span_placer.choose_move", return_value=elsewhere):
                 await asyncio.sleep(2 * WATCH_S + 10)
             assert place.spans() == [(0, 3)]
-            server = place.volunteers[0].server
+            server = place.placers[0].server
             assert server is not None
             assert (server.record.state, server.record.next_end) == ("serving", 0)
 
@@ -323,19 +323,19 @@ def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(l
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
 
             def broken(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
                 if start == 3:
                     raise IntegrityError("a shard is damaged")
                 return load(model_dir, start, end, options)
 
-            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            lonely = next(v for v in place.placers if v.server is not None and v.server.start_block == 3)
             await lonely.close()
-            place.volunteers.remove(lonely)
+            place.placers.remove(lonely)
             with patch("swarm.serving.server.deployment.load", broken):
                 await asyncio.sleep(3 * WATCH_S + 10)
-                assert sum(volunteer.num_failed_moves for volunteer in place.volunteers) > 0
+                assert sum(placer.num_failed_moves for placer in place.placers) > 0
             assert place.spans() == [(0, 3), (0, 3)]
             await asyncio.sleep(1)
             network = place.internet.network()
@@ -350,9 +350,9 @@ def test_volunteer_announces_its_links_and_its_relay(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 2, max_blocks=3, is_relayed=lambda: True)
-            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.gather(*(placer.start() for placer in place.placers))
             await asyncio.sleep(2 * WATCH_S + 5)
-            one, two = (volunteer.server for volunteer in place.volunteers)
+            one, two = (placer.server for placer in place.placers)
             assert one is not None
             assert two is not None
             assert list(one.record.rtt_ms.values()) == pytest.approx([100.0], rel=0.1)
@@ -366,13 +366,13 @@ def test_volunteer_whose_watch_breaks_by_a_defect_says_so_and_still_closes(llama
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, max_blocks=3)
-            await place.volunteers[0].start()
-            assert place.volunteers[0].failure is None
-            with patch("swarm.serving.server.span_volunteer.choose_move", side_effect=ZeroDivisionError("a bug")):
+            await place.placers[0].start()
+            assert place.placers[0].failure is None
+            with patch("swarm.serving.server.span_placer.choose_move", side_effect=ZeroDivisionError("a bug")):
                 await asyncio.sleep(2 * WATCH_S + 5)
-            assert place.volunteers[0].failure is not None
-            assert "placing tiny has failed: ZeroDivisionError: a bug" in str(place.volunteers[0].failure)
-            await place.volunteers[0].close()
+            assert place.placers[0].failure is not None
+            assert "placing tiny has failed: ZeroDivisionError: a bug" in str(place.placers[0].failure)
+            await place.placers[0].close()
 
     virtual_time.run(scenario())
 
@@ -381,16 +381,16 @@ def test_volunteer_cache_takes_what_is_left_beside_the_weights(llama_dir: Path) 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(0, 2), max_bytes=2 * BLOCK_BYTES + ENDS_BYTES + 5000)
-            await place.volunteers[0].start()
-            server = place.volunteers[0].server
+            await place.placers[0].start()
+            server = place.placers[0].server
             assert server is not None
             assert server.options.kv_bytes == 5000
             await place.add(span=(0, 3), max_bytes=3 * BLOCK_BYTES)
             with pytest.raises(ConfigError, match="3 blocks with embedding and head take"):
-                await place.volunteers[1].start()
+                await place.placers[1].start()
             await place.add(span=(0, 99), max_bytes=10**9)
             with pytest.raises(ConfigError, match="6"):
-                await place.volunteers[2].start()
+                await place.placers[2].start()
 
     virtual_time.run(scenario())
 
@@ -399,13 +399,13 @@ def test_volunteer_drains_and_closes(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, max_blocks=3)
-            await place.volunteers[0].start()
-            await place.volunteers[0].drain(within_s=5)
-            server = place.volunteers[0].server
+            await place.placers[0].start()
+            await place.placers[0].drain(within_s=5)
+            server = place.placers[0].server
             assert server is not None
             assert server.record.state == "draining"
-            await place.volunteers[0].close()
-            await place.volunteers[0].close()
+            await place.placers[0].close()
+            await place.placers[0].close()
 
     virtual_time.run(scenario())
 
@@ -415,8 +415,8 @@ def test_volunteer_of_no_model_fails_by_name(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, tmp_path, 1, max_blocks=3)
             with pytest.raises(ConfigError, match=r"no config\.json"):
-                await place.volunteers[0].start()
-            await place.volunteers[0].close()
+                await place.placers[0].start()
+            await place.placers[0].close()
 
     virtual_time.run(scenario())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from swarm.network.dht.record_dht import RecordDht
-from swarm.serving.server import span_volunteer
+from swarm.serving.server import span_placer
 from swarm.simulation import simulated_network, simulated_serving, simulated_training, simulation_run, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
@@ -188,4 +188,4 @@ def test_trainers_beyond_the_places_of_a_run_are_counted_as_refused(monkeypatch:
 
 @pytest.mark.parametrize("name", ["SETTLE_S", "WATCH_S", "LINKS_WITHIN_S"])
 def test_simulated_servers_keep_the_times_of_real_ones(name: str) -> None:
-    assert getattr(simulated_serving, name) == getattr(span_volunteer, name)
+    assert getattr(simulated_serving, name) == getattr(span_placer, name)

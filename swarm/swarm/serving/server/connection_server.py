@@ -34,7 +34,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
@@ -100,12 +100,12 @@ class ConnectionServer:
         on_changed: Callable[[], None],
     ) -> None:
         self.sessions: dict[tuple[str, bytes], ServerSession] = {}
-        self.forwarder = Forwarder(network, model)
+        self.push_connections = PushConnections(network, model)
         self.backpressure = Backpressure(options.max_backlog_bytes)
         self._services = SharedServices(
             model=model,
             signer=self._signed,
-            forwarder=self.forwarder,
+            push_connections=self.push_connections,
             backpressure=self.backpressure,
             flush_timer=FlushTimer(),
             failpoints=options.failpoints,
@@ -132,7 +132,7 @@ class ConnectionServer:
         """Run until cancelled. Every connection ends then."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.forwarder.run(), name="forwarder")
+                tasks.create_task(self.push_connections.run(), name="push connections")
                 tasks.create_task(self._sweep(), name="end what is idle")
         finally:
             for state in self._states:
@@ -295,7 +295,7 @@ class ConnectionServer:
 
     async def _take_over(self, session: ServerSession, source: SequenceRef) -> None:
         """Fetch the cache of the sequence that the session continues. Raises SwarmError."""
-        is_in_vain, limiter = False, self.forwarder.dial_limiter
+        is_in_vain, limiter = False, self.push_connections.dial_limiter
         if not limiter.begin(source.peer_id, session.client):
             raise PeerRefused("the server does not dial that peer now", remedy="run the session again")
         try:

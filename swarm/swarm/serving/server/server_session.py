@@ -47,7 +47,7 @@ from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog, Signer
-from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
 from swarm.serving.server.session_link import SessionLink
@@ -85,7 +85,7 @@ class SharedServices:
 
     model: str
     signer: Signer
-    forwarder: Forwarder
+    push_connections: PushConnections
     backpressure: Backpressure
     flush_timer: FlushTimer
     failpoints: FailpointHook
@@ -133,7 +133,7 @@ class ServerSession:
             on_taken=self._log.took,
         )
         self._link = SessionLink(
-            services.forwarder,
+            services.push_connections,
             self.client,
             opened.sequence_id,
             take_own=lambda push: self._take(push, forward=False),

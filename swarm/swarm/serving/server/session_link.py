@@ -15,7 +15,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import Push, SequenceRef, Spent, TokenDraw
 
-from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.server.session_inbox import CheckedStep
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class SessionLink:
 
     def __init__(
         self,
-        forwarder: Forwarder,
+        push_connections: PushConnections,
         client: str,
         sequence_id: bytes,
         *,
@@ -43,9 +43,9 @@ class SessionLink:
         self.next: SequenceRef | None = None
         self.is_cut_off = False
         self.num_links = 0
-        self._forwarder = forwarder
+        self._push_connections = push_connections
         self._client = client
-        self._own = SequenceRef(peer_id=forwarder.peer_id, sequence_id=sequence_id)
+        self._own = SequenceRef(peer_id=push_connections.peer_id, sequence_id=sequence_id)
         self._take_own = take_own
         self._on_failed = on_failed
         self._num_refused = 0
@@ -60,15 +60,15 @@ class SessionLink:
         if to == self.next:
             return
         if self.next is not None:
-            self._forwarder.unlink(self.next.peer_id, (self._client, self.next.sequence_id))
+            self._push_connections.unlink(self.next.peer_id, (self._client, self.next.sequence_id))
         self.next = to
         if to is not None and to != self._own:
-            self._forwarder.link(to.peer_id, (self._client, to.sequence_id), self._failed)
+            self._push_connections.link(to.peer_id, (self._client, to.sequence_id), self._failed)
 
     async def room(self) -> None:
         """Wait while much is unsent to the next server."""
         if self.next is not None:
-            await self._forwarder.room(self.next.peer_id)
+            await self._push_connections.room(self.next.peer_id)
 
     def push_rows(self, step: CheckedStep, rows: Rows, spent_ms: Spent) -> None:
         """Send a step's outputs to the next server, or cut the session off from it. There is a next server."""
@@ -84,7 +84,7 @@ class SessionLink:
             upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.num_rows == 1 else (),
         )
         try:
-            self._forwarder.push(self.next.peer_id, frame)
+            self._push_connections.push(self.next.peer_id, frame)
         except SwarmError as error:
             logger.debug("%s takes no pushes: %s", self.next.peer_id, error)
             self._cut_off()
@@ -106,10 +106,10 @@ class SessionLink:
         try:
             if to == self._own:
                 self._take_own(frame)
-            elif self._forwarder.is_open(to.peer_id):
-                self._forwarder.push(to.peer_id, frame)
+            elif self._push_connections.is_open(to.peer_id):
+                self._push_connections.push(to.peer_id, frame)
             else:
-                self.is_cut_off = not self._forwarder.is_coming(to.peer_id)
+                self.is_cut_off = not self._push_connections.is_coming(to.peer_id)
                 return False
         except SwarmError as error:
             logger.debug("a token is left to the client: %s", error)

@@ -20,7 +20,7 @@ from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, SwarmEr
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
-from swarm.serving.session.session_actions import FailureCause, ReportFailure
+from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.trust.reputation import Reputation
 
 FIRST_BACKOFF_S = 1.0
@@ -199,7 +199,7 @@ class PeerHealth:
         self._failures.pop(peer_id, None)
         self._refusals.pop(peer_id, None)
 
-    def blame(self, failure: ReportFailure, num_tokens: int) -> None:
+    def blame(self, failure: AvoidPeer, num_tokens: int) -> None:
         """Note why a session of `num_tokens` gave up a server."""
         error = failure.error
         logger.info("%s: %s", failure.peer_id, error)

@@ -43,6 +43,7 @@ from swarm.serving.session.peer_health import SUSPECTED_S
 from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, KnownServers, RouteFinder
 from swarm.serving.session.session_actions import (
     Action,
+    AvoidPeer,
     CloseStage,
     Fail,
     FailureCause,
@@ -52,7 +53,6 @@ from swarm.serving.session.session_actions import (
     GrantHandover,
     OpenStage,
     Repaired,
-    ReportFailure,
     TakeToken,
     UpdateLink,
 )
@@ -230,7 +230,7 @@ class Session:
                 task = self._loop.create_task(self._find(action), name="find servers")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case ReportFailure():
+            case AvoidPeer():
                 self._health.blame(action, self._messages.max_tokens)
             case ForgetRows(peers):
                 self._messages.forget()

@@ -84,7 +84,7 @@ class CloseStage:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFailure:
+class AvoidPeer:
     """Avoid the peer for a while."""
 
     peer_id: str
@@ -135,7 +135,7 @@ Action: TypeAlias = (
     | Feed
     | UpdateLink
     | CloseStage
-    | ReportFailure
+    | AvoidPeer
     | ForgetRows
     | Repaired
     | TakeToken

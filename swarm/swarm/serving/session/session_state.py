@@ -27,6 +27,7 @@ from swarm.serving.session.pipeline import Pipeline
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
+    AvoidPeer,
     CloseStage,
     Fail,
     FailureCause,
@@ -35,7 +36,6 @@ from swarm.serving.session.session_actions import (
     GrantHandover,
     OpenStage,
     Repaired,
-    ReportFailure,
 )
 from swarm.serving.session.stage import Repair, Stage, StepReport
 
@@ -228,7 +228,7 @@ class SessionState:
             start=stage.start, end=stage.end, since_s=now_s, lost_peer=stage.peer_id, error=refusal, old=stage
         )
         self.repairs.append(repair)
-        self._actions.append(ReportFailure(stage.peer_id, refusal, FailureCause.REPORTED))
+        self._actions.append(AvoidPeer(stage.peer_id, refusal, FailureCause.REPORTED))
         self._expect_opening()  # a last stage that leaves passes no more tokens on
         self._find(repair)
 
@@ -299,7 +299,7 @@ class SessionState:
         if repair is not None:
             self._opening_failed(repair, stage, error, cause)
         else:
-            self._actions.append(ReportFailure(stage.peer_id, error, cause))
+            self._actions.append(AvoidPeer(stage.peer_id, error, cause))
             self._replace(stage, error, now_s)
             if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
                 self._doubt_rows(stage, error, now_s)
@@ -355,7 +355,7 @@ class SessionState:
         repair.error = repair.error or error
         # a refused handover may be the fault of either server: the new one may still do without
         if not (repair.is_handover and cause is FailureCause.REPORTED):
-            self._actions.append(ReportFailure(stage.peer_id, error, cause))
+            self._actions.append(AvoidPeer(stage.peer_id, error, cause))
         if repair.is_handover:
             repair.may_hand_over = repair.is_handover = False
         self._find(repair)

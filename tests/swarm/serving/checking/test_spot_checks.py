@@ -87,7 +87,7 @@ def scaled(_session: ServerSession, output: Any) -> Any:
 
 
 def is_at(peer_id: str) -> Callable[[ServerSession], bool]:
-    return lambda session: session._link._forwarder.peer_id == peer_id
+    return lambda session: session._link._push_connections.peer_id == peer_id
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

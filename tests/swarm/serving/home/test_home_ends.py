@@ -182,7 +182,7 @@ def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_
         return reserve(self, num_pages)
 
     async def compute(self: ServerSession, step: Any) -> Any:
-        output, peer_id = await honest(self, step), self._link._forwarder.peer_id
+        output, peer_id = await honest(self, step), self._link._push_connections.peer_id
         if self.sequence.blocks == (1, 5) and output.output is not None and peer_id in (liars or {peer_id}):
             liars.add(peer_id)
             # finite, and nobody can compute with it
@@ -278,7 +278,7 @@ def test_spot_checks_check_servers_and_not_home(boxes: Any, llama_dir: Path) -> 
 
             async def compute(self: ServerSession, step: Any) -> Any:
                 output = await honest(self, step)
-                lies = self._link._forwarder.peer_id == liar and output.output is not None
+                lies = self._link._push_connections.peer_id == liar and output.output is not None
                 return dataclasses.replace(output, output=1.01 * output.output) if lies else output
 
             with patch.object(ServerSession, "_compute", compute):

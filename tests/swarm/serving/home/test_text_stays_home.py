@@ -22,7 +22,7 @@ from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 from swarm_protocol.rows import TOKENS
@@ -98,17 +98,17 @@ def test_no_token_and_no_draw_reaches_a_server(boxes: Any, llama_dir: Path) -> N
 def test_home_is_linked_to_no_server(boxes: Any, llama_dir: Path) -> None:
     """Its rows pass through the client anyway; a server that named no such neighbour would refuse a push."""
     pushed_to: list[str] = []
-    push = Forwarder.push
+    push = PushConnections.push
 
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
 
-            def pushing(self: Forwarder, peer_id: str, frame: Push) -> None:
+            def pushing(self: PushConnections, peer_id: str, frame: Push) -> None:
                 if self._network is box.network:
                     pushed_to.append(peer_id)
                 push(self, peer_id, frame)
 
-            with heard_by_servers(box) as heard, patch.object(Forwarder, "push", pushing):
+            with heard_by_servers(box) as heard, patch.object(PushConnections, "push", pushing):
                 assert await box.tokens() == box.expected()
             neighbours = [
                 named for frame in heard if isinstance(frame, OpenSequence) for named in (frame.previous, frame.next)

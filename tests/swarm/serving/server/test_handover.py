@@ -10,7 +10,7 @@ import torch
 from support.arithmetic_span import alone, prompt_of
 from support.faults import Fault
 from support.served_chain import MODEL, Talk, World, floats, opening, sequence_id, token_rows, with_servers
-from swarm.serving.server.forwarder import MAX_PEERS_PER_CLIENT, REST_S
+from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, REST_S
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import AllowHandover, SequenceRef

@@ -25,12 +25,12 @@ from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
+    AvoidPeer,
     FailureCause,
     Feed,
     FindServers,
     ForgetRows,
     OpenStage,
-    ReportFailure,
     TakeToken,
     UpdateLink,
 )
@@ -345,7 +345,7 @@ def test_rows_at_which_two_servers_failed_are_forgotten_and_nobody_is_accused_of
     (following,) = find.repair.new
     state.on_opened(following, ready(0, 8), 1.0)
     actions = state.on_lost(following, error, FailureCause.REPORTED, 1.0)
-    accused = [action.peer_id for action in actions if isinstance(action, ReportFailure)]
+    accused = [action.peer_id for action in actions if isinstance(action, AvoidPeer)]
     assert accused == [failing[1]], "it failed, no matter who is to blame"
     forgotten = [action.peers for action in actions if isinstance(action, ForgetRows)]
     if failing[1] == failing[0]:
@@ -460,7 +460,7 @@ def test_token_that_died_and_came_to_the_new_last_stage_is_not_answered_and_nobo
     state, _, _, new = in_doubt()
     actions = state.on_report(new, StepReport(position=5, token=TOKEN), 2.0)
     assert not state.stages
-    assert not any(isinstance(action, TakeToken | ReportFailure) for action in actions)
+    assert not any(isinstance(action, TakeToken | AvoidPeer) for action in actions)
 
 
 def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None:

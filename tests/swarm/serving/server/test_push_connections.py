@@ -24,7 +24,7 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
-from swarm.serving.server.forwarder import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_S
+from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_S
 from swarm.serving.server.server_session import refuse_push
 from swarm.serving.server.session_link import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
@@ -106,7 +106,7 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
             talks[0].send_step(token_rows(number), 0, number, want="token", forward=True)
         for _ in range(16):
             assert (await talks[1].next(StepResult)).batch_size == 16
-        (outgoing,) = world.servers[0].connections.forwarder._outgoing.values()
+        (outgoing,) = world.servers[0].connections.push_connections._outgoing.values()
         assert outgoing.connection is not None
         assert outgoing.connection.num_messages == 1
 
@@ -253,7 +253,7 @@ def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> N
             results.append(await talk.next(StepResult))
         assert results[-1].push_failed
         assert results[0].rows is not None
-        assert world.servers[0].connections.forwarder.num_connections == 0
+        assert world.servers[0].connections.push_connections.num_connections == 0
 
     with_servers(work, [(0, 2)])
 
@@ -325,7 +325,7 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         await asyncio.sleep(REST_S)
         assert await link_all(dead[:1]) == dead[:1]
 
-    with patch("swarm.serving.server.forwarder.open_stream", counted):
+    with patch("swarm.serving.server.push_connections.open_stream", counted):
         with_servers(work, [(0, 2)])
 
 
@@ -350,13 +350,13 @@ def test_connections_between_servers_stay_for_a_while_and_are_then_closed() -> N
         for talk in talks:
             talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(UNUSED_S / 2)
-        assert [server.forwarder.num_connections for server in servers] == [1, 1, 0]
+        assert [server.push_connections.num_connections for server in servers] == [1, 1, 0]
         await talks[0].open(2, **world.neighbours(0))
         await asyncio.sleep(UNUSED_S)
-        assert [server.forwarder.num_connections for server in servers] == [1, 0, 0]
+        assert [server.push_connections.num_connections for server in servers] == [1, 0, 0]
         talks[0].connection.send(CloseSequence(sequence_id=sequence_id(2)))
         await asyncio.sleep(UNUSED_S + 1)
-        assert [server.forwarder.num_connections for server in servers] == [0, 0, 0]
+        assert [server.push_connections.num_connections for server in servers] == [0, 0, 0]
         assert [server.num_connections for server in servers] == [1, 1, 1]  # the client's
 
     with_servers(work, SPANS)
@@ -390,7 +390,7 @@ def test_server_that_answers_pushes_with_nonsense_is_no_longer_pushed_to() -> No
         await talk.open(next=SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(1)))
         await talk.step(token_rows(*PROMPT), 0, forward=True)
         assert (await talk.next(StepResult)).push_failed
-        assert world.servers[0].connections.forwarder.num_connections == 0
+        assert world.servers[0].connections.push_connections.num_connections == 0
         await liar.close()
 
     with_servers(work, [(0, 2)])

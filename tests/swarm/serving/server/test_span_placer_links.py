@@ -9,7 +9,7 @@ import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.server.capability import VolunteerOptions, hidden_ms
-from swarm.serving.server.span_volunteer import SpanVolunteer
+from swarm.serving.server.span_placer import SpanPlacer
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -18,16 +18,14 @@ from swarm_protocol.errors import ConfigError
 def test_slow_links_are_announced_the_slowest_where_there_are_too_many_and_fast_ones_are_not(tmp_path: Path) -> None:
     async def main() -> None:
         network = MemoryInternet().network()
-        volunteer = SpanVolunteer(network, Membership(network), tmp_path, name="tiny", options=VolunteerOptions())
-        volunteer._hidden_size = 1000
+        placer = SpanPlacer(network, Membership(network), tmp_path, name="tiny", options=VolunteerOptions())
+        placer._hidden_size = 1000
         rates = {f"peer{index}": 1e5 * (index + 1) for index in range(2 * limits.MAX_RTT_PEERS)} | {"near": 1e9}
         for peer_id, rate in rates.items():
             network.links.came(peer_id, int(4 * rate), asyncio.get_running_loop().time() - 4.0)
         await asyncio.sleep(1)
-        assert volunteer._token_ms(["near", "peer0", "peer9", "stranger"]) == pytest.approx(
-            {"peer9": 4.0, "peer0": 40.0}
-        )
-        announced = volunteer._token_ms(list(rates))
+        assert placer._token_ms(["near", "peer0", "peer9", "stranger"]) == pytest.approx({"peer9": 4.0, "peer0": 40.0})
+        announced = placer._token_ms(list(rates))
         assert set(announced) == {f"peer{index}" for index in range(limits.MAX_RTT_PEERS)}
         await network.close()
 
@@ -43,11 +41,11 @@ def test_volunteer_whose_upload_lets_hardly_anything_through_takes_nothing(tmp_p
     async def main() -> None:
         network = MemoryInternet().network()
         options = VolunteerOptions(up_bytes_per_s=12_500)
-        volunteer = SpanVolunteer(network, Membership(network), tmp_path, name="large", options=options)
+        placer = SpanPlacer(network, Membership(network), tmp_path, name="large", options=options)
         with pytest.raises(ConfigError, match=r"0\.13 tokens/s of large: its upload is limited to 0\.1 Mbit/s"):
-            volunteer._check_upload(0.127)
-        volunteer._check_upload(0.6)
-        unlimited = SpanVolunteer(network, Membership(network), tmp_path, name="large", options=VolunteerOptions())
+            placer._check_upload(0.127)
+        placer._check_upload(0.6)
+        unlimited = SpanPlacer(network, Membership(network), tmp_path, name="large", options=VolunteerOptions())
         unlimited._check_upload(0.1)
         await network.close()
 

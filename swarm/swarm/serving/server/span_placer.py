@@ -1,4 +1,4 @@
-"""A volunteer's part in serving a model: decides which blocks to take, serves them, and moves when that helps much.
+"""Places a span on this node: decides which blocks to take, serves them, and moves when that helps much.
 
 Decisions are `router.placement`'s; this measures, publishes proposals, waits until others see them, and acts. One task,
 started by `start` and ended by `close`, measures links and watches for a better span. What goes wrong in it is warned
@@ -57,7 +57,7 @@ LINKS_WITHIN_S = 2.0
 """Time for measuring links before the first decision and at each search; slower links are measured the next time."""
 
 
-class SpanVolunteer:
+class SpanPlacer:
     """Choose, serve and move a span. `on_choice` is called with the first span before its weights are loaded, and
     `on_decision` with it and with each move, once it is served."""
 

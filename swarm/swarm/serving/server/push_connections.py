@@ -94,7 +94,7 @@ class _Outgoing:
     task: asyncio.Task[None] | None = None
 
 
-class Forwarder:
+class PushConnections:
     """Own the connections to next servers, for all sessions of one model."""
 
     def __init__(self, network: Network, model: str) -> None:

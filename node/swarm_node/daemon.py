@@ -29,8 +29,9 @@ from swarm_protocol.identity import Identity
 
 from swarm_node import control, diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
-from swarm_node.lending.lending import Lending, LinkUse, MonthlyTraffic, keep_counting, keep_sampling
+from swarm_node.lending.lending import Lending, keep_counting
 from swarm_node.lending.shifts import run_in_shifts
+from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_sampling
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
 from swarm_node.machine.measuring import keep_measuring

@@ -1,10 +1,6 @@
 """One running node, as its role, its status and its metrics see it.
 
 `swarm_node.daemon` builds it and its task owns it; a role works with it and reports its activity through it.
-
-It tells of the peers that it is connected to: the path, the round trip, and the bytes exchanged. The network counts the
-bytes and knows the paths, the membership measures the round trips; here they are put together for the control socket,
-the node's record, and its dashboard.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -24,82 +19,30 @@ from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
 from swarm_protocol.control_messages import (
-    MAX_COUNT,
     MAX_HOURS,
     LimitStatus,
-    PeerStatus,
-    RelayStatus,
     ServingStatus,
     SpotCheckStatus,
     StatusReply,
     TrainingStatus,
 )
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, PathCounts, Reachability
+from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.lending.lending import Break, Lending, LinkUse
+from swarm_node.lending.lending import Break, Lending
+from swarm_node.lending.traffic_count import LinkUse
 from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
+from swarm_node.node_status import count_paths, list_peers, relay_status
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 
 RelayUse = Literal["none", "serve", "use", "auto"]
 RoleName: TypeAlias = records.Role
-
-
-RTT_TIMEOUT_S = 2.0
-"""Time for connected peers to answer. A round trip that takes longer is measured when it is asked for again."""
-
-
-def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
-    """Return how many peers are reached over each kind of path."""
-    counts = Counter(path.kind for path in paths.values())
-    return PathCounts(
-        direct=counts["direct"],
-        dialled_back=counts["dialled back"],
-        punched=counts["punched"],
-        relayed=counts["relayed"],
-    )
-
-
-async def list_peers(
-    paths: Mapping[str, PeerPath], membership: Membership, names: Mapping[str, str]
-) -> tuple[PeerStatus, ...]:
-    """Return the MAX_CONTROL_PEERS peers of `paths` with the most bytes, those with the most first.
-
-    Round trips that nobody has measured of late are measured now, of a few peers at once; `names` are by peer id.
-    """
-    busiest = sorted(paths, key=lambda peer_id: -(paths[peer_id].sent_bytes + paths[peer_id].received_bytes))
-    listed = busiest[: limits.MAX_CONTROL_PEERS]
-    rtts_ms = await membership.rtts_ms(listed, max_peers=len(listed), timeout_s=RTT_TIMEOUT_S)
-    return tuple(
-        PeerStatus(
-            peer_id=peer_id,
-            name=names.get(peer_id, ""),
-            path=paths[peer_id].kind,
-            rtt_ms=min(rtts_ms[peer_id], limits.MAX_RTT_MS) if peer_id in rtts_ms else None,
-            sent_bytes=paths[peer_id].sent_bytes,
-            received_bytes=paths[peer_id].received_bytes,
-        )
-        for peer_id in listed
-    )
-
-
-def relay_status(counts: RelayCounts | None) -> RelayStatus | None:
-    """Return what a node relays for others; None: it does not relay."""
-    if counts is None:
-        return None
-    return RelayStatus(
-        num_reservations=counts.reservations,
-        num_circuits=counts.circuits,
-        relayed_bytes=counts.relayed_bytes,
-        num_refused=min(sum(counts.refusals.values()) - counts.refusals["idle"], MAX_COUNT),
-        throttled_s=min(counts.throttled_s, limits.MAX_TIME_S),
-    )
 
 
 class NodeRole(ABC):
@@ -120,7 +63,7 @@ class NodeRole(ABC):
 
     @abstractmethod
     async def run(self, node: Node) -> None:
-        """Work until done. Once `node.shift.leaving` is set, take nothing new, finish what is in flight and return.
+        """Work until done. Once `node.work_end.leaving` is set, take nothing new, finish what is in flight and return.
 
         Cancelled if that takes too long. Called again if only the hours in which the node lends were over.
         """
@@ -172,8 +115,8 @@ class Activity:
 class Node:
     """One node, from the moment it is on the network until it leaves.
 
-    `shutdown` is the request to leave, `shift` the one to end the work that was begun: that of the present hours, and
-    the same where the node always lends.
+    `shutdown` is the request to leave, `work_end` the one to end the work that was begun: that of the present hours,
+    and the same where the node always lends.
     """
 
     config: Config
@@ -201,10 +144,10 @@ class Node:
     relay_counts: Callable[[], RelayCounts | None] = lambda: None
     """Returns what this node relays for others, None while it does not."""
     started_at: float = field(default_factory=time.time)
-    shift: Shutdown = field(init=False)
+    work_end: Shutdown = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shift = self.shutdown
+        self.work_end = self.shutdown
 
     @property
     def break_now(self) -> Break | None:
@@ -253,7 +196,7 @@ class Node:
             addrs=(await self.network.addrs())[: limits.MAX_CONTROL_ADDRS],
             reachability=self.reachability,
             num_peers=self.num_peers,
-            state="draining" if self.shift.leaving.is_set() else self.activity.state,
+            state="draining" if self.work_end.leaving.is_set() else self.activity.state,
             training=self.activity.waits(self.activity.training) if self.activity.training else None,
             serving=self.activity.serving,
             memory_bytes=resident_bytes(),

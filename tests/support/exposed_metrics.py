@@ -80,7 +80,7 @@ def whole_registry() -> Iterator[Registry]:
     registry = Registry()
     node = MagicMock(num_peers=3, started_at=1.75e9)
     node.activity.state = "serving"
-    node.shift.leaving.is_set = lambda: False
+    node.work_end.leaving.is_set = lambda: False
     node.network.network_id, node.network.peer_id = "tests", "12D3Koo"
     node.membership.all_known_rtts_s = lambda: [0.01, 0.02, 0.3]
     node.peer_paths = lambda: {

@@ -1,120 +1,22 @@
 """Decides whether a node lends its machine now, and when again, from its hours and what is left of its monthly traffic.
 
-    HOME/traffic.json   {"unit": "byte", "months": {"2026-11": …}}
-
-`MonthlyTraffic` counts what a home has sent and received in this calendar month, over restarts: the file is written
-every SAVE_S and when the node leaves, and a node that is killed forgets what came since. It holds the last few months,
-so that a clock that is wrong for a while, as of a machine that has just started, has no month counted anew. If it is
-broken, the month is, with a warning. `Lending` is asked with a time and keeps no clock; `keep_counting` is the daemon's
-task that feeds it from the meter. `LinkUse` tells how fast bytes go now.
+`Lending` is asked with a time and keeps no clock; `keep_counting` is the daemon's task that feeds it from the meter. It
+saves the month's traffic every SAVE_S and when the node leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 
-from swarm.network.rate import OVERHEAD
 from swarm.network.traffic import Traffic
-from swarm_protocol.checks import check_int
-from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 from swarm_protocol.records import Pause
 
 from swarm_node.formatting import PAUSES, lends_again
 from swarm_node.lending.hours import Window, is_open, next_change
-from swarm_node.storage.home import JsonMemory
-
-SAMPLE_S = 2.0
-NUM_SAMPLES = 6
-"""The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
-
-MAX_FILE_BYTES = 1024
-MAX_MONTHS = 3
-"""Months that are remembered, those that were counted last: this one, one of a wrong clock, and one to spare."""
-
-
-class MonthlyTraffic:
-    """Counts from a meter whose total only grows, which is 0 when this is made. Months are those of local time."""
-
-    def __init__(self, path: Path, at: float) -> None:
-        self._memory = JsonMemory(
-            path=path,
-            owner=("unit", "byte"),
-            key="months",
-            what="the month's traffic",
-            max_bytes=MAX_FILE_BYTES,
-        )
-        self._months = self._memory.read(_checked) or {}  # by month; the one that was counted last is last
-        self._month = _month_of(at)
-        self._metered_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Return what was counted in this month."""
-        return self._months.get(self._month, 0)
-
-    def update(self, total_bytes: int, at: float) -> None:
-        """Note that the meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
-        self._month = _month_of(at)
-        self._months[self._month] = self._months.pop(self._month, 0) + total_bytes - self._metered_bytes
-        self._metered_bytes = total_bytes
-        if len(self._months) > MAX_MONTHS:
-            del self._months[next(iter(self._months))]
-
-    def save(self) -> None:
-        """Write the count to disk. Blocks. A disk that refuses is only a warning."""
-        self._memory.keep(self._months)
-
-
-def next_month(at: float) -> float:
-    """Return when the next calendar month begins."""
-    now = datetime.fromtimestamp(at)
-    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    year, month = divmod(first.year * 12 + first.month, 12)
-    return first.replace(year=year, month=month + 1).timestamp()
-
-
-def _month_of(at: float) -> str:
-    return f"{datetime.fromtimestamp(at):%Y-%m}"
-
-
-def _checked(months: dict[str, object]) -> dict[str, int]:
-    if len(months) > MAX_MONTHS:
-        raise ValueError(f"it has more than {MAX_MONTHS} months")
-    return {month: check_int(num_bytes, "num_bytes", high=MAX_TRAFFIC_BYTES) for month, num_bytes in months.items()}
-
-
-class LinkUse:
-    """The rates include what the wire adds to the payload, as the owner's limits do."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._samples: deque[tuple[float, int, int]] = deque(maxlen=NUM_SAMPLES)
-
-    def sample(self, at_s: float) -> None:
-        self._samples.append((at_s, self._traffic.up_bytes, self._traffic.down_bytes))
-
-    def bytes_per_s(self, at_s: float) -> tuple[float, float]:
-        """Return the rates up and down from the oldest sample to `at_s`; 0 before there is one."""
-        if not self._samples or at_s <= self._samples[0][0]:
-            return 0.0, 0.0
-        since_s, up_bytes, down_bytes = self._samples[0]
-        scale = OVERHEAD / (at_s - since_s)
-        return (self._traffic.up_bytes - up_bytes) * scale, (self._traffic.down_bytes - down_bytes) * scale
-
-
-async def keep_sampling(use: LinkUse) -> None:
-    """Sample until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        use.sample(loop.time())
-        await asyncio.sleep(SAMPLE_S)
-
+from swarm_node.lending.traffic_count import MonthlyTraffic, next_month
 
 RESERVE = 0.02
 """The part of a monthly budget that is left for finishing work in flight, and for staying in the network."""

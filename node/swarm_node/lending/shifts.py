@@ -1,6 +1,6 @@
 """Has a role work only while the node lends: its work ends as when the node leaves, and begins again by itself.
 
-Each time in which the node lends is a *shift*, with a `Shutdown` of its own in `Node.shift`. The daemon's task that
+Each time in which the node lends is a *shift*, with a `Shutdown` of its own in `Node.work_end`. The daemon's task that
 runs the role runs this in its place.
 """
 
@@ -49,10 +49,10 @@ async def _rest(node: Node, lending: Lending, pause: Break) -> None:
 
 async def _work_a_shift(node: Node, role: NodeRole, lending: Lending) -> bool:
     """Return whether the role was ended by a break, and not by itself or because the node leaves."""
-    shift = node.shift = Shutdown()
-    shift.grace_s = node.shutdown.grace_s
+    work_end = node.work_end = Shutdown()
+    work_end.grace_s = node.shutdown.grace_s
     work = asyncio.create_task(role.run(node), name="work of a shift")
-    watch = asyncio.create_task(_end_in_time(node, lending, shift, work), name="end of a shift")
+    watch = asyncio.create_task(_end_in_time(node, lending, work_end, work), name="end of a shift")
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
@@ -62,24 +62,24 @@ async def _work_a_shift(node: Node, role: NodeRole, lending: Lending) -> bool:
         watch.cancel()
         work.cancel()
         await asyncio.wait({work, watch})
-        node.shift = node.shutdown
+        node.work_end = node.shutdown
     if not work.cancelled():
         work.result()
-    return shift.leaving.is_set() and not node.shutdown.leaving.is_set()
+    return work_end.leaving.is_set() and not node.shutdown.leaving.is_set()
 
 
-async def _end_in_time(node: Node, lending: Lending, shift: Shutdown, work: asyncio.Task[None]) -> None:
-    """End `shift` when a break begins, within the grace period. Where the node leaves, the daemon sees to the end."""
+async def _end_in_time(node: Node, lending: Lending, work_end: Shutdown, work: asyncio.Task[None]) -> None:
+    """End the work when a break begins, within the grace period. Where the node leaves, the daemon sees to the end."""
     while (pause := lending.break_at(time.time())) is None:
         if await node.shutdown.wait(LOOK_S):
-            shift.request(node.shutdown.reason)
+            work_end.request(node.shutdown.reason)
             await node.shutdown.forced.wait()
-            shift.force(node.shutdown.reason)
+            work_end.force(node.shutdown.reason)
             return
     reason = pause.words(time.time())
-    node.emitter.emit("pausing", reason=reason, seconds=shift.grace_s)
-    shift.request(reason)
-    await asyncio.wait({work}, timeout=shift.grace_s)
-    shift.force(reason)
+    node.emitter.emit("pausing", reason=reason, seconds=work_end.grace_s)
+    work_end.request(reason)
+    await asyncio.wait({work}, timeout=work_end.grace_s)
+    work_end.force(reason)
     await asyncio.wait({work}, timeout=FORCED_S)
     work.cancel()

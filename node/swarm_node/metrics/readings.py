@@ -37,7 +37,7 @@ def read_node(node: Node) -> Iterator[Reading]:
     yield Reading("swarm_node_info", 1, about)
     yield Reading("swarm_node_num_peers", node.num_peers)
     yield Reading("swarm_node_start_time_seconds", node.started_at)
-    state = "draining" if node.shift.leaving.is_set() else node.activity.state
+    state = "draining" if node.work_end.leaving.is_set() else node.activity.state
     for each in (*STATES, "other"):
         yield Reading("swarm_node_state", each == (state if state in STATES else "other"), {"state": each})
     rtts_s = node.membership.all_known_rtts_s()

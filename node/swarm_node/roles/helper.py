@@ -121,7 +121,7 @@ class StandbyRole(IdleRole):
         node.activity.state = "idle"
         node.steps.done("takes", f"no work, because of {node.config.origin('take')}")
         node.steps.done("standing by", "to work, restart this node without that, or with --run RUN or --model MODEL")
-        await node.shift.leaving.wait()
+        await node.work_end.leaving.wait()
 
 
 POLL_S = 5.0
@@ -147,13 +147,13 @@ class HelperRole(IdleRole):
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)
-        while not node.shift.leaving.is_set():
+        while not node.work_end.leaving.is_set():
             for need in await self._find_needs(node, poller):
-                if await self._help(node, need) or node.shift.leaving.is_set():
+                if await self._help(node, need) or node.work_end.leaving.is_set():
                     break
             else:
                 self._report_waiting(node)
-                await node.shift.wait(POLL_S)
+                await node.work_end.wait(POLL_S)
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
@@ -185,7 +185,7 @@ class HelperRole(IdleRole):
         try:
             await work()
         except SwarmError as error:
-            if node.shift.leaving.is_set():
+            if node.work_end.leaving.is_set():
                 raise
             self._postpone(need.name, error.message, RETRY_S)
             node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)

@@ -118,17 +118,17 @@ class ModelServing:
         )
 
     async def _serve(self, placer: SpanPlacer) -> None:
-        leaving = self._node.shift.leaving
+        leaving = self._node.work_end.leaving
         try:
             await placer.start()
             while not leaving.is_set():
                 if failure := placer.failure:
                     raise failure
                 self._say(placer)
-                await self._node.shift.wait(1.0)
-            await placer.drain(within_s=self._node.shift.grace_s)
+                await self._node.work_end.wait(1.0)
+            await placer.drain(within_s=self._node.work_end.grace_s)
         except SessionError:
-            if not self._node.shift.leaving.is_set():
+            if not self._node.work_end.leaving.is_set():
                 raise
         finally:
             await placer.close()
@@ -136,7 +136,7 @@ class ModelServing:
 
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
         """Report a download. Called in the thread that downloads."""
-        if self._node.shift.leaving.is_set():
+        if self._node.work_end.leaving.is_set():
             raise SessionError(f"the node leaves, and {self._name} is not whole")
         self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)

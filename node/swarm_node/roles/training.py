@@ -178,7 +178,7 @@ class RunTraining:
             node.membership,
             self._run.run_id,
             node.network.peer_id,
-            node.shift.leaving,
+            node.work_end.leaving,
             on_wait=lambda peers, seconds: self._emit("lingering", peers=peers, seconds=seconds),
         )
 
@@ -188,7 +188,7 @@ class RunTraining:
             path=config.data,
             tokenizer=config.tokenizer,
             on_progress=self._tokenizing,
-            stop=self._node.shift.leaving.is_set,
+            stop=self._node.work_end.leaving.is_set,
         )
         options = local_options(config, self._node.hardware.device)
         setup = prepare(self._run.config, options, data, self._bring_start)
@@ -208,7 +208,7 @@ class RunTraining:
         source = checkpoint_source(run, node.config, node.emitter)
 
         def downloading(num_bytes: int, total_bytes: int) -> None:
-            if node.shift.leaving.is_set():
+            if node.work_end.leaving.is_set():
                 raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
             source.on_progress(num_bytes, total_bytes)
 
@@ -218,7 +218,7 @@ class RunTraining:
             raise PreparationStopped from error
 
     async def _stop_when_leaving(self, trainer: RunMember) -> None:
-        await self._node.shift.leaving.wait()
+        await self._node.work_end.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")

@@ -97,7 +97,7 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
     with suppress(PreparationStopped):
         async with training.taking_part():
             directory = await training.finish()
-            if directory is None or node.shift.leaving.is_set():
+            if directory is None or node.work_end.leaving.is_set():
                 return
             if node.config.then_serve:
                 await ModelServing(node, directory, run.run_id, numbered=False).until_leaving()

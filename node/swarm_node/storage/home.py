@@ -7,7 +7,7 @@
     HOME/revisions.json the weights of models that its clients have used (see `client_models`); may be deleted, too
     HOME/publishers.json who has published these models (see `client_models`); may be deleted, too
     HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted, too
-    HOME/traffic.json   what was sent and received in this month (see `lending.lending`); may be deleted, too
+    HOME/traffic.json   what was sent and received in this month (see `lending.traffic_count`); may be deleted, too
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time

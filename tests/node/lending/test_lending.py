@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from swarm.network.traffic import Traffic
 from swarm_node.lending.hours import parse_window
-from swarm_node.lending.lending import RESERVE, Lending, MonthlyTraffic, next_month
+from swarm_node.lending.lending import RESERVE, Lending
+from swarm_node.lending.traffic_count import MonthlyTraffic, next_month
 
 GB = 10**9
 

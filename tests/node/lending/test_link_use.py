@@ -8,7 +8,7 @@ import pytest
 from swarm.network.rate import OVERHEAD
 from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
-from swarm_node.lending.lending import NUM_SAMPLES, SAMPLE_S, LinkUse, keep_sampling
+from swarm_node.lending.traffic_count import NUM_SAMPLES, SAMPLE_S, LinkUse, keep_sampling
 
 
 def test_use_is_what_passed_since_the_oldest_sample_with_what_the_wire_adds() -> None:

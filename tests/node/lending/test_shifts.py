@@ -19,7 +19,8 @@ from swarm.testing import virtual_time
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending import shifts
 from swarm_node.lending.hours import parse_window
-from swarm_node.lending.lending import Lending, MonthlyTraffic
+from swarm_node.lending.lending import Lending
+from swarm_node.lending.traffic_count import MonthlyTraffic
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.shutdown import Shutdown
@@ -46,7 +47,7 @@ class Work(NodeRole):
         self.log.append(("begins", now()))
         node.activity.state = "serving"
         try:
-            if not await node.shift.wait(self._lasts_s):
+            if not await node.work_end.wait(self._lasts_s):
                 return
             await asyncio.sleep(self._drain_s)
             self.log.append(("finished", now()))

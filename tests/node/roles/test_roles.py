@@ -73,7 +73,7 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
 
     async def scene() -> None:
-        node = MagicMock(shift=Shutdown(), **{"network.network_id": "test"})
+        node = MagicMock(work_end=Shutdown(), **{"network.network_id": "test"})
         serving = asyncio.create_task(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
         await asyncio.sleep(10)
         assert not serving.done()
@@ -97,11 +97,11 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         async with Membership(network) as membership, Membership(other) as others:
             others.announce(TrainerRecord(run=run.run_id, outer_step=1, state="training"))
             await asyncio.sleep(1)
-            node = MagicMock(network=network, membership=membership, shift=Shutdown(), metrics=Registry())
+            node = MagicMock(network=network, membership=membership, work_end=Shutdown(), metrics=Registry())
             node.emitter = Emitter(json=False, err=err)
             staying = asyncio.create_task(RunTraining(node, run).let_others_finish())
             await asyncio.sleep(5)
-            node.shift.request("Ctrl-C")
+            node.work_end.request("Ctrl-C")
             async with asyncio.timeout(1):
                 await staying
         await internet.close()
@@ -123,10 +123,10 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
             await asyncio.sleep(takes_s)
 
         run_file = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
-        node = MagicMock(shift=Shutdown(), metrics=Registry(), emitter=Emitter(json=False, err=err))
+        node = MagicMock(work_end=Shutdown(), metrics=Registry(), emitter=Emitter(json=False, err=err))
         training = RunTraining(node, run_file)
         training._trainer = MagicMock(run=run, stop=stopped.set, state=None)
-        node.shift.request("Ctrl-C")
+        node.work_end.request("Ctrl-C")
         assert await training.finish() is None
 
     virtual_time.run(scene())

@@ -22,7 +22,7 @@ from swarm_node.shutdown import Shutdown
 def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     err = io.StringIO()
     emitter = Emitter(json=False, err=err)
-    node = MagicMock(shift=Shutdown(), emitter=emitter, steps=StartupSteps(emitter, VolunteerRole.num_steps))
+    node = MagicMock(work_end=Shutdown(), emitter=emitter, steps=StartupSteps(emitter, VolunteerRole.num_steps))
     node.network.network_id = "test"
 
     def volunteer(*_: object, options: VolunteerOptions, on_choice: Any, on_decision: Any, **__: object) -> AsyncMock:
@@ -36,7 +36,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
             await asyncio.to_thread(options.bring, 12, 20)
             on_decision(decision)
             on_decision(PlacementDecision(start=0, end=8, reason="it moved"))
-            asyncio.get_running_loop().call_later(0.01, node.shift.request, "done")
+            asyncio.get_running_loop().call_later(0.01, node.work_end.request, "done")
 
         return AsyncMock(start=start, failure=None, server=server)
 

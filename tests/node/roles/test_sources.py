@@ -123,7 +123,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 
         async def start() -> None:
             await asyncio.to_thread(scene, options, directory)
-            node.shift.request("done")
+            node.work_end.request("done")
 
         return AsyncMock(start=start, failure=None)
 
@@ -135,7 +135,7 @@ def node_in(tmp_path: Path) -> MagicMock:
     config = resolve({"home": str(tmp_path / "home"), "dtype": "int8", "max_memory": "64GiB"}, env={})
     return MagicMock(
         **{"network.network_id": "test"},
-        shift=Shutdown(),
+        work_end=Shutdown(),
         config=config,
         home=Home(config.home),
         hardware=MagicMock(device="cpu", memory_bytes=2**36),
@@ -169,7 +169,7 @@ def test_serving_that_is_left_while_it_downloads_ends_without_an_error(
     given_up = []
 
     def scene(options: VolunteerOptions, _directory: Path) -> None:
-        node.shift.request("Ctrl-C")
+        node.work_end.request("Ctrl-C")
         with pytest.raises(SessionError, match="the node leaves") as caught:
             options.bring(0, NUM_BLOCKS)
         given_up.append(caught)

@@ -250,7 +250,7 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
 
     training = make_training(tmp_path, io.StringIO(), [])
     training._node.config = resolve({"home": str(tmp_path), "data": str(books), "tokenizer": str(words)}, env={})
-    training._node.hardware, training._node.shift = cast("Any", SimpleNamespace(device="cpu")), Shutdown()
+    training._node.hardware, training._node.work_end = cast("Any", SimpleNamespace(device="cpu")), Shutdown()
     monkeypatch.setattr(roles_training, "prepare", prepared)
     monkeypatch.setattr(roles_training, "export_hf", lambda *_, tokenizer: seen.append(tokenizer))
     with pytest.raises(ConfigError, match="enough"):

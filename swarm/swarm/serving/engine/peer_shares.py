@@ -1,4 +1,4 @@
-"""How the peers that ask a server for sessions share its sequences and pages. Without tasks; the engine asks it."""
+"""Shares a server's sequences and pages among the peers that ask for sessions. It runs no tasks; the engine asks it."""
 
 from __future__ import annotations
 

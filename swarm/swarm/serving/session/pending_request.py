@@ -1,4 +1,4 @@
-"""What a pipeline is asked for: the request that it answers, and the token that may have gone with a lost server.
+"""The request that a pipeline answers, and the token that may have gone with a lost server.
 
 Both are plain values of the pipeline, without I/O.
 """

@@ -166,7 +166,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             link_use=use,
             role=role.name,
             peer_paths=network.peer_paths,
-            relay_counts=network.relaying,
+            relay_counts=network.active_relay_counts,
         )
         async with (
             remembered_peers.remembering(home, network),

@@ -42,7 +42,7 @@ from swarm.network.multiaddr import parse_peer_addr
 from swarm.network.network_entry import (
     HELLO,
     NetworkEntry,
-    check_member,
+    check_network_peer,
     connect,
     hello_answer,
     join,
@@ -163,7 +163,7 @@ class Libp2pNetwork(SigningNetwork):
         """The peer ids of the nodes that relay for this one now."""
         return self._reservations.held
 
-    def relaying(self) -> RelayCounts | None:
+    def active_relay_counts(self) -> RelayCounts | None:
         """Return what this node relays for others, None while it does not."""
         return self._relay.counts if self._relay.serves else None
 
@@ -296,7 +296,9 @@ class Libp2pNetwork(SigningNetwork):
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._methods = PeerMethods(self._host, tasks, self._watch, self._network_id)
-        network_peers = self._gate or NetworkPeers(lambda peer_id: check_member(self._host, peer_id, self._network_id))
+        network_peers = self._gate or NetworkPeers(
+            lambda peer_id: check_network_peer(self._host, peer_id, self._network_id)
+        )
         bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
         self._relay = Relay(self._host, tasks, bounds, network_peers, serves=self._options.relay == "serve")
         await self._methods.start()

@@ -24,7 +24,7 @@ MIN_MESSAGE_BYTES = 2**16
 SAMPLE_BYTES = 2**17
 """A transfer of fewer bytes gives no sample."""
 
-NUM_SPANS = 4
+MIN_MESSAGE_DURATIONS = 4
 """A transfer that has lasted for as many times as its longest message gives a sample, and begins anew. What is under
 way then counts in the next one, and is a small part of either."""
 
@@ -69,7 +69,7 @@ class LinkMeter:
     def __init__(self) -> None:
         self._links: dict[str, _Link] = {}
 
-    def came(self, peer_id: str, num_bytes: int, since_s: float) -> None:
+    def received(self, peer_id: str, num_bytes: int, since_s: float) -> None:
         """Note that a message of `num_bytes` came from `peer_id`, whose first bytes were here at `since_s`."""
         if num_bytes >= MIN_MESSAGE_BYTES:
             _add(self._link(peer_id), num_bytes, since_s, asyncio.get_running_loop().time())
@@ -120,7 +120,7 @@ def _add(link: _Link, num_bytes: int, since_s: float, now_s: float) -> None:
     transfer.until_s = now_s
     transfer.num_bytes += num_bytes
     transfer.longest_s = max(transfer.longest_s, now_s - since_s)
-    if transfer.until_s - transfer.since_s >= NUM_SPANS * transfer.longest_s:
+    if transfer.until_s - transfer.since_s >= MIN_MESSAGE_DURATIONS * transfer.longest_s:
         _finish(link)
 
 

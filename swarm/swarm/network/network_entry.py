@@ -95,7 +95,7 @@ async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[st
     return greeting_of(Hello.from_bytes(answer), before)
 
 
-async def check_member(host: Host, peer_id: str, network_id: str) -> None:
+async def check_network_peer(host: Host, peer_id: str, network_id: str) -> None:
     """Greet a peer that has connected itself. Raises PeerError if it is not of this network, or does not say so."""
     greeting = await greet(host, peer_id, network_id, addrs=())
     check_hello(hello_of(network_id), greeting.hello, peer_id)

@@ -93,12 +93,12 @@ def test_short_messages_show_no_rate_and_impossible_ones_are_bounded() -> None:
     async def case() -> None:
         meter, now = LinkMeter(), asyncio.get_running_loop().time
         for _ in range(1000):
-            meter.came("chatty", 10_000, now())
+            meter.received("chatty", 10_000, now())
         assert meter.rate_from("chatty") is None
-        meter.came("instant", 2**40, now())
+        meter.received("instant", 2**40, now())
         assert meter.rate_from("instant") is None
         await asyncio.sleep(0.02)
-        meter.came("instant", 2**60, now() - 0.02)
+        meter.received("instant", 2**60, now() - 0.02)
         await asyncio.sleep(1)
         assert meter.rate_from("instant") == MAX_BYTES_PER_S
         assert math.isfinite(MAX_BYTES_PER_S)
@@ -110,7 +110,7 @@ def test_strangers_do_not_fill_the_memory() -> None:
     async def case() -> None:
         meter = LinkMeter()
         for index in range(2 * MAX_PEERS):
-            meter.came(f"peer{index}", SAMPLE_BYTES, 0.0)
+            meter.received(f"peer{index}", SAMPLE_BYTES, 0.0)
             meter.answered(f"peer{index}", 0.1)
         assert len(meter._links) == MAX_PEERS
         await asyncio.sleep(1)

@@ -253,7 +253,7 @@ class Libp2pStream:
     def _count_piece(self, num_bytes: int) -> None:
         self._traffic.received_in_turn(self.peer_id, num_bytes)
         if num_bytes >= MIN_MESSAGE_BYTES:
-            self._traffic.links.came(self.peer_id, num_bytes, self._coming_since_s)
+            self._traffic.links.received(self.peer_id, num_bytes, self._coming_since_s)
 
     def _write_acknowledgement(self) -> None:
         if self._sent is not None and self.is_carried:

@@ -169,7 +169,7 @@ class StreamEnd:
         self._room.set()
 
     def _take(self, kind: Kind, piece: memoryview) -> None:
-        self._links.came(self.peer_id, len(piece), self.other._pipe.came_s)
+        self._links.received(self.peer_id, len(piece), self.other._pipe.came_s)
         if self._at_end is None:
             self._received.append((kind, piece))
             self._news.set()

@@ -58,10 +58,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
-    """A reservation costs one open file, a circuit two and up to 3 MiB while its ends are slow. Of 1,024 open files,
-    the usual bound, all of these together leave some for our own work.
-    `circuits_per_pair`: libp2p needs one from a peer to another; with all that a peer may have, a single stranger could
-    keep all others away from whom it calls.
+    """Bounds what a relay holds for others. A reservation costs one open file, a circuit two and up to 3 MiB while its
+    ends are slow. Together they take fewer than the 1,024 files that a process may usually open, and leave some for the
+    node itself.
+
+    `circuits_per_pair`: from one peer to another, where libp2p needs a single circuit. With all that a peer may have, a
+    stranger could take all circuits of the peer that it calls.
 
     `idle_s`: a circuit without a byte for so long is closed, at the latest after twice so long. libp2p itself says
     something every 30 s, so this is for ends that have vanished.

@@ -14,13 +14,6 @@ samples return with later leases.
 
 Owns the task that trains. `outer_steps` says what has been committed; `round_driver` takes the offers.
 
-With member momentum a member contributes the moving average of its pseudo-gradients instead of the last one alone.
-
-Averages of honest members lie closer together than single pseudo-gradients, so that liars have less room to hide
-between them (Karimireddy et al. 2021, arXiv 2012.10333, section 5). What a member contributes then follows from its
-past intervals, too: nobody can compute it from one interval again. The averages are in no state and no checkpoint;
-after a restart they start anew. They take 4 bytes for each value that the member has contributed to.
-
 Shapes: F values of a fragment.
 """
 
@@ -30,7 +23,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from swarm_protocol.errors import RoundError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution
@@ -39,27 +31,11 @@ from torch import Tensor
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
+from swarm.training.inner.member_momentum import MemberMomentum
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.state.lease import sample_ids
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
-
-
-class MemberMomentum:
-    """The moving averages of one member, one for each fragment. `momentum` is at least 0 and less than 1."""
-
-    def __init__(self, momentum: float) -> None:
-        self._momentum = momentum
-        self._averages: dict[int, tuple[int, Tensor]] = {}
-
-    def averaged(self, where: slice, delta_F: Tensor) -> Tensor:
-        """Take in `delta_F`, the pseudo-gradient of the fragment at `where`, and return the average of that fragment's
-        so far, in which the one before counts `momentum` times as much. The first averages are not biased towards zero.
-        """
-        count, average_F = self._averages.get(where.start, (0, torch.zeros_like(delta_F)))
-        average_F = average_F.mul_(self._momentum).add_(delta_F, alpha=1 - self._momentum)
-        self._averages[where.start] = (count + 1, average_F)
-        return average_F / (1 - self._momentum ** (count + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

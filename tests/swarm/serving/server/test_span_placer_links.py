@@ -22,7 +22,7 @@ def test_slow_links_are_announced_the_slowest_where_there_are_too_many_and_fast_
         placer._hidden_size = 1000
         rates = {f"peer{index}": 1e5 * (index + 1) for index in range(2 * limits.MAX_RTT_PEERS)} | {"near": 1e9}
         for peer_id, rate in rates.items():
-            network.links.came(peer_id, int(4 * rate), asyncio.get_running_loop().time() - 4.0)
+            network.links.received(peer_id, int(4 * rate), asyncio.get_running_loop().time() - 4.0)
         await asyncio.sleep(1)
         assert placer._token_ms(["near", "peer0", "peer9", "stranger"]) == pytest.approx({"peer9": 4.0, "peer0": 40.0})
         announced = placer._token_ms(list(rates))

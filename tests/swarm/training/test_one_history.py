@@ -273,7 +273,8 @@ TWO_THIRDS, MAJORITY = 0.0, 5.0
 
 @pytest.mark.parametrize(
     ("num_members", "majority_after_s"),
-    [(2, TWO_THIRDS), (2, MAJORITY), (3, MAJORITY), (4, TWO_THIRDS), (4, MAJORITY)],  # two thirds of three are one
+    # two thirds of three members are a majority
+    [(2, TWO_THIRDS), (2, MAJORITY), (3, MAJORITY), (4, TWO_THIRDS), (4, MAJORITY)],
 )
 def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_after_s: float) -> None:
     ended = worlds(num_members, majority_after_s=majority_after_s)

@@ -140,7 +140,7 @@ class SessionHistory:
             timer=StepTimer(RECORD, end - start),
             row_bytes=self.messages.row_bytes(start),
             trace=HopTrace(peer_id=peer_id, start=start, end=end),
-            is_home=start > 0 and self.chance.random() < 0.2,
+            is_local=start > 0 and self.chance.random() < 0.2,
         )
 
     def carry_out(self, actions: Sequence[Action]) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from swarm.client.tensor_calls import TensorCalls
     from swarm.remote.gradient import ForwardOptions, ForwardPass
-    from swarm.serving.home.home_ends import HomeEnds
+    from swarm.serving.local_ends.local_ends import LocalEnds
 
 
 DEFAULT_NETWORK_ID = "swarm"
@@ -110,7 +110,7 @@ class AsyncClient(TextClient[Generation]):
         self._owns_convictions = convictions is None
         self._end_watch = self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
         self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
-        self._home = TextAtHome(network, options.text_at_home)
+        self._text_at_home = TextAtHome(network, options.text_at_home)
         self._manifests = ManifestBook(network)
         publishers = options.publishers
         self.possession = PossessionChecks(
@@ -181,7 +181,7 @@ class AsyncClient(TextClient[Generation]):
             await self.convictions.close()
         await self._manifests.close()
         await self._state.close()
-        await self._home.close()
+        await self._text_at_home.close()
 
     def _drop(self, peer_id: str) -> None:
         error = PeerViolation("the server does not hold the files that it announces", peer_id=peer_id)
@@ -198,7 +198,7 @@ class AsyncClient(TextClient[Generation]):
 
     async def models(self) -> tuple[ModelStatus, ...]:
         """Return the models of which some part is served, by name. Raises PeerTimeout."""
-        return tuple(self._home.completed(model) for model in await self._catalog.models())
+        return tuple(self._text_at_home.completed(model) for model in await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
         """Return the newest records of a model's servers, by peer id and of one revision. Raises PeerTimeout."""
@@ -210,7 +210,7 @@ class AsyncClient(TextClient[Generation]):
         Raises PeerTimeout, and ConfigError for a prefix that several revisions share.
         """
         found = await self._catalog.status(name)
-        return None if found is None else self._home.completed(found)
+        return None if found is None else self._text_at_home.completed(found)
 
     def answer(self, request: GenerationRequest) -> Generation:
         """Answer a request as `generate` does."""
@@ -249,7 +249,7 @@ class AsyncClient(TextClient[Generation]):
 
         Raises as `forward`.
         """
-        self._home.refuse("an embedding")
+        self._text_at_home.refuse("an embedding")
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
         return await (await self._tensors()).embed(ids, model)
 
@@ -258,7 +258,7 @@ class AsyncClient(TextClient[Generation]):
 
         Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
         """
-        self._home.refuse("an embedding")
+        self._text_at_home.refuse("an embedding")
         token_ids = await self.tokenize(Prompt(prompt=text), model=model)
         check_fits(await self._assets_of(model), len(token_ids))
         return await (await self._tensors()).pooled(token_ids, model)
@@ -287,7 +287,7 @@ class AsyncClient(TextClient[Generation]):
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """Run `forward` without autograd's part, which belongs into the caller's thread."""
         if wanted.start == 0:
-            self._home.refuse("a pass through the model's first block")
+            self._text_at_home.refuse("a pass through the model's first block")
         return await (await self._tensors()).run_forward(x, model, wanted)
 
     async def _tensors(self) -> TensorCalls:
@@ -298,10 +298,12 @@ class AsyncClient(TextClient[Generation]):
 
     async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
-        return await self._assets_for(chosen, await self._home.ends(chosen) if self._home.keeps(chosen.name) else None)
+        return await self._assets_for(
+            chosen, await self._text_at_home.ends(chosen) if self._text_at_home.keeps(chosen.name) else None
+        )
 
-    async def _assets_for(self, chosen: ChosenRevision, home: HomeEnds | None) -> ModelAssets:
-        files = home.files if home is not None else None
+    async def _assets_for(self, chosen: ChosenRevision, ends: LocalEnds | None) -> ModelAssets:
+        files = ends.files if ends is not None else None
         return await self._assets.get(chosen.name, chosen.servers, chosen.published, files)
 
     def trace(self) -> dict[str, Any]:
@@ -333,8 +335,8 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._state.health.measure(chosen.servers)
-        home = await self._home.ends(chosen) if self._home.is_on else None
-        assets = await self._assets_for(chosen, home)
+        ends = await self._text_at_home.ends(chosen) if self._text_at_home.is_on else None
+        assets = await self._assets_for(chosen, ends)
         prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
@@ -344,7 +346,7 @@ class AsyncClient(TextClient[Generation]):
             max_tokens=len(prompt_ids) + max_tokens,
             servers=chosen.servers,
             trace=trace,
-            options=replace(self._session, home=home),
+            options=replace(self._session, local_spans=ends),
             sampler=sampler_for(assets, request.sampling, prompt_ids),
         )
         async with session:

@@ -1,7 +1,7 @@
 """Keep text at home: which models a client keeps both ends of, and their loading with the first request for each.
 
 With it, no token id of a prompt or an answer leaves this process. A model that is not kept is not asked at all, so that
-no text leaves by mistake. `swarm.serving.home` computes, and brings torch with it, which a client otherwise does
+no text leaves by mistake. `swarm.serving.local_ends` computes, and brings torch with it, which a client otherwise does
 without. There is one `TextAtHome` per client, on its event loop.
 """
 
@@ -18,10 +18,10 @@ from swarm_protocol.errors import ConfigError
 
 from swarm.client.catalog import ChosenRevision, ModelStatus
 from swarm.network.interface import Network
-from swarm.serving.home.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
+from swarm.serving.local_ends.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
 
 if TYPE_CHECKING:
-    from swarm.serving.home.home_ends import HomeEnds
+    from swarm.serving.local_ends.local_ends import LocalEnds
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TextAtHome:
         self._models = {
             name: kept if isinstance(kept, KeptModel) else KeptModel(source=kept) for name, kept in models.items()
         }
-        self._opening: dict[tuple[str, str], asyncio.Task[HomeEnds]] = {}
+        self._opening: dict[tuple[str, str], asyncio.Task[LocalEnds]] = {}
 
     @property
     def is_on(self) -> bool:
@@ -59,7 +59,7 @@ class TextAtHome:
         missing, unreachable = (_between(spans, first, last) for spans in (status.missing, status.unreachable))
         return replace(status, missing=missing, unreachable=unreachable)
 
-    async def ends(self, chosen: ChosenRevision) -> HomeEnds:
+    async def ends(self, chosen: ChosenRevision) -> LocalEnds:
         """Return both ends of the revision, which are loaded when it is first asked for.
 
         Raises ConfigError for a model that is not kept, and for files that are not of this revision or do not fit;
@@ -106,18 +106,18 @@ def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[t
     return tuple((start, end) for start, end in cut if start < end)
 
 
-async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> HomeEnds:
+async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> LocalEnds:
     wanted = WantedModel(name=chosen.name, revision=chosen.revision.digest, published=chosen.published)
     logger.info("loading both ends of %s, whose text stays here", chosen.name)
-    kind = await asyncio.to_thread(_import_home_ends)
+    kind = await asyncio.to_thread(_import_local_ends)
     ends = await kind.open(network, kept, wanted)
     spans = " and ".join(f"{hop.start}:{hop.end}" for hop in ends.hops)
     logger.info("the text of requests to %s stays here: blocks %s run in this process", chosen.name, spans)
     return ends
 
 
-def _import_home_ends() -> type[HomeEnds]:
+def _import_local_ends() -> type[LocalEnds]:
     """Called in a thread, since torch takes over a second to import and the loop has streams to serve meanwhile."""
-    from swarm.serving.home.home_ends import HomeEnds  # noqa: PLC0415 - brings torch
+    from swarm.serving.local_ends.local_ends import LocalEnds  # noqa: PLC0415 - brings torch
 
-    return HomeEnds
+    return LocalEnds

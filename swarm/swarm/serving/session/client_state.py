@@ -14,7 +14,7 @@ from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.replay_buffer import PrefixStore
-from swarm.serving.session.route_finder import HomeSpans
+from swarm.serving.session.route_finder import LocalSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,8 @@ class SessionOptions:
     """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
 
     `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
-    `home`: the spans at both ends of the model that this process runs itself; servers then run the blocks between.
+    `local_spans`: the spans at both ends of the model that this process runs itself; servers then run the blocks
+    between.
     """
 
     patience_s: float = 20.0
@@ -30,7 +31,7 @@ class SessionOptions:
     max_step_tokens: int = 512
     codec: str = "raw"
     checks: SpotCheckOptions | None = None
-    home: HomeSpans | None = None
+    local_spans: LocalSpans | None = None
 
 
 class ClientState:

@@ -291,9 +291,9 @@ class Pipeline:
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
         """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon.
 
-        What goes to or from the spans at home passes through the client anyway, so these are linked to none.
+        What goes to or from the local spans passes through the client anyway, so these are linked to none.
         """
-        if stage.is_home:
+        if stage.is_local:
             return Neighbours()
         downstream, upstream = self._downstream(stage, ready), self._upstream(stage, (*self.stages, *self.opening))
         if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, downstream)):
@@ -407,7 +407,7 @@ def _copy(buffer: ReplayBuffer, report: StepReport) -> None:
 
 
 def _if_remote(stage: Stage | None) -> Stage | None:
-    return None if stage is None or stage.is_home else stage
+    return None if stage is None or stage.is_local else stage
 
 
 def _is_only_pushed(stage: Stage, num_rows: int) -> bool:

@@ -102,7 +102,7 @@ class RouteFinder:
                 looked_up = True
 
 
-class HomeSpans(Protocol):
+class LocalSpans(Protocol):
     """The two spans of one model that this process runs.
 
     `hops` are the first and the last, under peer ids that are no peer's; `connections` lead to them. `prefix_key` is
@@ -126,17 +126,17 @@ class ChainFinder(Protocol):
         """Return hops over `[start, end)` between two peers ("": none). Raises NoChain."""
 
 
-class HomeChainFinder:
-    """Put the spans at home before and after the chain that `finder` finds over the blocks between them."""
+class LocalChainFinder:
+    """Put the local spans before and after the chain that `finder` finds over the blocks between them."""
 
-    def __init__(self, home: HomeSpans, finder: ChainFinder, health: PeerHealth, *, max_tokens: int) -> None:
-        self._home = home
+    def __init__(self, local_spans: LocalSpans, finder: ChainFinder, health: PeerHealth, *, max_tokens: int) -> None:
+        self._local_spans = local_spans
         self._finder = finder
         self._health = health
         self._max_tokens = max_tokens
 
     async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
-        first, last = self._home.hops
+        first, last = self._local_spans.hops
         own = [hop for hop in (first, last) if start <= hop.start and hop.end <= end]
         if any(hop.peer_id in self._health.full(self._max_tokens) for hop in own):
             raise NoChain(
@@ -145,7 +145,7 @@ class HomeChainFinder:
                 missing=((start, end),),
             )
         start, end = max(start, first.end), min(end, last.start)
-        at_home = {first.peer_id, last.peer_id}
-        before, after = ("" if peer_id in at_home else peer_id for peer_id in between)
+        local_peers = {first.peer_id, last.peer_id}
+        before, after = ("" if peer_id in local_peers else peer_id for peer_id in between)
         middle = await self._finder.find(start, end, (before, after), since_s=since_s) if start < end else []
         return sorted([*own, *middle], key=lambda hop: hop.start)

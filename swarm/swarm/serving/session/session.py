@@ -40,7 +40,7 @@ from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, KnownServers, RouteFinder
+from swarm.serving.session.route_finder import ChainFinder, KnownServers, LocalChainFinder, RouteFinder
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,
@@ -89,7 +89,7 @@ class Session:
         options: SessionOptions,
         sampler: Sampler | None = None,
     ) -> None:
-        home = options.home
+        local_spans = options.local_spans
         trace.session_id = uuid4().hex
         trace.codec = options.codec
         self._num_tokens = 0
@@ -100,9 +100,9 @@ class Session:
             max_tokens=max_tokens,
             codec=options.codec,
             sampler=sampler,
-            text_key=home.prefix_key if home is not None else b"",
+            text_key=local_spans.prefix_key if local_spans is not None else b"",
         )
-        self._home = home
+        self._local_spans = local_spans
         finder = RouteFinder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),
             state.health,
@@ -111,7 +111,9 @@ class Session:
             patience_s=options.patience_s,
         )
         self._finder: ChainFinder = (
-            finder if home is None else HomeChainFinder(home, finder, state.health, max_tokens=max_tokens)
+            finder
+            if local_spans is None
+            else LocalChainFinder(local_spans, finder, state.health, max_tokens=max_tokens)
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
@@ -143,7 +145,7 @@ class Session:
             self._messages.keep(block, buffer)
         if self._draws and self._state.error is None and self._checks.draws():
             self._last = {
-                stage: LastFrames() for stage in self._state.stages if stage in self._connections and not stage.is_home
+                stage: LastFrames() for stage in self._state.stages if stage in self._connections and not stage.is_local
             }
             answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, self._last, self._trace)
             if not self._checks.submit(answer):
@@ -284,7 +286,7 @@ class Session:
     async def _open_stage(self, action: OpenStage) -> None:
         stage = action.stage
         try:
-            pool = self._home.connections if self._home is not None and stage.is_home else self._pool
+            pool = self._local_spans.connections if self._local_spans is not None and stage.is_local else self._pool
             connection = await pool.get(stage.peer_id, self._messages.model.name)
             connection.attach(stage.sequence_id, partial(self._receive, stage))
         except SwarmError as error:
@@ -361,8 +363,8 @@ class Session:
                 # connect before the sequence that is handed over has to stand still
                 dialling = [self._pool.get(hop.peer_id, self._messages.model.name) for hop in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
-            kept = self._home.hops if self._home is not None else ()
-            new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_home=hop in kept) for hop in chain]
+            kept = self._local_spans.hops if self._local_spans is not None else ()
+            new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_local=hop in kept) for hop in chain]
             self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:

@@ -123,7 +123,7 @@ class SessionMessages:
 
     def step(self, feed: Feed, buffer: ReplayBuffer) -> StepRequest:
         stage = feed.stage
-        tells_draw = feed.wants_token and (stage.is_home or not self._hides_text)
+        tells_draw = feed.wants_token and (stage.is_local or not self._hides_text)
         return StepRequest(
             sequence_id=stage.sequence_id,
             position=feed.start,
@@ -148,8 +148,8 @@ class SessionMessages:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
     def close(self, stage: Stage, commit_to: int) -> CloseSequence:
-        """Let the server sign what it took and gave before `commit_to`, if that is not 0; a stage at home need not."""
-        return CloseSequence(sequence_id=stage.sequence_id, commit_to=0 if stage.is_home else commit_to)
+        """Let the server sign what it took and gave before `commit_to`, if that is not 0; a local stage need not."""
+        return CloseSequence(sequence_id=stage.sequence_id, commit_to=0 if stage.is_local else commit_to)
 
     def check_result(self, stage: Stage, result: StepResult) -> StepReport:
         """Return what the stage's server says.

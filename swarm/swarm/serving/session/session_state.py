@@ -310,16 +310,16 @@ class SessionState:
             self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        """Run all anew if rows are to blame for what a stage reports: it is at home, or the second server to fail at
+        """Run all anew if rows are to blame for what a stage reports: it is local, or the second server to fail at
         this token.
 
         Any server before it may have made them, so they are all forgotten and nobody is accused: others are preferred
         for a while.
         """
         failed_before, self._failed_peer = self._failed_peer, stage.peer_id
-        if not stage.is_home and failed_before in {"", stage.peer_id}:
+        if not stage.is_local and failed_before in {"", stage.peer_id}:
             return
-        before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_home]
+        before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_local]
         self._actions.append(ForgetRows(tuple(before)))
         self._num_failed += BAD_ROWS_FAILURES - 1
         self.pipeline.forget_rows()

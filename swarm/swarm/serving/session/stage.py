@@ -151,7 +151,7 @@ class Stage:
     whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
     that does not leave. Others had run the positions before `replays_until`, and given what follows those before
     `outputs_from`. `is_taken_over`: its keys and values were begun by another server. `takes_from`: the position of its
-    first input at the latest. `dtype` is what its record says that it computes in. `is_home`: this process runs it.
+    first input at the latest. `dtype` is what its record says that it computes in. `is_local`: this process runs it.
     """
 
     peer_id: str
@@ -177,10 +177,10 @@ class Stage:
     is_taken_over: bool = False
     takes_from: int = 0
     dtype: str = ""
-    is_home: bool = False
+    is_local: bool = False
 
     @classmethod
-    def at(cls, hop: Hop, *, row_bytes: int, is_home: bool) -> Stage:
+    def at(cls, hop: Hop, *, row_bytes: int, is_local: bool) -> Stage:
         """Return a new stage on the server of `hop`, whose inputs have `row_bytes` a position."""
         return cls(
             peer_id=hop.peer_id,
@@ -191,7 +191,7 @@ class Stage:
             row_bytes=row_bytes,
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
             dtype=hop.record.dtype,
-            is_home=is_home,
+            is_local=is_local,
         )
 
     @property

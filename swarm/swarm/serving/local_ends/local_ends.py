@@ -27,7 +27,7 @@ from swarm_protocol.serving_messages import FilesResponse
 from swarm.network.interface import EndOfStream, Network
 from swarm.router.routing import Hop
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.home.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
+from swarm.serving.local_ends.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
 from swarm.serving.model.hub_download import download_blocks, find_model
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.weights import needed_tensors
@@ -45,7 +45,7 @@ MAX_SESSIONS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HomePart:
+class LocalPart:
     """One span to keep, from the files in `directory`, and the options to load it with."""
 
     directory: Path
@@ -54,7 +54,9 @@ class HomePart:
     options: ServerOptions
 
 
-def find_parts(kept: KeptModel, wanted: WantedModel, is_over: Callable[[], bool] = lambda: False) -> Sequence[HomePart]:
+def find_parts(
+    kept: KeptModel, wanted: WantedModel, is_over: Callable[[], bool] = lambda: False
+) -> Sequence[LocalPart]:
     """Return the two spans at the ends of the model, whose weights are there afterwards.
 
     A download ends soon after `is_over` returns True, which it is asked in this thread; what came is kept.
@@ -82,7 +84,7 @@ def find_parts(kept: KeptModel, wanted: WantedModel, is_over: Callable[[], bool]
         if hub is not None:
             download_blocks(hub, start, end, note)
     return [
-        HomePart(
+        LocalPart(
             directory=directory,
             start=start,
             end=end,
@@ -154,7 +156,7 @@ class _End:
     connections: ConnectionServer
 
 
-class HomeEnds:
+class LocalEnds:
     """The embedding with the first blocks, and the last block with norm and head, of one revision of a model.
 
     `files` are the small files, of which the tokenizer is made. `prefix_key` is drawn anew by each process.
@@ -181,7 +183,7 @@ class HomeEnds:
         self._main = asyncio.create_task(self._run(), name=f"both ends of {wanted.name}")
 
     @classmethod
-    async def open(cls, network: Network, kept: KeptModel, wanted: WantedModel) -> HomeEnds:
+    async def open(cls, network: Network, kept: KeptModel, wanted: WantedModel) -> LocalEnds:
         """Find, check and load both ends. Raises ConfigError, IntegrityError; then nothing is left behind, and after a
         cancellation a download ends, since a program cannot end before its threads."""
         deployments: list[Deployment] = []
@@ -254,7 +256,7 @@ class HomeEnds:
         return ConnectionServer(network, self._name, deployment.options, offer=lambda: served, on_changed=lambda: None)
 
 
-async def _loaded(part: HomePart, name: str) -> Deployment:
+async def _loaded(part: LocalPart, name: str) -> Deployment:
     """Load one end of the model `name`. Raises ConfigError, IntegrityError."""
     try:
         return await Deployment.load(part.directory, part.start, part.end, part.options)

@@ -27,8 +27,8 @@ from swarm.network.interface import Network
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageAllocator
-from swarm.serving.home import home_ends
-from swarm.serving.home.home_ends import HomeEnds
+from swarm.serving.local_ends import local_ends
+from swarm.serving.local_ends.local_ends import LocalEnds
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
@@ -314,7 +314,7 @@ def test_what_would_give_a_text_to_servers_is_refused(boxes: Any, llama_dir: Pat
             for call in (box.client.embed("secret", model="tiny"), box.client.pooled("secret", model="tiny")):
                 with pytest.raises(ConfigError, match="an embedding would give it to servers"):
                     await call
-            hidden = box.client._home
+            hidden = box.client._text_at_home
             with pytest.raises(ConfigError, match="first block"):
                 hidden.refuse("a pass through the model's first block")
             assert not any(server.sessions for server in box.servers.values())
@@ -362,7 +362,7 @@ def test_model_too_large_for_home_is_refused_with_what_it_takes(boxes: Any, llam
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             free = psutil.virtual_memory()._replace(available=2**10)
             with (
-                patch.object(home_ends.psutil, "virtual_memory", lambda: free),
+                patch.object(local_ends.psutil, "virtual_memory", lambda: free),
                 pytest.raises(ConfigError, match=r"embedding, head and 2 blocks of tiny take \d+ MiB.*0 MiB are free"),
             ):
                 await box.tokens()
@@ -391,12 +391,14 @@ def test_published_model_is_checked_byte_by_byte(boxes: Any, llama_dir: Path, tm
 def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path: Path) -> None:
     with local_hub(llama_dir, tmp_path / "hub") as hub:
         kept = KeptModel(source=MODEL, cache=tmp_path / "cache", endpoint=hub.endpoint)
-        wanted = home_ends.WantedModel(name="tiny", revision=home_ends.open_model(llama_dir).revision(), published=None)
+        wanted = local_ends.WantedModel(
+            name="tiny", revision=local_ends.open_model(llama_dir).revision(), published=None
+        )
         with pytest.raises(ConfigError, match="not of the revision"):
-            home_ends.find_parts(kept, wanted)  # a directory's revision is none of a hub's
+            local_ends.find_parts(kept, wanted)  # a directory's revision is none of a hub's
         served = next((tmp_path / "cache").glob("*/*/"))
-        revision = home_ends.open_model(served).revision("bfloat16")
-        parts = home_ends.find_parts(kept, dataclasses.replace(wanted, revision=revision))
+        revision = local_ends.open_model(served).revision("bfloat16")
+        parts = local_ends.find_parts(kept, dataclasses.replace(wanted, revision=revision))
         assert [(part.start, part.end, part.options.dtype) for part in parts] == [
             (0, 1, "bfloat16"),
             (5, 6, "bfloat16"),
@@ -405,7 +407,7 @@ def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path:
         assert 0 < len(came) < len(list(llama_dir.glob("*.safetensors")))
 
 
-def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path) -> None:
+def test_download_for_local_ends_ends_with_its_client(llama_dir: Path, tmp_path: Path) -> None:
     began, goes_on, calls = threading.Event(), threading.Event(), list[int]()
 
     def hold(num_bytes: int, _total_bytes: int) -> None:
@@ -413,8 +415,8 @@ def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path)
         began.set()
         goes_on.wait(60)
 
-    async def scenario(kept: KeptModel, wanted: home_ends.WantedModel) -> None:
-        opening = asyncio.create_task(HomeEnds.open(cast("Network", None), kept, wanted))
+    async def scenario(kept: KeptModel, wanted: local_ends.WantedModel) -> None:
+        opening = asyncio.create_task(LocalEnds.open(cast("Network", None), kept, wanted))
         await asyncio.to_thread(began.wait, 60)
         opening.cancel()
         await asyncio.wait({opening})
@@ -423,10 +425,10 @@ def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path)
 
     with local_hub(llama_dir, tmp_path / "hub") as hub:
         kept = KeptModel(source=MODEL, cache=tmp_path / "cache", endpoint=hub.endpoint, on_progress=hold)
-        wanted = home_ends.WantedModel(name="tiny", revision="none", published=None)
+        wanted = local_ends.WantedModel(name="tiny", revision="none", published=None)
         with pytest.raises(ConfigError, match="not of the revision"):
-            home_ends.find_parts(kept, wanted)
-        revision = home_ends.open_model(next((tmp_path / "cache").glob("*/*/"))).revision("bfloat16")
+            local_ends.find_parts(kept, wanted)
+        revision = local_ends.open_model(next((tmp_path / "cache").glob("*/*/"))).revision("bfloat16")
         asyncio.run(scenario(kept, dataclasses.replace(wanted, revision=revision)))  # it waits for its threads
         assert len(calls) == 1
         assert len(list((tmp_path / "cache").rglob("*.safetensors"))) <= 1
@@ -446,7 +448,7 @@ def test_kept_model_refuses_what_makes_no_sense(settings: dict[str, Any], messag
 
 def test_request_over_the_room_at_home_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        with patch.object(home_ends, "MAX_SESSIONS", 1):
+        with patch.object(local_ends, "MAX_SESSIONS", 1):
             async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
                 first = box.generate(100)
                 await anext(aiter(first))
@@ -463,10 +465,10 @@ def test_defect_at_home_is_named_and_ends_no_other_client(boxes: Any, llama_dir:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             assert await box.tokens() == box.expected()
-            (ends,) = [opening.result() for opening in box.client._home._opening.values()]
+            (ends,) = [opening.result() for opening in box.client._text_at_home._opening.values()]
             with patch.object(Engine, "_deliver", side_effect=ZeroDivisionError), pytest.raises(SessionError):
                 await box.tokens()
-            assert isinstance(ends, HomeEnds)
+            assert isinstance(ends, LocalEnds)
             with pytest.raises(SessionError, match="has failed"):
                 await box.tokens()
 
@@ -477,7 +479,7 @@ def test_request_that_is_cancelled_while_home_is_loaded_spoils_no_other(boxes: A
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             first, second = asyncio.create_task(box.tokens()), asyncio.create_task(box.tokens())
-            while not box.client._home._opening:
+            while not box.client._text_at_home._opening:
                 await asyncio.sleep(0.001)
             first.cancel()
             assert await second == box.expected()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from swarm.network.interface import EndOfStream
-from swarm.serving.home.home_ends import MAX_WAITING, LocalStream
+from swarm.serving.local_ends.local_ends import MAX_WAITING, LocalStream
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
@@ -196,3 +197,14 @@ def test_docstring_names_exist() -> None:
         if NAME.fullmatch(name) and name not in OTHERS and not exists(name)
     ]
     assert lost == []
+
+
+def test_no_two_classes_have_one_name_and_modules_only_with_the_same_role() -> None:
+    product = {path: module for path, module in modules().items() if not path.startswith("tests/")}
+    assert len(product) > 400
+    classes = Counter(
+        node.name for module in product.values() for node in nodes(module) if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, times in classes.items() if times > 1]
+    files = Counter(path.rpartition("/")[2] for path in product)
+    assert {name for name, times in files.items() if times > 1} <= {"__init__.py", "app.py", "command.py"}

@@ -18,7 +18,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, UNUSED_PACKAGES, share_of_limit
-from swarm_node.roles.admission import check_may_enter, have_expired
+from swarm_node.roles.run_entry import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
 from swarm_node.storage import remembered_peers

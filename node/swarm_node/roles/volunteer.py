@@ -34,8 +34,8 @@ from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node.formatting import size
 from swarm_node.node import Node, NodeRole, RelayUse
-from swarm_node.roles.admission import check_may_enter
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed
+from swarm_node.roles.run_entry import check_may_enter
 from swarm_node.roles.serving import ModelServing, model_name
 from swarm_node.roles.sources import check_served, keep_copy, run_of_id
 from swarm_node.roles.training import RunTraining, local_options

@@ -51,7 +51,7 @@ class LinkModel:
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _Delivery:
     left_bytes: int
     deliver: Callable[[], None]
     came_s: float | None = None
@@ -64,7 +64,7 @@ class Pipe:
         """`rng` is called if the link draws anything: a generator has two thousand bytes of state."""
         self._make_rng = rng
         self._access = (up, down)
-        self._flows: dict[object, deque[_Transfer]] = {}
+        self._flows: dict[object, deque[_Delivery]] = {}
         self._sending = False
         self.came_s = 0.0
         """Says when the first byte of the message that is delivered now was there."""
@@ -91,7 +91,7 @@ class Pipe:
         num_bytes += OVERHEAD_BYTES
         loop = asyncio.get_running_loop()
         if self._sending or num_bytes > FRAME_BYTES:
-            self._flows.setdefault(flow, deque()).append(_Transfer(num_bytes, deliver))
+            self._flows.setdefault(flow, deque()).append(_Delivery(num_bytes, deliver))
             if not self._sending:
                 self._sending = True
                 self._send_frames()

@@ -10,7 +10,7 @@ import pytest
 from support.node_settings import resolve
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import sign_run
-from swarm_node.roles.admission import check_may_enter
+from swarm_node.roles.run_entry import check_may_enter
 from swarm_node.roles.sources import keep_copy
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home

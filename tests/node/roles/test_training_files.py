@@ -156,7 +156,7 @@ def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Pat
     assert optimizer.state().keys() == {"num_steps"}
 
 
-def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
+def test_work_submitted_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
     """In the thread that trains, so that copying moments neither holds up the loop nor sees them change."""
     inner, seen = SyntheticInner(), list[tuple[int, bool]]()
 
@@ -166,7 +166,7 @@ def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() ->
     async def main() -> None:
         intervals = Intervals(inner)
         await intervals.begin().train(range(4), 2)
-        copied = intervals.between(copy)
+        copied = intervals.submit(copy)
         await intervals.begin().train(range(4), 2)
         assert copied.done()
         intervals.close()

@@ -102,7 +102,8 @@ def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Cap
 def is_better(before: CoverageSummary, after: CoverageSummary) -> bool:
     """What makes moves end: each goes up in this order, which has no circles."""
     was, now = (before.num_missing, before.num_single), (after.num_missing, after.num_single)
-    return now < was or (now == was and before.slowest < MIN_GAIN * after.slowest)
+    # sums in another order round otherwise: a gain of exactly the least may be above it for one and not for the other
+    return now < was or (now == was and before.slowest < MIN_GAIN * after.slowest * (1 + 1e-9))
 
 
 def could_close(swarm: Swarm) -> list[str]:

@@ -45,7 +45,7 @@ def seed(flags: Flags) -> int:
 
 
 def join(flags: Flags) -> int:
-    config = flags.member()
+    config, emitter = flags.member(), Emitter(json=flags.json)
     _check_work(config)
     config = _within_rights(config)
     run, run_id = None, config.run.run_id if isinstance(config.run, RunId) else ""
@@ -61,7 +61,7 @@ def join(flags: Flags) -> int:
     if run is not None:
         check_may_enter(run, config, peer_id)
     if have_expired(config):
-        Emitter(json=flags.json).emit(
+        emitter.emit(
             "warning",
             message=f"the invitation to {run_id} has expired: this node goes on without it",
             remedy="ask who gave it for a new one, and check the clock",
@@ -69,12 +69,12 @@ def join(flags: Flags) -> int:
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        say_lookup(config.model, Emitter(json=flags.json))
+        say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
     if config.run or config.model:
         # otherwise nothing is seen for the many seconds that this can take on a machine with other work
-        Emitter(json=flags.json).say("starting: loads torch and, at the first start, measures this machine")
+        emitter.say("starting: loads torch and, at the first start, measures this machine")
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 

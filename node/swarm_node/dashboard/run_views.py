@@ -100,9 +100,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         num_at_step=len(at_step),
         digest=digest,
         # of a run that waits, members still announce the speed of their last step
-        tokens_per_s=(sum(each.tokens_per_s for each in members.values() if each.state == "training") or None)
-        if state == "training"
-        else None,
+        tokens_per_s=_training_speed(members) if state == "training" else None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
         endorsed_step=facts.endorsed_step,
         num_on_probation=facts.newest.num_on_probation if facts.newest else None,
@@ -113,6 +111,10 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
             each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
         ),
     )
+
+
+def _training_speed(members: Trainers) -> float | None:
+    return sum(each.tokens_per_s for each in members.values() if each.state == "training") or None
 
 
 def remembered_view(facts: RunFacts, at: float) -> RunView:

@@ -292,7 +292,7 @@ class Libp2pStream:
         self._reader, self._writer = resumed.reader, resumed.writer
         self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
         self._outbox = PacedWriter(resumed.writer, self._traffic.turns)
-        self._received.acknowledgement()  # the other side was told by `reconnect`
+        self._received.note_acknowledged()  # by `reconnect`
         for frame in self._sent.to_resend(resumed.num_received):
             self._outbox.write(frame, at_once=False)
         self._attached.set()

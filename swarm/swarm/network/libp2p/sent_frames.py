@@ -96,7 +96,11 @@ class ReceivedFrames:
 
     def acknowledgement(self) -> bytes:
         """Return the frame that acknowledges all that has come, which is to be written now."""
+        return framing.acknowledgement(self.note_acknowledged())
+
+    def note_acknowledged(self) -> int:
+        """Note that the other side knows what has come, and return how many of these frames it did not know of."""
         num_frames = self.num_frames - self._num_acknowledged
         self._num_acknowledged = self.num_frames
         self.unacknowledged_cost = 0
-        return framing.acknowledgement(num_frames)
+        return num_frames

@@ -21,10 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/swarm-node demo
 
-# Three workers, also on two cores: many tests wait for processes or the network. A file stays on one worker, for what its
+# Four workers, also on two cores: many tests wait for processes or the network. A file stays on one worker, for what its
 # tests share, and `tests/conftest.py` says in which order.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # `make -j2 check` does two at a time.
 check: style types imports unused licences protobuf docs

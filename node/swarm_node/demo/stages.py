@@ -50,9 +50,11 @@ async def run(demo: Demo) -> DemoSummary:
     demo.reporter.stage(f"train a byte-level Llama of {size} parameters on the standard library's source")
     tokens_per_s = await _train(demo)
     demo.reporter.stage(f"serve it: each node takes {plan.blocks_per_node} of {plan.num_blocks} blocks")
-    checkpoint, model = await _serve(demo)
     peers = ("--peers", *seed.addrs[:1], "--port", "0")
-    gateway = await _start(demo, "gateway", lambda node: bool(node.url), *peers)
+    # the gateway starts while the nodes wait for each other's proposals of spans, and the processor has nothing to do
+    (checkpoint, model), gateway = await asyncio.gather(
+        _serve(demo), _start(demo, "gateway", lambda node: bool(node.url), *peers)
+    )
     demo.reporter.display.note(f"gateway {gateway.url}/v1")
     demo.reporter.stage("ask for a completion through OpenAI's client, and kill a node on the way")
     completion = await _answer(demo, gateway.url, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
@@ -12,6 +12,7 @@ from statistics import median, median_high
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.outside.observer import Observer
+from swarm.training.outside.shortage import shortage_of
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_signed_run
@@ -23,7 +24,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_node import diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
-from swarm_node.formatting import duration, plural
+from swarm_node.formatting import duration
 from swarm_node.network_visit import visiting
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
@@ -38,8 +39,10 @@ NO_MEMBER_S = 20.0
 two."""
 FINISHED_S = 10.0
 """The same once a member has said that the run is finished: no further member is expected."""
-WAITING_S = 20.0
-"""Time for which a run lacks members before that is said, and then said again every minute."""
+WAITING_S = 5.0
+"""Time for which a run lacks members before that is said."""
+SAY_AGAIN_S = 60.0
+"""The same before it is said for the second time."""
 MAX_COMPLAINTS = 16
 """Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
 
@@ -99,6 +102,8 @@ class RunWatcher:
         """The last record of one member, if all members that are not leaving say that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
         self._waits_since_s: float | None = None
+        self._waits_for = ""
+        self._say_again_s = 0.0
 
     async def until_finished(self) -> None:
         """Watch until the run is finished, or until its members say so and have left.
@@ -142,7 +147,7 @@ class RunWatcher:
         steps = await self._observer.look(members)
         self._report_endorsed()
         self._report_validated(members)
-        self._report_waiting({peer for peer, each in members.items() if each.state == "training"})
+        self._report_waiting(members)
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in steps:
@@ -191,20 +196,28 @@ class RunWatcher:
             loss = median(each.loss for each in seen if each.outer_step == step)
             self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
 
-    def _report_waiting(self, ready: Set[str]) -> None:
-        """Say for whom the run waits, and since when that was seen here."""
-        config, roster, now_s = self._run.config, self._observer.roster, asyncio.get_running_loop().time()
-        whom = []
-        if len(ready) < config.min_group:
-            whom.append(f"{plural(config.min_group - len(ready), 'more member')} (a step needs {config.min_group})")
-        if roster and not Succession.of(config).is_enough(roster, ready):
-            whom.append(f"enough of the last step's members: {', '.join(map(short_id, sorted(set(roster) - ready)))}")
-        if not whom or self._finished:
-            self._waits_since_s = None
+    def _report_waiting(self, members: Mapping[str, TrainerRecord]) -> None:
+        """Say what the run waits for: again when that changes, and when the wait has become twice as long."""
+        now_s = asyncio.get_running_loop().time()
+        shortage = shortage_of(Succession.of(self._run.config), self._observer.roster, members)
+        if shortage is None or self._finished or not members:
+            self._waits_since_s, self._waits_for = None, ""
             return
         self._waits_since_s = now_s if self._waits_since_s is None else self._waits_since_s
-        if (waits_s := now_s - self._waits_since_s) >= WAITING_S:
-            self._emitter.status("waiting", f"waiting for {' and '.join(whom)} for {duration(waits_s)}")
+        waits_s, words = now_s - self._waits_since_s, shortage.words(short_id)
+        if waits_s < WAITING_S or (words == self._waits_for and waits_s < self._say_again_s):
+            return
+        self._waits_for, self._say_again_s = words, max(SAY_AGAIN_S, 2 * waits_s)
+        self._emitter.emit(
+            "run_waits",
+            run=self._run.run_id,
+            reason=words,
+            ready=shortage.num_ready,
+            needed=shortage.num_needed,
+            missing=shortage.missing,
+            seconds=waits_s,
+            remedy=shortage.remedy,
+        )
 
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:

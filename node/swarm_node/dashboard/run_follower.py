@@ -93,6 +93,7 @@ class FollowedRun:
             slow_links=self.links.named,
             endorsed_step=self.endorsed_step,
             newest=self.newest,
+            roster=self.observer.roster if self.observer else (),
         )
 
     @property

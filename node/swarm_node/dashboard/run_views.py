@@ -14,6 +14,8 @@ from typing import Literal
 from swarm.network.link_diagnosis import SlowLink
 from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep
+from swarm.training.outside.shortage import Shortage, shortage_of
+from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.records import RoundReport, TrainerRecord
@@ -51,7 +53,7 @@ class RunFacts:
 
     `end` is for a run whose members left before one of them was asked for the proof of the last step. `endorsed_step`
     is the newest that its author has endorsed, as was verified here (0: none was seen), and `newest` the newest step
-    that was proved here since the start.
+    that was proved here since the start. `roster` are the members that decide what follows it.
     """
 
     run: str
@@ -62,6 +64,7 @@ class RunFacts:
     slow_links: Sequence[SlowLink] = ()
     endorsed_step: int | None = None
     newest: CommittedStep | None = None
+    roster: Sequence[str] = ()
 
 
 def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
@@ -83,14 +86,15 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     members = active(facts.trainers.records)
     outer_step, digest = _newest(facts, members)
     at_step = [record for record in members.values() if record.outer_step == outer_step and record.digest]
-    state = _state(facts, members, outer_step)
+    shortage = shortage_of(Succession.of(facts.file.config), facts.roster, members) if facts.file else None
+    state = _state(facts, members, outer_step, is_short=shortage is not None)
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(
         run=shown(facts.run),
         name=shown(facts.file.config.name) if facts.file else None,
         signed_by=facts.file.peer_id if facts.file else None,
         state=state,
-        words=_words(facts, state, members, outer_step),
+        words=_waits(shortage, names) if shortage and state == "waiting" else _words(facts, state, members, outer_step),
         outer_step=outer_step,
         outer_steps=facts.file.config.outer_steps if facts.file else None,
         loss=losses[-1] if losses else None,
@@ -266,7 +270,9 @@ def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
     return outer_step, digests.most_common(1)[0][0]
 
 
-def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["training", "finished", "waiting", "gone"]:
+def _state(
+    facts: RunFacts, members: Trainers, outer_step: int, *, is_short: bool
+) -> Literal["training", "finished", "waiting", "gone"]:
     if facts.file is not None and outer_step >= facts.file.config.outer_steps:
         return "finished"
     if not members:
@@ -275,8 +281,7 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
     if not states["training"] and states["finished"]:
         # a member that says it is finished has a proof of the last step, which one of the next polls brings
         return "finished" if facts.file is None else "training"
-    least = facts.file.config.min_group if facts.file else 1
-    return "training" if states["training"] >= least else "waiting"
+    return "waiting" if is_short or not states["training"] else "training"
 
 
 def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
@@ -290,13 +295,15 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
     if state == "gone":
         return f"Nobody trains it any more: it is at outer step {outer_step:,}{of}."
     if state == "waiting":
-        need = f" of the {facts.file.config.min_group} that it needs" if facts.file else ""
-        ready = sum(record.state == "training" for record in members.values())
-        joining = len(members) - ready
-        more = f", {joining} joining" if joining else ""
-        return f"It waits for members: {ready}{need} {'is' if ready == 1 else 'are'} there{more}."
+        return f"It waits: no member is ready for a step, {plural(len(members), 'member')} joining."
     done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
     return f"Training: {done}, {plural(len(members), 'member')}."
+
+
+def _waits(shortage: Shortage, names: Names) -> str:
+    words = shortage.words(lambda peer_id: names.get(peer_id) or ending(peer_id))
+    remedy = f" {shortage.remedy[0].upper()}{shortage.remedy[1:]}." if shortage.remedy else ""
+    return f"It waits: {words}.{remedy}"
 
 
 def _entrance(config: RunConfig) -> str:

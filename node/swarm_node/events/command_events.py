@@ -159,6 +159,18 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         outer_step="int: the outer step that was endorsed",
         peers="list: peer ids of those who took it",
     ),
+    "run_waits": event_spec(
+        "The watched run takes no step, as too few of its members are there. Again when that changes, and as the "
+        "wait becomes twice as long.",
+        "waits: {reason} (for {seconds:.0f} s)",
+        run="text: the run's id",
+        reason="text: how many members are there, how many a step needs, and which of the last step's are missing",
+        ready="int: members that are ready for a step",
+        needed="int: members that a step needs at least, of whatever steps before",
+        missing="list: peer ids of the last step's members that are not ready",
+        seconds="number: for how long that was seen",
+        remedy="text: what lets the run go on if the missing members never come back; empty where newcomers do",
+    ),
     "run_left": event_spec(
         "The watched run's members said that it is finished, and left before `run watch` could see the proof.",
         "the members of run {run} said that it is finished, and left before they proved it: {outer_step} outer "

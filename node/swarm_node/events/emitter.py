@@ -160,7 +160,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     if event in {"downloading", "hashing"}:
         known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
     text = template.format_map(known)
-    if event == "warning" and fields.get("remedy"):
+    if event in {"warning", "run_waits"} and fields.get("remedy"):
         text += f"\n  → {fields['remedy']}"
     mark = _MARKS.get(event)
     return f"{mark} {text}" if mark else text

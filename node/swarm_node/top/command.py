@@ -25,6 +25,9 @@ LIGHT_BACKGROUNDS = ("7", "15")
 PIPE_COLUMNS = 100
 FIRST_S = 10.0
 """Time limit for a first view of the nodes: records arrive within a second or two of the connection."""
+FILES_S = 5.0
+"""Time limit for the files of the runs that are seen, where they are shown once: a file says how many members a step
+needs."""
 MAX_DETAILS = 8
 """Models and runs that are drawn in full; the overview has them all."""
 
@@ -45,7 +48,8 @@ def run(flags: Flags) -> int:
 
 async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
     with_models = not (is_live or emitter.json)
-    async with _remote(config.url, with_models=with_models) if config.url else _direct(config) as source:
+    direct = _direct(config, with_files=not is_live)
+    async with _remote(config.url, with_models=with_models) if config.url else direct as source:
         if is_live:
             # textual takes half a second to import, and nothing else needs it
             from swarm_node.top.app import TopApp  # noqa: PLC0415
@@ -69,8 +73,9 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
 
 
 @asynccontextmanager
-async def _direct(config: Config) -> AsyncIterator[ViewSource]:
-    """Run a dashboard's collector on the network itself; it has seen nodes if there are any.
+async def _direct(config: Config, *, with_files: bool) -> AsyncIterator[ViewSource]:
+    """Run a dashboard's collector on the network itself; it has seen nodes if there are any, and the runs' files if it
+    is asked to.
 
     Raises StartError or PeerError if no peer of `config` can be joined through.
     """
@@ -87,6 +92,10 @@ async def _direct(config: Config) -> AsyncIterator[ViewSource]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
                     while not collector.overview().num_nodes:
+                        await collector.wait_changed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FILES_S):
+                    while with_files and any(run.name is None for run in collector.overview().runs):
                         await collector.wait_changed()
             yield collector
 

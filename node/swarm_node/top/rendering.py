@@ -208,7 +208,7 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
     """Render the loss, the newest steps, the members, and what was refused."""
     shown = view.run
     yield _fitted(Text.assemble(state(shown.state), clean(shown.name or shown.run, width)), width)
-    yield Text(clean(shown.words, width))
+    yield Text(clean(shown.words, 1000))  # folded: of a run that waits it ends with what lets it go on
     signed = clean(shown.signed_by or UNKNOWN, 60)
     yield _fitted(Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}"), width)
     losses = [step.loss for step in view.steps] or list(shown.losses)

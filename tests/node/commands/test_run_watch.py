@@ -158,13 +158,22 @@ def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
     assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
 
 
-def test_watching_a_run_that_waits_says_for_whom_and_since_when() -> None:
+def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
     alone = ({"a": member()}, list[CommittedStep]())
     observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 90, ({"a": member()}, [step(2)]))
     err = io.StringIO()
     watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
     virtual_time.run(watching.until_finished())
-    assert "\nwaiting for 1 more member (a step needs 2) for 20 s\n" in err.getvalue()
+    said = [line for line in err.getvalue().splitlines() if "waits" in line]
+    assert said == [f"waits: 1 of the 2 members that a step needs is there (for {seconds} s)" for seconds in (5, 60)]
+
+
+def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_lets_it_go_on() -> None:
+    looks = [({"b": member()}, [step(1)]), *[({"b": member()}, list[CommittedStep]())] * 10, ({}, [step(2)])]
+    (event,) = [each for each in told(Scripted(*looks)) if each["event"] == "run_waits"]
+    assert event["reason"] == "1 of the 2 members of the last step that the next one needs is there; missing: a"
+    assert (event["ready"], event["needed"], event["missing"]) == (1, 2, ["a"])
+    assert "swarm-node run resume" in str(event["remedy"])
 
 
 def test_watching_writes_the_curves_of_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,8 +368,20 @@ def test_run_with_too_few_members_waits() -> None:
     assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"
     view = run_view(facts(states=("training", "joining")), 0.0)
     assert (view.state, view.tokens_per_s) == ("waiting", None)
-    assert view.words == "It waits for members: 1 of the 2 that it needs is there, 1 joining."
+    assert view.words == "It waits: 1 of the 2 members that a step needs is there, 1 joining."
     assert view.projected_end is None
+
+
+def test_run_with_too_few_members_of_its_last_step_says_who_is_missing_and_what_lets_it_go_on() -> None:
+    left = replace(facts(step(9), states=("training", "training")), roster=[f"peer {index}" for index in range(5)])
+    view = run_view(left, 0.0, {"peer 2": "attic"})
+    assert view.state == "waiting"
+    assert view.words == (
+        "It waits: 2 of the 3 members of the last step that the next one needs are there; missing: attic, …peer 3, "
+        "…peer 4. If they are gone for good, the run's author lets the others go on: swarm-node run resume."
+    )
+    back = replace(facts(step(9), states=("training",) * 3), roster=left.roster)
+    assert run_view(back, 0.0).state == "training", "a majority goes on"
 
 
 def test_end_of_a_run_is_what_most_of_its_last_group_say_and_no_stranger() -> None:

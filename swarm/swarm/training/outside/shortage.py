@@ -1,0 +1,81 @@
+"""Says why a run waits for members: how many are there, how many a step needs, and what lets it go on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm_protocol.records import TrainerRecord
+
+from swarm.training.round.quorum import Succession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Too few members are ready for a step, by the records that have not expired.
+
+    A step needs `num_needed` members, of which `num_ready` are there; and of the last step's members it needs
+    `num_roster_needed`, of which `num_roster_ready` are there and `missing` are not. The latter alone is what the run's
+    author can change by an order (see `outside.resume`): if they are gone for good, no newcomer takes their place.
+    """
+
+    num_ready: int
+    num_needed: int
+    num_roster_ready: int
+    num_roster_needed: int
+    missing: tuple[str, ...]
+    num_joining: int
+
+    @property
+    def is_of_roster(self) -> bool:
+        """Return whether too few of the last step's members are there, so that newcomers alone do not help."""
+        return self.num_roster_ready < self.num_roster_needed
+
+    def words(self, name_of: Callable[[str], str]) -> str:
+        """Return how many members are there of those that are needed, and who is missing; `name_of` names a peer."""
+        ready, needed, what = self.num_ready, self.num_needed, "members that a step needs"
+        if self.is_of_roster:
+            ready, needed = self.num_roster_ready, self.num_roster_needed
+            what = "members of the last step that the next one needs"
+        text = f"{ready} of the {needed} {what} {'is' if ready == 1 else 'are'} there"
+        if self.num_joining:
+            text += f", {self.num_joining} joining"
+        if self.is_of_roster:
+            text += f"; missing: {', '.join(map(name_of, self.missing))}"
+        return text
+
+    @property
+    def remedy(self) -> str:
+        """Return what lets the run go on if the missing members never come back; empty where a newcomer does."""
+        if not self.is_of_roster:
+            return ""
+        return "if they are gone for good, the run's author lets the others go on: swarm-node run resume"
+
+
+def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:
+    """Return why the run of `members` cannot take its next step, None if enough are ready.
+
+    `roster` are the members of the last step, empty before the first. Those that are done lack nobody.
+    """
+    ready = {peer for peer, record in members.items() if record.state in {"training", "finished"}}
+    present = ready & set(roster)
+    num_roster_needed = len(present) if succession.is_enough(roster, ready) else _num_least(succession, roster, present)
+    if len(ready) >= succession.min_group and len(present) >= num_roster_needed:
+        return None
+    return Shortage(
+        num_ready=len(ready),
+        num_needed=succession.min_group,
+        num_roster_ready=len(present),
+        num_roster_needed=num_roster_needed,
+        missing=tuple(sorted(set(roster) - ready)),
+        num_joining=sum(record.state == "joining" for record in members.values()),
+    )
+
+
+def _num_least(succession: Succession, roster: Sequence[str], present: Collection[str]) -> int:
+    """Return how many of `roster` are enough at least, once the run has waited long enough for two thirds."""
+    usual = succession.num_usual(roster)
+    if not succession.majority_after_s:
+        return usual
+    half, odd = divmod(len(roster), 2)
+    return min(usual, half if not odd and min(roster) in present else half + 1)

@@ -1,0 +1,67 @@
+"""What is said of a run that waits for members: how many are there, how many it needs, and what lets it go on."""
+
+from __future__ import annotations
+
+import pytest
+from swarm.training.outside.shortage import shortage_of
+from swarm.training.round.quorum import Succession
+from swarm_protocol.records import TrainerRecord
+
+
+def members(**states: str) -> dict[str, TrainerRecord]:
+    return {
+        peer: TrainerRecord(run="x-0123456789ab", outer_step=1, digest=bytes(32), state=state)  # type: ignore[arg-type]
+        for peer, state in states.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "roster", "present", "words"),
+    [
+        (Succession(min_group=2), "", {"a": "training"}, "1 of the 2 members that a step needs is there"),
+        (
+            Succession(min_group=3),
+            "",
+            {"a": "training", "b": "training", "c": "joining"},
+            "2 of the 3 members that a step needs are there, 1 joining",
+        ),
+        (Succession(min_group=1), "abc", {"a": "training"}, None),
+        (Succession(min_group=2), "abc", {"a": "training", "b": "training"}, None),
+        (
+            Succession(min_group=2),
+            "abcd",
+            {"a": "training", "b": "training", "new": "training"},
+            "2 of the 3 members of the last step that the next one needs are there; missing: C, D",
+        ),
+        (Succession(min_group=2, majority_after_s=60), "abcd", {"a": "training", "b": "training"}, None),
+        (
+            Succession(min_group=2, majority_after_s=60),
+            "abcd",
+            {"c": "training", "d": "training"},
+            "2 of the 3 members of the last step that the next one needs are there; missing: A, B",
+        ),
+        (
+            Succession(min_group=2, majority_after_s=60),
+            "abcd",
+            {"a": "training"},
+            "1 of the 2 members of the last step that the next one needs is there; missing: B, C, D",
+        ),
+        (Succession(min_group=2), "ab", {"a": "finished", "b": "training"}, None),
+    ],
+)
+def test_shortage_counts_who_is_there_and_who_is_needed(
+    rule: Succession, roster: str, present: dict[str, str], words: str | None
+) -> None:
+    found = shortage_of(rule, tuple(roster), members(**present))
+    assert (found and found.words(str.upper)) == words
+
+
+def test_shortage_names_the_authors_order_only_where_no_newcomer_helps() -> None:
+    rule = Succession(min_group=2, majority_after_s=60)
+    newcomer_helps = shortage_of(rule, ("a", "b"), members(a="training"))
+    assert newcomer_helps is not None
+    assert (newcomer_helps.is_of_roster, newcomer_helps.remedy) == (False, "")
+    none_helps = shortage_of(rule, ("a", "b"), members(b="training", new="training"))
+    assert none_helps is not None
+    assert none_helps.missing == ("a",)
+    assert "swarm-node run resume" in none_helps.remedy

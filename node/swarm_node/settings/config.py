@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
-from pydantic_core import PydanticUndefined
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema
+from pydantic_core import PydanticUndefined, core_schema
 from swarm.network.discovery.peer_names import check_peer
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
@@ -34,6 +34,11 @@ from swarm_node.settings import invitation_words, parsers
 
 Take = Literal["any", "models", "runs", "nothing"]
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+T = TypeVar("T")
+Parsed = Annotated[T, GetPydanticSchema(lambda kind, _handler: core_schema.is_instance_schema(kind))]
+"""A value of a class of ours, which its parser has made and checked. Without it pydantic would read the source of the
+class at each start, to know how to make one."""
 
 
 class UsageError(ConfigError):
@@ -120,7 +125,7 @@ class Config(BaseModel):
     )
     """Address of a peer to join through, as `seed` prints it, or a DNS name that leads to peers, such as
     swarm.example.org. Not needed if the node remembers peers or finds some by mdns."""
-    invite: InstanceOf[NetworkInvitation] | None = _setting(
+    invite: Parsed[NetworkInvitation] | None = _setting(
         None, invitation_words.parse_invite, "STRING|FILE", example="invitation"
     )
     """Invitation to a private network, as its owner's `swarm-node invite` printed it, or the file that holds it.
@@ -143,16 +148,16 @@ class Config(BaseModel):
     for others. use: always. none: never. With use and none it does not relay for others."""
     relay_rate: int = _setting(12_500_000, parsers.parse_relay_rate, "RATE", example="100mbit")
     """Maximum rate at which this node relays for others, and at most half of max-upload and max-download."""
-    run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
+    run: Path | Parsed[parsers.RunId] | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, in which case a member of the run sends the file."""
-    invitation: tuple[InstanceOf[RunInvitation], ...] = _setting(
+    invitation: tuple[Parsed[RunInvitation], ...] = _setting(
         (), invitation_words.parse_run_word, "STRING|FILE", many=True, example="alice.invitation"
     )
     """Invitation to the run, as `run invite` printed it, or the file that holds it. Or a member's vouch, as `run vouch`
     printed it; if the run wants several, give the option for each."""
     then_serve: bool = _switch()
     """Once the run is finished, serve the trained model."""
-    model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
+    model: Path | Parsed[parsers.HubId] | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
     """Hugging Face model whose blocks are served: a directory, or OWNER/NAME[@REVISION] on a hub."""
     manifest: Path | None = _setting(None, parsers.parse_path, "FILE", example="story.manifest")
     """The publisher's signed manifest of the model: its files are checked against it. Default: swarm-model.manifest
@@ -179,7 +184,7 @@ class Config(BaseModel):
     """Receive at most this much per second, such as 100mbit; 0: no limit."""
     monthly_traffic: int = _setting(0, parsers.parse_monthly_traffic, "SIZE", example="500GB")
     """Take no new work once 98 % of this much was sent and received in a calendar month; 0: no limit."""
-    hours: tuple[Window, ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
+    hours: tuple[Parsed[Window], ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
     """Lend this machine only in these hours of the day, in local time; several with commas between. Default: always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Device to compute on: auto, cpu, cuda or mps."""
@@ -233,7 +238,7 @@ class Config(BaseModel):
     limit. Default: 600 if other machines need no key, else 0."""
     tokens_per_min: int = _setting(0, parsers.whole_number(0, 10**9), "N", example="100000")
     """Maximum tokens a minute, of prompts and answers together, for the same; 0: no limit."""
-    pin_model: tuple[parsers.ModelPin, ...] = _setting(
+    pin_model: tuple[Parsed[parsers.ModelPin], ...] = _setting(
         (), parsers.parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f"
     )
     """Use only this revision of a model, whatever else is served under its name; see `swarm-node models`."""
@@ -248,7 +253,7 @@ class Config(BaseModel):
     model that was used first under a name."""
     spot_check: float = _setting(0.01, parsers.number(0, 1, "a share of 0 to 1"), "SHARE", example="0.02")
     """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""
-    text_at_home: tuple[parsers.KeptSource, ...] = _setting(
+    text_at_home: tuple[Parsed[parsers.KeptSource], ...] = _setting(
         (), parsers.parse_kept, "[MODEL=]SOURCE", many=True, example="story=~/models/story"
     )
     """Keep the text of requests to this model on this machine: run its first and last blocks here, from SOURCE, a
@@ -269,7 +274,9 @@ class Config(BaseModel):
     drain_s: float = _setting(30.0, parsers.length_of_time(0, 3600, "such as 30s or 5m", bare_seconds=True), "TIME")
     """Time that work in flight gets to finish when the node leaves, such as 30s or 5m; 0: none. A number alone is
     seconds."""
-    metrics: parsers.Endpoint | None = _setting(None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
+    metrics: Parsed[parsers.Endpoint] | None = _setting(
+        None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401"
+    )
     """Serve Prometheus metrics at this address, under /metrics; port 0: any free port. Default: no metrics."""
     otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
     """Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP."""

@@ -99,11 +99,12 @@ def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
     )
 
 
-def test_a_process_that_fails_is_no_measurement(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    node = node_of(tmp_path)
-    node.config.threads = -1
-    assert asyncio.run(measuring.measured_apart(node)) is None
-    assert "could not be measured again: RuntimeError" in caplog.text
+def test_a_process_that_fails_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measuring, "_PROGRAM", "raise RuntimeError('no memory is left')")
+    assert asyncio.run(measuring.measured_apart(node_of(tmp_path))) is None
+    assert "could not be measured again: RuntimeError: no memory is left" in caplog.text
 
 
 class Looks(SeedRole):

@@ -1,20 +1,19 @@
 """One replica's inner optimizer with its learning rate, as its run describes it, and its state for a checkpoint.
 
-"adamw" updates everything by AdamW. "muon" updates the hidden layers' matrices by Muon (Jordan et al. 2024; torch's),
-with the learning rate scaled so that its updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section
-2.2), and the embeddings, the head and all vectors by AdamW: one learning rate and weight decay serve both.
+"adamw" updates everything by AdamW. "muon" updates the hidden layers' matrices by Muon, and the embeddings, the head
+and all vectors by AdamW: one learning rate and weight decay serve both. Both are in `update_rules`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor, nn
 
+from swarm.training.inner.update_rules import AdamW, Muon, UpdateRule
 from swarm.training.run.layout import layer_of
 from swarm.training.run.run_tables import InnerConfig
 
@@ -23,7 +22,6 @@ NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 RESTART_STEPS = 10
 """The warm-up after the moments began anew, where they do so with each interval, but at most half of the interval:
 without, the first steps move every parameter by the whole learning rate (`tests/bench/test_bench_validation.py`)."""
-_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 
 def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
@@ -64,68 +62,39 @@ class InnerOptimizer:
         self._num_steps = 0
         moved = {name: each for name, each in sorted(parameters.items()) if each.requires_grad}
         matrices = {name: each for name, each in moved.items() if config.optimizer == "muon" and _is_hidden(name, each)}
-        self._parameters = {
-            "adamw": {name: each for name, each in moved.items() if name not in matrices},
-            "muon": matrices,
-        }
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        if self._parameters["adamw"]:
-            self._optimizers["adamw"] = _adamw(config, self._parameters["adamw"])
+        rest = [each for name, each in moved.items() if name not in matrices]
+        self._rules: dict[str, UpdateRule] = {}
+        if rest:
+            self._rules["adamw"] = AdamW(config, rest)
         if matrices:
-            self._optimizers["muon"] = torch.optim.Muon(
-                list(matrices.items()),
-                lr=config.learning_rate,
-                momentum=config.muon_momentum,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
+            self._rules["muon"] = Muon(config, list(matrices.values()))
 
     def step(self, factor: float) -> None:
         """Update the parameters, with the learning rate times `factor`, the schedule's, and this replica's warm-up;
         with fresh moments `factor` holds all warm-ups."""
         warm_up = 1.0 if self._config.fresh_moments else warmup_factor(self._config, self._num_steps)
         rate = self._config.learning_rate * factor * warm_up
-        for optimizer in self._optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
+        for rule in self._rules.values():
+            rule.step(rate)
         self._num_steps += 1
 
     def state(self) -> dict[str, list[Tensor]]:
         """Return what a checkpoint holds: `num_steps` (int64 [1]), and each moment as one flat fp32 vector. Each is
         given in flat pieces, one for each parameter. They are no copies: the next step changes them."""
         result = {"num_steps": [torch.tensor([self._num_steps])]}
-        if self._num_steps:
-            for kind, optimizer in self._optimizers.items():
-                for moment in _MOMENTS[kind]:
-                    pieces = [optimizer.state[each][moment].reshape(-1) for each in self._parameters[kind].values()]
-                    result[f"{kind}.{moment}"] = pieces
+        for kind, rule in self._rules.items():
+            for moment, pieces in rule.moments.items():
+                result[f"{kind}.{moment}"] = [each.reshape(-1) for each in pieces]
         return result
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore copies of what `state` returned, each in one piece. Raises IntegrityError, and changes nothing, if it
         is of another model or optimizer."""
         num_steps = self._checked(state)
-        for kind, optimizer in self._optimizers.items():
-            optimizer.state.clear()
-            if num_steps:
-                self._restore(kind, optimizer, state, num_steps)
+        for kind, rule in self._rules.items():
+            names = rule.moment_names if num_steps else ()
+            rule.begin(num_steps, {name: _as_pieces(state[f"{kind}.{name}"], rule) for name in names})
         self._num_steps = num_steps
-
-    def _restore(
-        self, kind: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], num_steps: int
-    ) -> None:
-        parameters = list(self._parameters[kind].values())
-        sizes = [each.numel() for each in parameters]
-        moments = {moment: torch.split(state[f"{kind}.{moment}"], sizes) for moment in _MOMENTS[kind]}
-        for index, parameter in enumerate(parameters):
-            restored = {
-                moment: pieces[index].view(parameter.shape).to(parameter.device, copy=True)
-                for moment, pieces in moments.items()
-            }
-            if kind == "adamw":
-                restored["step"] = torch.tensor(float(num_steps), device=parameter.device)
-            optimizer.state[parameter] = restored
 
     def _checked(self, state: Mapping[str, Tensor]) -> int:
         """Return the number of steps of `state`. Raises IntegrityError if it does not fit this optimizer."""
@@ -133,9 +102,9 @@ class InnerOptimizer:
         num_steps = int(counted.item()) if counted.shape == (1,) and not counted.is_floating_point() else -1
         expected = {"num_steps": 1}
         if num_steps:
-            for kind in self._optimizers:
-                size = sum(each.numel() for each in self._parameters[kind].values())
-                expected |= {f"{kind}.{moment}": size for moment in _MOMENTS[kind]}
+            for kind, rule in self._rules.items():
+                size = sum(each.numel() for each in rule.parameters)
+                expected |= {f"{kind}.{moment}": size for moment in rule.moment_names}
         found = {key: value.numel() if value.dim() == 1 else -1 for key, value in state.items()}
         if num_steps < 0 or found != expected:
             raise IntegrityError(
@@ -146,19 +115,12 @@ class InnerOptimizer:
         return num_steps
 
 
-def _adamw(config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-    # no weight decay for vectors, which are norms and biases
-    groups: list[dict[str, Any]] = [
-        {"params": [each for each in parameters.values() if each.dim() >= 2]},
-        {"params": [each for each in parameters.values() if each.dim() < 2], "weight_decay": 0.0},
+def _as_pieces(values: Tensor, rule: UpdateRule) -> list[Tensor]:
+    """Return copies of the flat `values`, one in the shape of each of the rule's parameters, on its device."""
+    pieces = torch.split(values, [each.numel() for each in rule.parameters])
+    return [
+        piece.view(each.shape).to(each.device, copy=True) for piece, each in zip(pieces, rule.parameters, strict=True)
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
 
 
 def _is_hidden(name: str, parameter: nn.Parameter) -> bool:

@@ -64,6 +64,35 @@ def test_step_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
         assert bool((sizes < 1.3).all()), name
 
 
+@pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
+def test_step_has_the_bits_of_torch_s_own_optimizers(config: InnerConfig) -> None:
+    config = replace(config, warmup_steps=0, fresh_moments=True)
+    ours, theirs = _parameters(), _parameters()
+    optimizer = InnerOptimizer(config, ours)
+    by_muon = HIDDEN if config.optimizer == "muon" else ()
+    rest = [each for name, each in theirs.items() if name not in by_muon]
+    rate, decay = config.learning_rate * 0.5, config.weight_decay
+    groups = [
+        {"params": [each for each in rest if each.dim() >= 2], "weight_decay": decay},
+        {"params": [each for each in rest if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    expected: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), fused=True)
+    ]
+    if matrices := [theirs[name] for name in by_muon]:
+        momentum = config.muon_momentum
+        expected.append(
+            torch.optim.Muon(matrices, lr=rate, momentum=momentum, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        )
+    for step in range(4):
+        _take_steps(optimizer, ours, step, step + 1)
+        for name, each in theirs.items():
+            each.grad = ours[name].grad
+        for each_optimizer in expected:
+            each_optimizer.step()
+    assert torch.equal(_values(ours), _values(theirs))
+
+
 def test_step_frozen_parameters_stay() -> None:
     parameters = _parameters()
     parameters["layers.0.weight"].requires_grad_(False)

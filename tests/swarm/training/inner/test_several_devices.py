@@ -229,13 +229,15 @@ def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest
 PARENT = """
     import json, sys
     from support.small_net import SmallNet, small_loss, windows
-    from swarm.training.inner.one_device import LocalOptions
+    from swarm.training.inner.one_device import LocalOptions, OneDevice
     from swarm.training.run.run_config import InnerConfig
     from swarm.training.inner.several_devices import SeveralDevices
 
     if __name__ == "__main__":
+        one = OneDevice(InnerConfig(optimizer="muon"), SmallNet(), device="cpu", loss=small_loss)
+        one.step(windows(4), 1.0)
         some = SeveralDevices(InnerConfig(), SmallNet(), local=LocalOptions(devices=("cpu",)), loss=small_loss)
-        print(json.dumps(some.pids), flush=True)
+        print(json.dumps([*some.pids, "torch._dynamo" in sys.modules]), flush=True)
         while True:
             some.step(windows(4), 1.0)
 """
@@ -251,7 +253,8 @@ def test_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         try:
             assert parent.stdout is not None
-            [pid] = json.loads(parent.stdout.readline())
+            pid, has_compiler = json.loads(parent.stdout.readline())
+            assert not has_compiler, "to import it takes as long as to import torch"
             assert not _is_gone(pid)
         finally:
             parent.kill()

@@ -292,8 +292,11 @@ class MemoryNetwork(SigningNetwork):
         await self._reach(peer_id, timeout_s)
         self._meet(self._internet._nodes[peer_id], _method_of(method))
         target = self._internet._nodes[peer_id]
-        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), timeout_s)
-        end.is_call = method.startswith(_CALL)
+        is_call = method.startswith(_CALL)
+        # a call has one deadline for all that it does
+        end_s = None if is_call else timeout_s
+        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), end_s)
+        end.is_call = is_call
         try:
             end.open(method, lambda: target._accept(self.peer_id, method, end.other))
             yield end

@@ -117,7 +117,9 @@ class MemoryRoutes:
             )
         return self._pipes[pair]
 
-    def _connect(self, caller: str, server: str, meters: tuple[LinkMeter, LinkMeter], timeout_s: float) -> StreamEnd:
+    def _connect(
+        self, caller: str, server: str, meters: tuple[LinkMeter, LinkMeter], timeout_s: float | None
+    ) -> StreamEnd:
         """Return the caller's end of a new conversation. `meters` are the caller's and the server's."""
         end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
         end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)

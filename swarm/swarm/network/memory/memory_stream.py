@@ -60,27 +60,32 @@ class StreamEnd:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         if self._finished:
             raise ValueError("send after finish")
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                for kind, piece in framing.pieces(message):
-                    await self._spend(framing.cost(len(piece)))
-                    # as on the real wire no copy: a sender that uses its buffer again too early spoils what arrives
-                    self._put(len(piece), partial(self.other._take, kind, piece))
-        except TimeoutError:
-            # part of the message may be out, so nothing more can be said here
-            self.break_off(self._timed_out("took no more data"))
-            raise self._timed_out("took no more data") from None
+        until_s: float | None = None
+        for kind, piece in framing.pieces(message):
+            num_bytes = framing.cost(len(piece))
+            # nearly all messages find room, and need no timer
+            if self._credit_bytes < num_bytes and self._broken is None:
+                if until_s is None and self._timeout_s is not None:
+                    until_s = asyncio.get_running_loop().time() + self._timeout_s
+                await self._wait_for_room(num_bytes, until_s)
+            if self._broken is not None:
+                raise self._broken.with_traceback(None)
+            self._credit_bytes -= num_bytes
+            # as on the real wire no copy: a sender that uses its buffer again too early spoils what arrives
+            self._put(len(piece), partial(self.other._take, kind, piece))
 
     async def receive(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while (message := self._take_message()) is None:
-                    if self._at_end is not None:
-                        raise self._at_end.with_traceback(None)
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise self._timed_out("sent nothing") from None
+        message = self._take_message()
+        if message is None:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    while (message := self._take_message()) is None:
+                        if self._at_end is not None:
+                            raise self._at_end.with_traceback(None)
+                        self._news.clear()
+                        await self._news.wait()
+            except TimeoutError:
+                raise self._timed_out("sent nothing") from None
         return message
 
     async def finish(self) -> None:
@@ -152,13 +157,17 @@ class StreamEnd:
         if self._broken is None:
             self._pipe.put(self, num_bytes, deliver)
 
-    async def _spend(self, num_bytes: int) -> None:
-        while self._broken is None and self._credit_bytes < num_bytes:
-            self._room.clear()
-            await self._room.wait()
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
-        self._credit_bytes -= num_bytes
+    async def _wait_for_room(self, num_bytes: int, until_s: float | None) -> None:
+        """Wait until there is credit for `num_bytes`, or the stream is broken. Raises PeerTimeout."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                while self._broken is None and self._credit_bytes < num_bytes:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            # part of the message may be out, so nothing more can be said here
+            self.break_off(self._timed_out("took no more data"))
+            raise self._timed_out("took no more data") from None
 
     def _take_acceptance(self) -> None:
         self._accepted = True

@@ -219,7 +219,8 @@ def with_coordinator(state: RoundState) -> RoundState:
     as at a run's beginning, it is one of the peers seen lately.
     """
     candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.setup.me}
-    return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
+    coordinator = coordinator_of(state.setup.beacon(state.attempt), candidates)
+    return state if coordinator == state.coordinator else replace(state, coordinator=coordinator)
 
 
 def roster_left(state: RoundState) -> set[str]:

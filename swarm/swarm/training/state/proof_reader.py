@@ -78,9 +78,10 @@ class ProofReader:
             else:
                 proof = await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
             remembered[certificate] = proof
-        remembered.move_to_end(certificate)
-        while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
-            remembered.popitem(last=False)
+            while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
+                remembered.popitem(last=False)
+        else:
+            remembered.move_to_end(certificate)
         return proof
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:

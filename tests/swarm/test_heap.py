@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import mmap
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,7 @@ from swarm.heap import (
     absent,
     make_resident,
     release_code,
-    resident_bytes,
     uncollected,
-    use_huge_pages,
 )
 from swarm.serving.model import kv_pool
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
@@ -120,6 +119,26 @@ def test_release_code_unmaps_code_that_still_runs_afterwards() -> None:
     assert torch.linspace(0, 1, 9).exp().sum() == expected
 
 
+SMALL_OBJECTS = """
+from pathlib import Path
+
+from swarm.heap import resident_bytes, use_huge_pages
+
+
+def huge_bytes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
+
+
+texts = [str(number) for number in range(600_000)]  # some 35 MB
+before = huge_bytes()
+assert resident_bytes() > 35e6
+use_huge_pages()
+assert huge_bytes() > before + 20e6
+assert texts == [str(number) for number in range(600_000)]
+"""
+
+
 def can_collapse() -> bool:
     """Return whether this is Linux since 6.1, with huge pages."""
     if sys.platform != "linux":
@@ -131,17 +150,8 @@ def can_collapse() -> bool:
         return ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(2**21), _MADV_COLLAPSE) == 0
 
 
-def huge_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
-
-
 def test_small_objects_come_to_lie_in_huge_pages_and_are_the_same() -> None:
+    """In a process of its own: that of the tests has a gigabyte besides."""
     if not can_collapse():
         pytest.skip("this system has no such call")
-    texts = [str(number) for number in range(600_000)]  # some 35 MB
-    before = huge_bytes()
-    assert resident_bytes() > 35e6
-    use_huge_pages()
-    assert huge_bytes() > before + 20e6
-    assert texts == [str(number) for number in range(600_000)]
+    subprocess.run([sys.executable, "-c", SMALL_OBJECTS], check=True)

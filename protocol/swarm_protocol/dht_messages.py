@@ -22,7 +22,7 @@ MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
 
 @lru_cache(maxsize=2**15)
-def place_of(name: str) -> bytes:
+def dht_id_of(name: str) -> bytes:
     """Return the DHT id of a record's subject or a peer id. It is a hash of the name, so nobody can choose it."""
     return hashlib.sha256(name.encode()).digest()
 
@@ -126,7 +126,7 @@ class FindResponse(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRequest(wire.WireMessage):
-    """Hold this signed envelope, whose place follows from its subject."""
+    """Hold this signed envelope, whose DHT id follows from its subject."""
 
     PROTO = dht_pb2.StoreRequest
     MAX_BYTES = MAX_STORED_BYTES + limits.MAX_REQUEST_BYTES

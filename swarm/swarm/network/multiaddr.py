@@ -103,7 +103,7 @@ def relay_of(addr: str) -> str:
     return before.rpartition("/p2p/")[2] if found else ""
 
 
-def place_of_relay(addr: str) -> str:
+def relay_addr_of(addr: str) -> str:
     """Return the address at which the relay is dialled that an address leads through."""
     return addr.partition("/p2p/")[0]
 
@@ -118,7 +118,7 @@ def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def tcp_place(addr: str) -> tuple[str, int] | None:
+def tcp_endpoint(addr: str) -> tuple[str, int] | None:
     """Return the host and port to which TCP alone connects; None if the address leads there in another way."""
     try:
         parts = _split(addr)
@@ -132,7 +132,7 @@ def tcp_place(addr: str) -> tuple[str, int] | None:
 
 def is_tcp_by_ip(addr: str) -> bool:
     """Return whether TCP alone connects to the address, and no name has to be looked up."""
-    return ip_of(addr) is not None and tcp_place(addr) is not None
+    return ip_of(addr) is not None and tcp_endpoint(addr) is not None
 
 
 def _is_dialable(addr: str) -> bool:

@@ -19,7 +19,7 @@ from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
+from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, dht_id_of
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -258,7 +258,7 @@ def test_answer_has_the_records_that_fit_and_the_rest_when_asked_again(tmp_path:
                 envelope = a._dht._validator.envelope(record)
                 assert envelope is not None
                 assert a._dht._storage.store(envelope, record)
-            request = FindRequest(keys=tuple(map(place_of, keys)))
+            request = FindRequest(keys=tuple(map(dht_id_of, keys)))
             answer = await b._host.call(a.peer_id, f"{PREFIX}find", request.to_bytes())
             assert len(FindResponse.from_bytes(answer).found) == 4
             found = await b.lookup(keys, timeout_s=30)

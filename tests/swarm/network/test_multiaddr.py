@@ -12,7 +12,7 @@ from swarm.network.multiaddr import (
     is_loopback,
     is_tcp_by_ip,
     parse_peer_addr,
-    tcp_place,
+    tcp_endpoint,
 )
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -112,9 +112,9 @@ def test_is_tcp_by_ip_is_false_for_names_relays_and_other_transports() -> None:
     assert not any(map(is_tcp_by_ip, others))
 
 
-def test_tcp_place_is_none_for_a_transport_that_only_the_daemon_knows() -> None:
-    assert tcp_place("/ip4/1.2.3.4/tcp/80") == ("1.2.3.4", 80)
-    assert tcp_place("/ip4/1.2.3.4/tcp/80/ws") is None
+def test_tcp_endpoint_is_none_for_a_transport_that_only_the_daemon_knows() -> None:
+    assert tcp_endpoint("/ip4/1.2.3.4/tcp/80") == ("1.2.3.4", 80)
+    assert tcp_endpoint("/ip4/1.2.3.4/tcp/80/ws") is None
 
 
 def test_long_addresses_that_strangers_name_are_not_remembered() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.dht_examples import PEERS
 from swarm.simulation.message_sizes import SIZES
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, place_of
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, dht_id_of
 from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.wire import WireMessage
 
@@ -35,14 +35,14 @@ found = st.builds(
 )
 steps, attempts = st.integers(1, limits.MAX_OUTER_STEP), st.integers(0, limits.MAX_ATTEMPT)
 messages = st.one_of(
-    st.builds(FindRequest, keys=st.just((place_of("a"),)), addrs=addrs, max_records=st.integers(0, 128)),
+    st.builds(FindRequest, keys=st.just((dht_id_of("a"),)), addrs=addrs, max_records=st.integers(0, 128)),
     st.builds(FindResponse, found=st.lists(found, max_size=3).map(tuple), addrs=addrs),
     st.builds(StoreRequest, record=st.binary(min_size=1, max_size=20_000)),
     st.builds(StandingRequest, run=st.just("run"), step=steps, attempt=attempts, hurry=st.booleans()),
     st.builds(
         Standing,
         outer_step=steps,
-        state_digest=st.just(place_of("a")),
+        state_digest=st.just(dht_id_of("a")),
         certificate=st.integers(0, 2**17).map(bytes),
         known=st.lists(st.sampled_from(PEERS), unique=True).map(tuple),
         attempt=attempts,

@@ -19,7 +19,7 @@ from swarm_protocol.dht_messages import (
     StoreRequest,
     StoreResponse,
     contact_of,
-    place_of,
+    dht_id_of,
 )
 from swarm_protocol.member_messages import Standing
 from swarm_protocol.wire import WireMessage, handing_over
@@ -39,7 +39,7 @@ found = st.builds(
 messages = st.one_of(
     st.builds(
         FindRequest,
-        keys=st.sampled_from([(), (place_of("a"), place_of("b"))]),
+        keys=st.sampled_from([(), (dht_id_of("a"), dht_id_of("b"))]),
         only_peers=st.booleans(),
         addrs=own_addrs,
         max_records=st.integers(0, limits.MAX_RECORDS_PER_KEY),
@@ -47,7 +47,7 @@ messages = st.one_of(
     st.builds(FindResponse, found=st.lists(found, max_size=3).map(tuple), addrs=own_addrs),
     st.builds(StoreRequest, record=st.binary(min_size=1, max_size=300)),
     st.builds(StoreResponse, held=st.booleans()),
-    st.builds(Standing, outer_step=st.integers(1, 9), state_digest=st.just(place_of("a")), certificate=st.just(b"c")),
+    st.builds(Standing, outer_step=st.integers(1, 9), state_digest=st.just(dht_id_of("a")), certificate=st.just(b"c")),
 )
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Protocol
 
-from swarm_protocol.dht_messages import place_of
+from swarm_protocol.dht_messages import dht_id_of
 
 from swarm.network.dht.routing_table import AddressBook, NodeLookup
 
@@ -69,7 +69,7 @@ class AddressSearch:
         now = asyncio.get_running_loop().time()
         self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
         if peer_id not in self._sought:
-            search = NodeLookup([place_of(peer_id)], self._own_id)
+            search = NodeLookup([dht_id_of(peer_id)], self._own_id)
             search.drop(peer_id)  # it could not be dialled
             self._sought[peer_id] = _Sought(search, until=now + SOUGHT_S)
         return self._sought[peer_id]

@@ -3,7 +3,7 @@
 A record of ours that others hold, and that we did not sign since our start, means that somebody else has our key.
 
 Peers learn addresses from requests and answers of the DHT, of which two peers may exchange none for minutes. So
-`AddressNews` tells those that are in use at once, and the nodes near this node's place, whom others ask.
+`AddressNews` tells those that are in use at once, and the nodes near this node's DHT id, whom others ask.
 """
 
 from __future__ import annotations

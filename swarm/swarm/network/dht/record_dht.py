@@ -9,7 +9,7 @@ however many a liar names, delay what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
 
 It also finds the addresses of peers (`address_search`), in place of go-libp2p's own DHT: each node tells its addresses
-with each request and answer, so that the nodes near its place know them.
+with each request and answer, so that the nodes near its DHT id know them.
 
 Deviation from the paper: nodes hand on no records. Owners publish theirs anew, most of them every half minute
 (`Announcer`), to the nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
@@ -32,7 +32,7 @@ from swarm_protocol.dht_messages import (
     Found,
     StoreRequest,
     StoreResponse,
-    place_of,
+    dht_id_of,
 )
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerViolation
@@ -40,7 +40,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.address_search import AddressSearch
 from swarm.network.dht.known_peers import KnownPeers, RecordTransport
-from swarm.network.dht.record_holders import MAX_HELD_PLACES, NUM_REPLICAS, RecordHolders
+from swarm.network.dht.record_holders import MAX_HELD_KEYS, NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
@@ -108,7 +108,7 @@ class RecordDht:
         self._storage = RecordStorage(validator.now)
         self.own_addrs: tuple[str, ...] = ()
         """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
-        self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_PLACES)
+        self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_KEYS)
         """The nodes nearest to a key by the last search for it: the next one begins there."""
         self._addresses = AddressSearch(host.peer_id, self.known.book, self._carry_out)
         self._holders = RecordHolders(self.known.table)
@@ -161,7 +161,7 @@ class RecordDht:
 
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
-        await self._search([place_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        await self._search([dht_id_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
 
     async def make_room(self) -> None:
         """Look whether members of the routing table have gone for whose places newcomers wait. To be called every few
@@ -199,12 +199,12 @@ class RecordDht:
         The nodes that took the key's last record get this one first, and are taken to be the nearest until one of them
         does not answer, a nearer node is known, or it is time to search again.
         """
-        place, data = place_of(envelope.subject), envelope.to_bytes()
+        dht_id, data = dht_id_of(envelope.subject), envelope.to_bytes()
         request = StoreRequest(record=data).to_bytes()
-        holders, are_current = self._holders.of(place), self._holders.are_current(place)
+        holders, are_current = self._holders.of(dht_id), self._holders.are_current(dht_id)
         answers = await self._store_with(holders, request)
         if gone := set(holders) - answers.keys():
-            self._holders.lose(place, gone)
+            self._holders.lose(dht_id, gone)
         # waiting for the first that are gone has taken the time of a search; further ones do not put it off again
         is_put_off = bool(gone) and len(holders) == NUM_REPLICAS
         if len(answers) > NUM_REPLICAS // 2 and (are_current or is_put_off):
@@ -212,9 +212,9 @@ class RecordDht:
             return _is_held(answers.values())
         spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))
         width = NUM_REPLICAS if spared else NARROW_WIDTH
-        search = await self._search([place], width, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
-        nearest = tuple(search.nearest(place, NUM_REPLICAS))
-        self._holders.remember(place, nearest)
+        search = await self._search([dht_id], width, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
+        nearest = tuple(search.nearest(dht_id, NUM_REPLICAS))
+        self._holders.remember(dht_id, nearest)
         self._keep_own(envelope, data, nearest)
         answers |= await self._store_with([peer for peer in nearest if peer not in answers], request)
         return _is_held(answers.values())
@@ -233,9 +233,9 @@ class RecordDht:
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
         """Hold the record here, too, if this node is one of the nearest to its key."""
-        place = to_id(place_of(envelope.subject))
-        farthest = [node_id_of(peer_id) ^ place for peer_id in nearest[NUM_REPLICAS - 1 :]]
-        if not farthest or node_id_of(self._host.peer_id) ^ place < farthest[0]:
+        number = to_id(dht_id_of(envelope.subject))
+        farthest = [node_id_of(peer_id) ^ number for peer_id in nearest[NUM_REPLICAS - 1 :]]
+        if not farthest or node_id_of(self._host.peer_id) ^ number < farthest[0]:
             self._storage.store(envelope, data)
 
     async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> tuple[list[Envelope], bool]:
@@ -245,12 +245,12 @@ class RecordDht:
         With `max_records`, a sample of each key that has more: SAMPLE_WIDTH nodes are asked, and others only if these
         hold none.
         """
-        places = list({place_of(key): None for key in keys})
+        dht_ids = list({dht_id_of(key): None for key in keys})
         width = SAMPLE_WIDTH if max_records else WIDTH
-        search = await self._search(places, width, only_peers=False, timeout_s=timeout_s, max_records=max_records)
+        search = await self._search(dht_ids, width, only_peers=False, timeout_s=timeout_s, max_records=max_records)
         self.last_hops = search.most_hops()
-        for place in places:
-            await self._take_in(search, place, self._storage.get(place))
+        for dht_id in dht_ids:
+            await self._take_in(search, dht_id, self._storage.get(dht_id))
         return list(search.records.values()), bool(search.answered) or not search.peers
 
     def known_addrs(self, peer_id: str) -> Sequence[str]:
@@ -330,11 +330,11 @@ class RecordDht:
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, keys[len(found) :])
 
-    async def _take_in(self, search: NodeLookup, place: bytes, records: Sequence[bytes]) -> None:
-        """Return those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
+    async def _take_in(self, search: NodeLookup, dht_id: bytes, records: Sequence[bytes]) -> None:
+        """Return those of `records` that are valid and of `dht_id`. The rest is no harm to what else is there."""
         for index, data in enumerate(records, 1):
             envelope = self._validator.envelope(data)
-            if envelope is not None and place_of(envelope.subject) == place:
+            if envelope is not None and dht_id_of(envelope.subject) == dht_id:
                 search.take_in(envelope)
             if index % _CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import place_of
+from swarm_protocol.dht_messages import dht_id_of
 from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
 from swarm_protocol.errors import SwarmError
 
@@ -39,8 +39,8 @@ class RecordStorage:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
-        self._places: dict[str, set[bytes]] = {}  # of each signer's records
-        self._first_due: dict[bytes, float] = {}  # of each place, before which none of its records is due
+        self._signed_ids: dict[str, set[bytes]] = {}  # of each signer's records
+        self._first_due: dict[bytes, float] = {}  # of each DHT id, before which none of its records is due
         self._num_bytes = 0
 
     @property
@@ -51,25 +51,25 @@ class RecordStorage:
     def store(self, envelope: Envelope, data: bytes) -> bool:
         """Hold `data`, which is `envelope`. False if what its signer issued is newer, if its key is full of others', or
         if its signer has as many keys here as one may have."""
-        place = place_of(envelope.subject)
-        self._drop_due([place])
-        held = self._records.get(place, {})
+        dht_id = dht_id_of(envelope.subject)
+        self._drop_due([dht_id])
+        held = self._records.get(dht_id, {})
         present = held.get(envelope.peer_id)
         if present is not None and present[0] >= envelope.issued_at:
             return present[1] == data
         if present is None and (len(held) >= limits.MAX_RECORDS_PER_KEY or self._has_its_share(envelope.peer_id)):
             return False
-        self._records.setdefault(place, held)[envelope.peer_id] = (envelope.issued_at, data)
-        self._places.setdefault(envelope.peer_id, set()).add(place)
-        self._first_due[place] = min(self._first_due.get(place, math.inf), drop_at(envelope.issued_at))
+        self._records.setdefault(dht_id, held)[envelope.peer_id] = (envelope.issued_at, data)
+        self._signed_ids.setdefault(envelope.peer_id, set()).add(dht_id)
+        self._first_due[dht_id] = min(self._first_due.get(dht_id, math.inf), drop_at(envelope.issued_at))
         self._num_bytes += len(data) - (len(present[1]) if present else 0)
         self._make_room()
-        return envelope.peer_id in self._records.get(place, {})
+        return envelope.peer_id in self._records.get(dht_id, {})
 
-    def get(self, place: bytes) -> tuple[bytes, ...]:
-        """Return the records of the key whose place this is."""
-        self._drop_due([place])
-        held = self._records.get(place)
+    def get(self, dht_id: bytes) -> tuple[bytes, ...]:
+        """Return the records under this DHT id."""
+        self._drop_due([dht_id])
+        held = self._records.get(dht_id)
         return tuple([data for _, data in held.values()]) if held else ()
 
     def clear_due(self) -> None:
@@ -77,20 +77,20 @@ class RecordStorage:
         self._drop_due(list(self._records))
 
     def _has_its_share(self, signer: str) -> bool:
-        if len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER:
-            self._drop_due(list(self._places[signer]))
-        return len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER
+        if len(self._signed_ids.get(signer, ())) >= MAX_KEYS_PER_SIGNER:
+            self._drop_due(list(self._signed_ids[signer]))
+        return len(self._signed_ids.get(signer, ())) >= MAX_KEYS_PER_SIGNER
 
-    def _drop_due(self, places: Iterable[bytes]) -> None:
+    def _drop_due(self, dht_ids: Iterable[bytes]) -> None:
         now = self._now()
-        for place in places:
-            if self._first_due.get(place, math.inf) > now:
+        for dht_id in dht_ids:
+            if self._first_due.get(dht_id, math.inf) > now:
                 continue
-            for signer, (issued_at, _) in list(self._records.get(place, {}).items()):
+            for signer, (issued_at, _) in list(self._records.get(dht_id, {}).items()):
                 if drop_at(issued_at) <= now:
-                    self._drop(place, signer)
-            if place in self._records:
-                self._first_due[place] = min(drop_at(issued_at) for issued_at, _ in self._records[place].values())
+                    self._drop(dht_id, signer)
+            if dht_id in self._records:
+                self._first_due[dht_id] = min(drop_at(issued_at) for issued_at, _ in self._records[dht_id].values())
 
     def _make_room(self) -> None:
         """Drop the keys whose last record is due first, with all their records."""
@@ -99,22 +99,22 @@ class RecordStorage:
         self.clear_due()
         while len(self._records) > MAX_KEYS or self._num_bytes > MAX_BYTES:
             num_dropped = max(1, len(self._records) // _SHARE_DROPPED)
-            for place in heapq.nsmallest(num_dropped, self._records, key=self._due_at):
-                for signer in list(self._records[place]):
-                    self._drop(place, signer)
+            for dht_id in heapq.nsmallest(num_dropped, self._records, key=self._due_at):
+                for signer in list(self._records[dht_id]):
+                    self._drop(dht_id, signer)
 
-    def _due_at(self, place: bytes) -> float:
-        return max(drop_at(issued_at) for issued_at, _ in self._records[place].values())
+    def _due_at(self, dht_id: bytes) -> float:
+        return max(drop_at(issued_at) for issued_at, _ in self._records[dht_id].values())
 
-    def _drop(self, place: bytes, signer: str) -> None:
-        _, data = self._records[place].pop(signer)
+    def _drop(self, dht_id: bytes, signer: str) -> None:
+        _, data = self._records[dht_id].pop(signer)
         self._num_bytes -= len(data)
-        if not self._records[place]:
-            del self._records[place]
-            del self._first_due[place]
-        self._places[signer].discard(place)
-        if not self._places[signer]:
-            del self._places[signer]
+        if not self._records[dht_id]:
+            del self._records[dht_id]
+            del self._first_due[dht_id]
+        self._signed_ids[signer].discard(dht_id)
+        if not self._signed_ids[signer]:
+            del self._signed_ids[signer]
 
 
 def drop_at(issued_at: float) -> float:

@@ -9,8 +9,8 @@ peers.
 the more rarely the more often it answers.
 
 Deviations: one bucket for each bit of distance instead of a tree of ranges, which holds the same peers; a peer that
-does not answer once is gone, since it comes back with its next call. A peer's place follows from its key; still, to be
-the nearest of a thousand nodes to a chosen place takes no more than some thousand keys.
+does not answer once is gone, since it comes back with its next call. A peer's DHT id follows from its key; still, to be
+the nearest of a thousand nodes to a chosen DHT id takes no more than some thousand keys.
 
 `AddressBook` keeps the addresses of peers, as each told them of itself.
 """
@@ -26,7 +26,7 @@ from functools import lru_cache
 from itertools import islice
 
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import Contact, contact_of, place_of
+from swarm_protocol.dht_messages import Contact, contact_of, dht_id_of
 from swarm_protocol.envelope import Envelope
 
 from swarm.network.multiaddr import dialable
@@ -56,13 +56,13 @@ MAX_CROWDED_S = 320.0
 
 @lru_cache(maxsize=32768)
 def node_id_of(peer_id: str) -> int:
-    """Return a peer's one place among all keys."""
-    return to_id(place_of(peer_id))
+    """Return a peer's DHT id as a number."""
+    return to_id(dht_id_of(peer_id))
 
 
-def to_id(place: bytes) -> int:
+def to_id(dht_id: bytes) -> int:
     """Return an id as a number; the distance between two ids is their XOR."""
-    return int.from_bytes(place, "big")
+    return int.from_bytes(dht_id, "big")
 
 
 SUSPECT_S = 5.0

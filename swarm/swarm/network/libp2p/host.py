@@ -320,16 +320,16 @@ class Host:
         return True
 
     async def _dial(self, peer_id: str, addrs: Sequence[str] | None) -> bool:
-        places = self.find_addrs(peer_id) if addrs is None else _only(addrs)
-        return await connect_somewhere(self.connect, peer_id, places)
+        searched = self.find_addrs(peer_id) if addrs is None else _only(addrs)
+        return await connect_somewhere(self.connect, peer_id, searched)
 
 
 async def connect_somewhere(
-    connect: Connect, peer_id: str, places: AsyncGenerator[Sequence[str], None], *, tried: Collection[str] = ()
+    connect: Connect, peer_id: str, searched: AsyncGenerator[Sequence[str], None], *, tried: Collection[str] = ()
 ) -> bool:
-    """Connect at the first of the `places` that answers, without those that were tried. Return whether one did."""
-    async with aclosing(places):
-        async for found in places:
+    """Connect at the first of the addresses that answers, without those that were tried. Return whether one did."""
+    async with aclosing(searched):
+        async for found in searched:
             if set(found).issubset(tried):
                 continue
             with suppress(*CONTROL_FAILURES):

@@ -25,7 +25,7 @@ from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, connect_somewhere, dial_failure, translate
-from swarm.network.multiaddr import ip_of, tcp_place
+from swarm.network.multiaddr import ip_of, tcp_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ YIELD_S = 0.4
 KNOCK_S = 0.4
 """Time for a machine to say whether anything listens at an address."""
 
-_NO_PLACE = "NO_RESERVATION"
-_REFUSED = ("connection refused", _NO_PLACE)
+_NO_RESERVATION = "NO_RESERVATION"
+_REFUSED = ("connection refused", _NO_RESERVATION)
 """Answers to a dial from which nobody listens there any more: the machine's own, and that of the peer's relay."""
 
 _NOT_TRIED = "dial backoff"
@@ -82,7 +82,7 @@ class Reconnector:
     def may_return(self, peer_id: str) -> bool:
         """Return whether a peer of which `reach` said that it is gone may be there: relays tell only that they do not
         hold a connection to it now."""
-        return not any(map(tcp_place, self._host.known_addrs(peer_id)))
+        return not any(map(tcp_endpoint, self._host.known_addrs(peer_id)))
 
     async def reach(self, peer_id: str) -> None:
         """Wait until there is a connection. Raises PeerUnreachable once it is clear that the peer is gone."""
@@ -112,7 +112,7 @@ class Reconnector:
         """Return whether the peer was there, or connected in time. Raises PeerUnreachable if nothing listens where it
         was."""
         known = self._host.known_addrs(peer_id)
-        if known and not any(map(tcp_place, known)):
+        if known and not any(map(tcp_endpoint, known)):
             return False  # dials through relays do not meet
         loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
         until = loop.time() + YIELD_S
@@ -158,19 +158,19 @@ class Reconnector:
             # without known addresses the daemon may have some: peers tell them to each other when they connect
             await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
         except ControlError as error:
-            has_direct = any(map(tcp_place, known))
+            has_direct = any(map(tcp_endpoint, known))
             if known and (has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error))):
                 raise
             # what the peer told this node comes first: the relay that is gone, and its own network's addresses
-            places = self._host.find_addrs(peer_id)
-            if not await connect_somewhere(self._host.connect, peer_id, places, tried=known):
+            searched = self._host.find_addrs(peer_id)
+            if not await connect_somewhere(self._host.connect, peer_id, searched, tried=known):
                 raise
 
     def _is_refusal(self, peer_id: str, failure: str) -> bool:
         """Return whether every address refused the dial. Where this node gave the path up that tells nothing: somebody
         else may have the peer's old address."""
         known = self._host.known_addrs(peer_id)
-        signs = _REFUSED if not known or any(map(tcp_place, known)) else (_NO_PLACE,)
+        signs = _REFUSED if not known or any(map(tcp_endpoint, known)) else (_NO_RESERVATION,)
         reasons = [line for line in failure.splitlines() if line.lstrip().startswith("* ")] or [failure]
         if any(sign in reason for reason in reasons for sign in signs):
             self._note(self._refused, peer_id)
@@ -181,8 +181,8 @@ class Reconnector:
     async def _refuses(self, peer_id: str) -> bool:
         """Return whether at none of the peer's addresses anything listens, as far as TCP alone tells."""
         # a name is left to the daemon: a peer can announce one that cannot be looked up
-        places = [tcp_place(addr) if ip_of(addr) else None for addr in self._host.known_addrs(peer_id)]
-        refusals = await asyncio.gather(*map(_refuses, places))
+        endpoints = [tcp_endpoint(addr) if ip_of(addr) else None for addr in self._host.known_addrs(peer_id)]
+        refusals = await asyncio.gather(*map(_refuses, endpoints))
         return bool(refusals) and all(refusals)
 
     def _was_dropped(self, peer_id: str) -> bool:
@@ -198,14 +198,14 @@ def _is_recent(times: dict[str, float], peer_id: str) -> bool:
     return asyncio.get_running_loop().time() - times.get(peer_id, -HOLD_S) < HOLD_S
 
 
-async def _refuses(place: tuple[str, int] | None) -> bool:
-    """Return whether the peer refuses connections. None: a place behind a relay or a name, of which TCP alone tells
+async def _refuses(endpoint: tuple[str, int] | None) -> bool:
+    """Return whether the peer refuses connections. None: an endpoint behind a relay or a name, of which TCP alone tells
     nothing."""
-    if place is None:
+    if endpoint is None:
         return False
     try:
         async with asyncio.timeout(KNOCK_S):
-            _, writer = await asyncio.open_connection(*place)
+            _, writer = await asyncio.open_connection(*endpoint)
     except ConnectionRefusedError:
         return True
     except (OSError, TimeoutError):

@@ -17,7 +17,7 @@ from swarm_protocol import limits
 
 from swarm.network.discovery.own_networks import address_of, own_subnets
 from swarm.network.ip_kinds import IpAddress, ip4_inside, kind_of, local_network_of
-from swarm.network.multiaddr import dialable, is_loopback, is_private, is_relayed, place_of_relay, relay_of
+from swarm.network.multiaddr import dialable, is_loopback, is_private, is_relayed, relay_addr_of, relay_of
 
 _LOOPBACK = "/ip4/127.0.0.1"
 
@@ -54,7 +54,7 @@ class DialPolicy:
         """Return whether a peer may have this node dial the address."""
         if is_relayed(addr):
             # the daemon dials a relay that is not connected
-            return relay_of(addr) in self._connected or self.takes(place_of_relay(addr))
+            return relay_of(addr) in self._connected or self.takes(relay_addr_of(addr))
         ip = address_of(addr)
         if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address in this form
             return False
@@ -67,8 +67,8 @@ class DialPolicy:
         )
 
     def told_daemon(self, addr: str) -> str:
-        """Return a relayed address as the daemon is given it: only the relay's id if its place is not worth a dial."""
-        is_worth = self.takes(place_of_relay(addr))
+        """Return a relayed address as the daemon is told it: with the relay's id alone if it is not worth a dial."""
+        is_worth = self.takes(relay_addr_of(addr))
         return addr if is_worth else f"/p2p/{relay_of(addr)}/p2p-circuit"
 
     def worth_dialling(self, addrs: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Connect, Host
-from swarm.network.multiaddr import is_private, is_relayed, place_of_relay, relay_of
+from swarm.network.multiaddr import is_private, is_relayed, relay_addr_of, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
 
@@ -98,5 +98,5 @@ def _relays(relayed: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the relays that addresses lead through, with what leads to each relay."""
     found: dict[str, list[str]] = {}
     for addr in relayed:
-        found.setdefault(relay_of(addr), []).append(place_of_relay(addr))
+        found.setdefault(relay_of(addr), []).append(relay_addr_of(addr))
     return list(found.items())[:MAX_RELAYS]

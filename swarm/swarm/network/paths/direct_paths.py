@@ -26,7 +26,7 @@ from swarm.network.multiaddr import is_loopback, is_relayed, parse_peer_addr
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import Dialler
 from swarm.network.paths.introductions import Introductions, Surroundings
-from swarm.network.paths.opener import listen_places
+from swarm.network.paths.opener import listen_endpoints
 from swarm.network.paths.own_addresses import OwnAddresses
 from swarm.network.relay.relay import Relay
 from swarm.network.relay.reservations import Reservations
@@ -92,10 +92,10 @@ class DirectPaths:
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
         """Serve the methods of `prefix`; `replace` reaches a peer anew. Raises PeerUnreachable if the daemon ended."""
-        places = listen_places(self._listen, await self._host.addrs())
+        endpoints = listen_endpoints(self._listen, await self._host.addrs())
         surroundings = Surroundings(
             policy=self.policy,
-            listen_places=places,
+            listen_endpoints=endpoints,
             own_addrs=lambda: self.own.direct,
             is_public=lambda: self.own.reachability == "public",
             own_relays=lambda: self._reservations.held,
@@ -106,13 +106,13 @@ class DirectPaths:
             self._host,
             prefix,
             announced=self._announced,
-            listen_places=places,
+            listen_endpoints=endpoints,
             asked=self._asked,
             relayed=lambda: self._reservations.addrs,
             carried=self._introductions.carried,
             on_change=self.update,
         )
-        self._upgrades = Upgrades(self._host, replace, lambda: bool(places) and not self.own.is_behind_symmetric_nat)
+        self._upgrades = Upgrades(self._host, replace, lambda: bool(endpoints) and not self.own.is_behind_symmetric_nat)
         await self._introductions.serve()
         await self.own.serve()
         await self.own.refresh()

@@ -25,9 +25,9 @@ from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
-from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_place
+from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, open_path
+from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Surroundings:
     """Holds what this node knows about itself and its relays; the functions return what holds now."""
 
     policy: Callable[[], DialPolicy]
-    listen_places: Mapping[int, ListenPlace]  # by IP version
+    listen_endpoints: Mapping[int, ListenEndpoint]  # by IP version
     own_addrs: Callable[[], Sequence[str]]  # direct ones
     is_public: Callable[[], bool]
     own_relays: Callable[[], Collection[str]]  # the peers that relay for this node
@@ -99,7 +99,7 @@ class Introductions:
 
     async def connect(self, peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
         """Have `relay` introduce this node to `peer_id`. Return whether there is a direct connection then."""
-        if not self._here.listen_places:
+        if not self._here.listen_endpoints:
             return False  # this node's dials come from a new port each, which the peer's NAT cannot be opened for
         if self._failed.get(peer_id, 0.0) > asyncio.get_running_loop().time():
             return False
@@ -183,7 +183,7 @@ class Introductions:
         return self._attempts[peer_id]
 
     async def _attempt(self, peer_id: str, addrs: Sequence[str]) -> None:
-        opens = self._host.peer_id > peer_id and bool(self._here.listen_places)
+        opens = self._host.peer_id > peer_id and bool(self._here.listen_endpoints)
         acts = (
             [self._tasks.create_task(self._open(peer_id, addr)) for addr in addrs]
             if opens
@@ -226,8 +226,8 @@ class Introductions:
             logger.debug("%s is not dialled: %s", peer_id, error)
 
     async def _open(self, peer_id: str, addr: str) -> None:
-        ip, there = ip_of(addr), tcp_place(addr)
-        here = self._here.listen_places.get(ip.version) if ip is not None else None
+        ip, there = ip_of(addr), tcp_endpoint(addr)
+        here = self._here.listen_endpoints.get(ip.version) if ip is not None else None
         if here is None or there is None:
             return
         carries = False

@@ -1,6 +1,6 @@
 """Opens TCP connections from the port on which the libp2p daemon listens, so that a NAT lets a peer's dial come in.
 
-A NAT passes packets from a place to which something was sent before. This node sends a SYN to where a peer is seen,
+A NAT passes packets from an endpoint to which something was sent before. This node sends a SYN to where a peer is seen,
 while that peer's daemon dials this node: the two SYNs meet, and both systems call it one connection (RFC 9293, section
 3.5, simultaneous open; RFC 5382 asks NATs to allow it). The peer's daemon is the side that began, as always; this side
 passes the bytes to its own daemon's listener, which so answers a dial like any other. If nobody dials but a listener
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swarm.network.multiaddr import ip_of, tcp_place
+from swarm.network.multiaddr import ip_of, tcp_endpoint
 from swarm.network.relay.relay import Circuit, RelayCounts
 from swarm.network.writing import write
 
@@ -41,35 +41,37 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 
 
 @dataclass(frozen=True, slots=True)
-class ListenPlace:
-    """The place where a daemon listens: the one to bind, and the one at which this process reaches it."""
+class ListenEndpoint:
+    """The endpoint at which a daemon listens: the one to bind, and the one at which this process reaches it."""
 
     bind: tuple[str, int]
     reach: tuple[str, int]
 
 
-def listen_places(listen: Sequence[str], addrs: Sequence[str]) -> dict[int, ListenPlace]:
+def listen_endpoints(listen: Sequence[str], addrs: Sequence[str]) -> dict[int, ListenEndpoint]:
     """Return the daemon's TCP listener for each IP version, of those that peers beyond this machine can use.
 
     `listen` is what it was told, `addrs` are its addresses, which tell the port where it could choose.
     """
-    places: dict[int, ListenPlace] = {}
+    endpoints: dict[int, ListenEndpoint] = {}
     for addr in listen:
-        ip, place = ip_of(addr), tcp_place(addr)
-        if ip is None or place is None or ip.is_loopback or ip.version in places:
+        ip, endpoint = ip_of(addr), tcp_endpoint(addr)
+        if ip is None or endpoint is None or ip.is_loopback or ip.version in endpoints:
             continue
-        host = {4: "127.0.0.1", 6: "::1"}[ip.version] if ip.is_unspecified else place[0]
-        port = place[1] or next((found[1] for each in addrs if (found := tcp_place(each)) and found[0] == host), 0)
+        host = {4: "127.0.0.1", 6: "::1"}[ip.version] if ip.is_unspecified else endpoint[0]
+        port = endpoint[1] or next(
+            (found[1] for each in addrs if (found := tcp_endpoint(each)) and found[0] == host), 0
+        )
         if port:
-            places[ip.version] = ListenPlace(bind=(place[0], port), reach=(host, port))
-    return places
+            endpoints[ip.version] = ListenEndpoint(bind=(endpoint[0], port), reach=(host, port))
+    return endpoints
 
 
 class NotALibp2pHost(Exception):
     """Another program than a libp2p host answered."""
 
 
-async def open_path(here: ListenPlace, there: tuple[str, int], opened: Callable[[], None]) -> bool:
+async def open_path(here: ListenEndpoint, there: tuple[str, int], opened: Callable[[], None]) -> bool:
     """Send SYNs to `there` until its dial has met them, then carry the connection until it ends, and return True.
 
     `opened` is called when the connection is there. Returns False if `there` can be dialled as it is, and its port is

@@ -36,10 +36,10 @@ from swarm.network.ip_kinds import IpAddress, local_network_of, provider_network
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.path_watch import source_addresses
-from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_place
+from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import to_announce
 from swarm.network.paths.introductions import REFUSED
-from swarm.network.paths.opener import ListenPlace
+from swarm.network.paths.opener import ListenEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def choose_observers(peers: Mapping[str, IpAddress], num: int) -> list[str]:
     return [*first, *others][:num]
 
 
-def places_seen(seen: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def seen_addrs(seen: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the addresses at the IPs that count, of those at which each observer sees this node."""
     counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})
     needed = min(NUM_AGREEING, len(seen))
@@ -102,8 +102,8 @@ def places_seen(seen: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def shows_symmetric_nat(seen: Sequence[Sequence[str]]) -> bool:
     """Return whether a NAT has another port for each peer: at least three see this node at one IP, and no two of them
     at the same port. Of two that differ, one may lie."""
-    for place in {ip_of(addr) for addrs in seen for addr in addrs}:
-        named = [{addr for addr in addrs if ip_of(addr) == place} for addrs in seen]
+    for ip in {ip_of(addr) for addrs in seen for addr in addrs}:
+        named = [{addr for addr in addrs if ip_of(addr) == ip} for addrs in seen]
         counts = Counter(addr for addrs in named for addr in addrs)
         if sum(map(bool, named)) > NUM_AGREEING and max(counts.values()) < NUM_AGREEING:
             return True
@@ -157,7 +157,7 @@ class OwnAddresses:
         prefix: str,
         *,
         announced: Sequence[str],
-        listen_places: dict[int, ListenPlace],
+        listen_endpoints: dict[int, ListenEndpoint],
         asked: Callable[[], Sequence[str]],
         relayed: Callable[[], Sequence[str]],
         carried: Collection[str],
@@ -174,8 +174,8 @@ class OwnAddresses:
         self._host = host
         self._prefix = prefix
         self._announced = tuple(announced)
-        self._named_ports = [place[1] for addr in announced if not ip_of(addr) and (place := tcp_place(addr))]
-        self._listen_places = listen_places
+        self._named_ports = [endpoint[1] for addr in announced if not ip_of(addr) and (endpoint := tcp_endpoint(addr))]
+        self._listen_endpoints = listen_endpoints
         self._asked = asked
         self._relayed = relayed
         self._carried = carried
@@ -216,7 +216,7 @@ class OwnAddresses:
         """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
         await self.refresh()
         seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
-        self._seen_at = places_seen(seen)
+        self._seen_at = seen_addrs(seen)
         self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
         self._on_change()
 
@@ -270,14 +270,14 @@ class OwnAddresses:
         forwarded = [
             f"/ip{ip.version}/{ip}/tcp/{port}"
             for ip in ips
-            if ip is not None and ip.version in self._listen_places
-            for port in (*self._named_ports, self._listen_places[ip.version].bind[1])
+            if ip is not None and ip.version in self._listen_endpoints
+            for port in (*self._named_ports, self._listen_endpoints[ip.version].bind[1])
         ]
         found = dict.fromkeys((*own, *forwarded, *ips.values()))
         return [addr for addr in found if not is_loopback(addr)]
 
     async def _confirm(self) -> None:
-        candidates = self._candidates() if self._listen_places else []
+        candidates = self._candidates() if self._listen_endpoints else []
         request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
         answers: list[list[str]] = []
         peers = await self._direct_peers() if candidates else []
@@ -297,8 +297,8 @@ class OwnAddresses:
     def _is_lasting(self, addr: str) -> bool:
         """Return whether no NAT's memory stands behind an address that was reached: it is one of this machine's, or one
         that the operator announced, perhaps by a name."""
-        place = tcp_place(addr)
-        return addr in (*self._announced, *self.daemons) or (place is not None and place[1] in self._named_ports)
+        endpoint = tcp_endpoint(addr)
+        return addr in (*self._announced, *self.daemons) or (endpoint is not None and endpoint[1] in self._named_ports)
 
     async def _direct_peers(self) -> list[str]:
         connected = await self._host.connected_peers()

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from swarm.network.dht import routing_table
 from swarm.network.dht.routing_table import MAX_CALLS, WIDTH, NodeLookup, node_id_of, to_id
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import Contact, place_of
+from swarm_protocol.dht_messages import Contact, dht_id_of
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.identity import Identity, peer_id_of
 
 PEERS = [peer_id_of(hashlib.sha256(b"%d" % number).digest()) for number in range(300)]
 OWN, *OTHERS = PEERS
-KEY = place_of("k")
+KEY = dht_id_of("k")
 
 
 def sealed(signer: int, key: str, issued_at: float) -> Envelope:
@@ -111,7 +111,7 @@ def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: py
 
 
 def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:
-    keys = [place_of(str(number)) for number in range(3)]
+    keys = [dht_id_of(str(number)) for number in range(3)]
     search = NodeLookup(keys, OWN)
     search.meet(OTHERS[:1], ())
     assert search.next_calls() == [(OTHERS[0], keys)]
@@ -121,7 +121,7 @@ def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:
 
 
 def test_search_for_many_keys_asks_for_as_many_as_a_request_takes() -> None:
-    keys = [place_of(str(number)) for number in range(limits.MAX_FIND_KEYS + 1)]
+    keys = [dht_id_of(str(number)) for number in range(limits.MAX_FIND_KEYS + 1)]
     search = NodeLookup(keys, OWN)
     search.meet(OTHERS[:1], ())
     assert search.next_calls() == [(OTHERS[0], keys[:-1]), (OTHERS[0], keys[-1:])]

@@ -26,7 +26,7 @@ from swarm.network.dht.routing_table import (
 from swarm.network.dht.search_calls import WIDEN_S
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, place_of
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, dht_id_of
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity, peer_id_of
@@ -453,7 +453,7 @@ def test_search_for_holders_is_put_off_once_however_many_are_gone_one_after_the_
 def test_search_for_holders_that_is_due_asks_few_of_those_that_took_the_record_and_finds_a_nearer_node() -> None:
     async def main() -> None:
         world = World()
-        near = sorted(map(numbered, range(60)), key=lambda each: node_id_of(each.peer_id) ^ to_id(place_of(KEY)))
+        near = sorted(map(numbered, range(60)), key=lambda each: node_id_of(each.peer_id) ^ to_id(dht_id_of(KEY)))
         newcomer, *others = near[:20]
         asker, nodes = await world.node(ASKER), [await world.node(each) for each in others]
         for node in nodes:
@@ -522,7 +522,7 @@ def test_sample_of_records_asks_few_nodes_and_more_only_where_these_have_none() 
             return find
 
         signers, holders = ([Identity(bytes([kind, number]) * 16) for number in range(40)] for kind in (1, 2))
-        place = to_id(place_of("nodes/4"))
+        place = to_id(dht_id_of("nodes/4"))
         near = sorted(holders[:10], key=lambda holder: node_id_of(holder.peer_id) ^ place)[:SAMPLE_WIDTH]
         for holder in holders[:10]:
             node = await world.node(holder)

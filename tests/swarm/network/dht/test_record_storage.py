@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swarm.network.dht import record_storage
 from swarm.network.dht.record_storage import RecordStorage
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import place_of
+from swarm_protocol.dht_messages import dht_id_of
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.identity import Identity
 
@@ -35,7 +35,7 @@ def stored(storage: RecordStorage, envelope: Envelope) -> bool:
 
 
 def held(storage: RecordStorage, key: str = "k") -> set[bytes]:
-    return set(storage.get(place_of(key)))
+    return set(storage.get(dht_id_of(key)))
 
 
 def test_storage_keeps_the_record_that_was_issued_last_until_it_is_due() -> None:

@@ -12,7 +12,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.paths import introductions
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import INTRODUCE, INTRODUCED, Introductions, Surroundings
-from swarm.network.paths.opener import ListenPlace
+from swarm.network.paths.opener import ListenEndpoint
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -22,7 +22,7 @@ LESSER, GREATER, RELAY, OTHER = sorted(Identity(bytes([i]) * 32).peer_id for i i
 NAT_1, NAT_2, PUBLIC = "/ip4/44.0.0.1/tcp/4001", "/ip4/44.0.0.2/tcp/4001", "/ip4/44.0.0.9/tcp/4001"
 LAN_1, LAN_2 = "/ip4/192.168.1.2/tcp/4001", "/ip4/192.168.1.3/tcp/4001"
 VICTIM = "/ip4/44.9.9.9/tcp/22"
-PLACES = {4: ListenPlace(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+PLACES = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
 
 
 class World:
@@ -46,7 +46,7 @@ class World:
             self._tasks,
             Surroundings(
                 policy=lambda: DialPolicy(own=host.own, given=()),
-                listen_places=PLACES,
+                listen_endpoints=PLACES,
                 own_addrs=lambda: host.own,
                 is_public=lambda: host is self.relay,
                 own_relays=lambda: {RELAY},
@@ -81,7 +81,7 @@ def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False)
     opened to."""
     opened: list[tuple[str, int]] = []
 
-    async def open_path(_here: ListenPlace, there: tuple[str, int], met: Callable[[], None]) -> bool:
+    async def open_path(_here: ListenEndpoint, there: tuple[str, int], met: Callable[[], None]) -> bool:
         opened.append(there)
         if is_listener:
             return False
@@ -317,7 +317,7 @@ def test_node_without_a_listener_asks_for_no_introduction() -> None:
     async def case(world: World) -> None:
         here = world.of[LESSER]._here
         world.of[LESSER]._here = Surroundings(
-            **{name: getattr(here, name) for name in here.__slots__ if name != "listen_places"}, listen_places={}
+            **{name: getattr(here, name) for name in here.__slots__ if name != "listen_endpoints"}, listen_endpoints={}
         )
         assert not await world.of[LESSER].connect(GREATER, RELAY, ())
         assert world.greater.dialled == []
@@ -328,7 +328,7 @@ def test_node_without_a_listener_asks_for_no_introduction() -> None:
 def test_address_that_fails_leaves_the_connection_over_another_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = asyncio.Event()
 
-    async def open_path(_here: ListenPlace, there: tuple[str, int], met: Callable[[], None]) -> bool:
+    async def open_path(_here: ListenEndpoint, there: tuple[str, int], met: Callable[[], None]) -> bool:
         if there[1] == 4002:
             await asyncio.sleep(introductions.POLL_S / 2)
             raise ConnectionResetError

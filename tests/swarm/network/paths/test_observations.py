@@ -10,7 +10,7 @@ from swarm.network.paths.own_addresses import (
     are_decided,
     choose_observers,
     places_reached,
-    places_seen,
+    seen_addrs,
     shows_symmetric_nat,
 )
 
@@ -50,7 +50,7 @@ def test_nat_is_symmetric_if_three_see_it_and_no_two_agree(seen: Sequence[Sequen
 def test_ip_counts_that_two_peers_name_or_the_only_one(
     seen: Sequence[Sequence[str]], counting: tuple[str, ...]
 ) -> None:
-    assert places_seen(seen) == counting
+    assert seen_addrs(seen) == counting
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from support.free_ports import free_port
 from swarm.network.paths import opener
-from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, listen_places, open_path
+from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, listen_endpoints, open_path
 from swarm.testing import virtual_time
 
 GREETING = b"\x13/multistream/1.0.0\n"
@@ -41,8 +41,8 @@ async def listener(port: int, serve: Serve) -> asyncio.Server:
     return await asyncio.start_server(serve, sock=shared_socket(port))
 
 
-def here(port: int) -> ListenPlace:
-    return ListenPlace(bind=("127.0.0.1", port), reach=("127.0.0.1", port))
+def here(port: int) -> ListenEndpoint:
+    return ListenEndpoint(bind=("127.0.0.1", port), reach=("127.0.0.1", port))
 
 
 def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
@@ -62,7 +62,7 @@ def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
     async def case() -> None:
         there, own = free_port(), free_port()
         dialler, listening = await listener(there, dial), await listener(own, echo)
-        place, opened = ListenPlace(bind=("127.0.0.1", free_port()), reach=("127.0.0.1", own)), asyncio.Event()
+        place, opened = ListenEndpoint(bind=("127.0.0.1", free_port()), reach=("127.0.0.1", own)), asyncio.Event()
         assert await open_path(place, ("127.0.0.1", there), opened.set)
         assert opened.is_set()
         assert received == GREETING + PROPOSAL + bytes(1_000_000)
@@ -161,5 +161,5 @@ def test_machine_that_refuses_gets_few_syns(monkeypatch: pytest.MonkeyPatch) -> 
 def test_listener_is_what_peers_beyond_this_machine_can_use(
     listen: tuple[str, ...], addrs: tuple[str, ...], places: dict[int, tuple[tuple[str, int], tuple[str, int]]]
 ) -> None:
-    found = listen_places(listen, addrs)
+    found = listen_endpoints(listen, addrs)
     assert {version: (place.bind, place.reach) for version, place in found.items()} == places

@@ -13,7 +13,7 @@ import pytest
 from support.host_internet import FakeHost
 from swarm.network.libp2p.host import Host, translate
 from swarm.network.paths import own_addresses
-from swarm.network.paths.opener import ListenPlace
+from swarm.network.paths.opener import ListenEndpoint
 from swarm.network.paths.own_addresses import (
     ASK_S,
     DIAL_BACK,
@@ -38,7 +38,7 @@ MAPPED = "/ip4/44.0.0.1/tcp/55555"
 NAMES = ("/dns4/seed.example/tcp/4001", "/dns4/seed.example/tcp/5001")
 VICTIM = "/ip4/44.9.9.9/tcp/4001"
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEERS[0]}/p2p-circuit"
-PLACES = {4: ListenPlace(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+PLACES = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
 
 
 class World:
@@ -67,7 +67,7 @@ class World:
             cast(Host, host),
             "net/",
             announced=announced,
-            listen_places=PLACES if listens else {},
+            listen_endpoints=PLACES if listens else {},
             asked=lambda: asked,
             relayed=lambda: relayed,
             carried=self.carried,

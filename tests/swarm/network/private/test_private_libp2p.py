@@ -30,7 +30,7 @@ from swarm.network.relay.circuit_messages import (
     check_hop_accepted,
     reserve_request,
 )
-from swarm_protocol.dht_messages import FindRequest, place_of
+from swarm_protocol.dht_messages import FindRequest, dht_id_of
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, PrivateGreeting
@@ -151,7 +151,7 @@ def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
                     assert word not in told
                 names = {each.decode() for each in re.findall(rb"/[a-z2-7]{32}(?![a-z2-7])", told)}
                 assert len(names) >= 10, "the methods are there, under names that say nothing"
-                find = FindRequest(keys=(place_of("notes"),)).to_bytes()
+                find = FindRequest(keys=(dht_id_of("notes"),)).to_bytes()
                 hello = Hello(network_id=OWNER.network_id, software_version=software_version()).to_bytes()
                 own = f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/"
                 guessed = {HELLO, *(own + each for each in ("dht/find", "dht/store", "call/ping", "paths/observe"))}

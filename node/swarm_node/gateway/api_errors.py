@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionEr
 
 from swarm_node.formatting import clean
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.request_schema import STRING_OR_LIST
 from swarm_node.http.http_error import HttpError, install_errors
 
 logger = logging.getLogger(__name__)
@@ -85,7 +87,8 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 
 def _from_validation(error: RequestValidationError) -> HttpError:
     # of a field that may be of two kinds both are reported: the one that was meant got further
-    first = max(error.errors(), key=lambda found: len(found["loc"]))
+    errors = error.errors()
+    first = max(errors, key=lambda found: len(found["loc"]))
     path = ".".join(_path(first["loc"]))
     is_empty = first["type"] == "missing" and not path
     if is_empty or first["type"] == "json_invalid":
@@ -103,7 +106,9 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         case "model_attributes_type":
             what = path or "the request body"
             return HttpError(400, f"{what} is not a JSON object", code="invalid_value", param=path or None)
-    return HttpError(400, f"{path or 'body'}: {first['msg']}", code="invalid_value", param=path or None)
+    kinds = {found["type"] for found in errors if ".".join(_path(found["loc"])) == path}
+    message = STRING_OR_LIST if {"string_type", "list_type"} <= kinds else first["msg"]
+    return HttpError(400, f"{path or 'body'}: {message}", code="invalid_value", param=path or None)
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
@@ -114,6 +119,9 @@ def _path(loc: Sequence[str | int]) -> list[str]:
 
 
 def _from_http(error: HTTPException, request: Request) -> HttpError:
+    if error.detail == PARSING and type(error.__cause__) is ValueError:  # from int, which bounds its digits
+        digits = sys.get_int_max_str_digits()
+        return HttpError(400, f"the request body has a number of over {digits} digits", code="invalid_value")
     if error.detail == PARSING:
         return HttpError(400, "the request body is not JSON in UTF-8 of a reasonable depth", code="invalid_json")
     code, message = CODES.get(error.status_code), str(error.detail)

@@ -41,6 +41,15 @@ def unfit(name: str, why: str) -> PydanticCustomError:
     return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
 
 
+def check_one_or_many(value: Any) -> None:
+    """Refuse what is neither one text nor a list, where a field takes both."""
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("string_or_list", STRING_OR_LIST)
+
+
+STRING_OR_LIST = "Input should be a valid string or a valid list"
+
+
 @dataclass(frozen=True, slots=True)
 class OrDefault:
     """Takes null for the default, as OpenAI's clients send it."""
@@ -132,6 +141,7 @@ def one_or_many(value: Any) -> Any:
     """Make a list of one stop string, which OpenAI takes as it is."""
     if value is None:
         return []
+    check_one_or_many(value)
     return [value] if isinstance(value, str) else value
 
 
@@ -244,6 +254,16 @@ class SamplingRequest(StrictBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _best_of_as_many_as_are_asked_for(cls, data: Any) -> Any:
+        """Refuse to choose `n` answers among fewer, as OpenAI does; `best_of` has no other effect here."""
+        if isinstance(data, dict):
+            best_of, n = data.get("best_of"), data.get("n")
+            if isinstance(best_of, int | float) and isinstance(n, int | float) and best_of < n:
+                raise unfit("best_of", "it may not be less than n")
+        return data
+
     @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options.include_usage
@@ -311,6 +331,7 @@ def _derived(seed: int, index: int) -> int:
 
 def one_prompt_or_many(value: Any) -> Any:
     """Make a list of one prompt, a text or token ids, which OpenAI takes as it is."""
+    check_one_or_many(value)
     is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
     return [value] if is_one else value
 

@@ -85,7 +85,7 @@ def test_pages_say_plainly_what_was_not_seen_yet() -> None:
     with opened(source) as client:
         html = client.get("/").text
         assert f"since {clock(since)}, when this history begins" in html
-        assert "no gateway has reported one yet" in html
+        assert "no gateway has reported one lately" in html
         model = source.overview().models[0]
         assert f"at block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
 

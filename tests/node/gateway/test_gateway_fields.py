@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -266,6 +267,54 @@ def test_template_kwargs_reach_the_template() -> None:
     [error] = _errors("/chat/completions", [{"chat_template_kwargs": {str(n): 1 for n in range(100)}}])
     assert error["param"] == "chat_template_kwargs"
     assert http_limits.MAX_TEMPLATE_KWARGS < 100
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        ("/completions", {"stop": 5}, "stop"),
+        ("/completions", {"prompt": {"a": 1}}, "prompt"),
+        ("/completions", {"prompt": [{}]}, "prompt.0"),
+        ("/chat/completions", {"stop": True}, "stop"),
+        ("/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ],
+)
+def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[str, Any], param: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.BadRequestError, match=f"{param}: Input should be a valid string or a valid list"):
+            await openai.post(path, body={**PLAIN[path], **more}, cast_to=object)
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_list_that_is_no_string_names_the_list_alone() -> None:
+    [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
+    assert messages["message"] == "messages: Input should be a valid list"
+    assert item["message"] == "stop.0: Input should be a valid string"
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_best_of_below_n_is_refused_as_openai_does(path: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for n in (2, 3):
+            with pytest.raises(api.BadRequestError, match="best_of: it may not be less than n") as caught:
+                await openai.post(path, body={**PLAIN[path], "n": n, "best_of": n - 1}, cast_to=object)
+            assert caught.value.param == "best_of"
+
+    converse(ScriptedClient(), conversation)
+    assert _asked(path, {"n": 1, "best_of": 1}).sampling == Sampling(temperature=1.0, seed=1)
+
+
+def test_number_of_too_many_digits_is_named_as_such() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        body = {**PLAIN["/completions"], "seed": 0}
+        text = json.dumps(body).replace('"seed": 0', f'"seed": {"1" * 5000}')
+        url, headers = f"{openai.base_url}completions", {"Content-Type": "application/json"}
+        response = await openai._client.post(url, content=text, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "the request body has a number of over 4300 digits"
+
+    converse(ScriptedClient(), conversation)
 
 
 def test_number_as_text_is_no_number() -> None:

@@ -307,7 +307,8 @@ class SessionState:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )
-            self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
+            last = f"{error.message} (blocks {stage.start}:{stage.end})"
+            self._fail(SessionError(f"{what}: {last}", remedy="try again in a moment"))
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
         """Run all anew if rows are to blame for what a stage reports: it is local, or the second server to fail at

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from support.text_models import byte_tokenizer
 from swarm.training.data import tokenizing
 from swarm.training.data.corpus import load_corpus
 from swarm.training.data.document_files import File, FileSource
@@ -81,6 +83,23 @@ def test_tokenize_stops_when_told_to_and_leaves_no_process(tmp_path: Path) -> No
         tokenize(endless_job(tmp_path), LocalData(stop=part.exists))
     assert not workers_of(os.getpid())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lock", "pipe"]
+
+
+def test_worker_loads_a_model_s_tokenizer_without_torch(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    job = replace(endless_job(tmp_path), tokenizer=TokenizerFiles.find("local", tmp_path / "model"))
+    libraries: list[str] = []
+
+    def look() -> bool:
+        if (tmp_path / "a.part").exists():  # it is at work
+            libraries.extend(each.path for each in one_worker_of(os.getpid()).memory_maps())
+        return bool(libraries)
+
+    with pytest.raises(PreparationStopped):
+        tokenize(job, LocalData(stop=look))
+    assert any("/tokenizers/" in path for path in libraries)
+    assert not any("libtorch" in path for path in libraries), "it would take seconds and hundreds of MB"
 
 
 def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def run(flags: Flags) -> int:
     config = flags.member()
     conversation = _conversation_of(flags)
     peers = join_addrs(config)
-    # with it comes torch, for seconds
     with uncollected():
         from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 

@@ -52,7 +52,6 @@ BlockSpans = Sequence[tuple[int, int]]
 def list_models(flags: Flags) -> int:
     config = flags.member()
     peers = join_addrs(config)
-    # with it comes torch, for seconds
     with uncollected():
         from swarm.client import Client  # noqa: PLC0415
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import shutil
@@ -188,10 +189,14 @@ def test_helm_lints_it(values: Mapping[str, Any]) -> None:
 def test_kubernetes_knows_every_key(tmp_path: Path, version: str) -> None:
     """From the oldest version that the chart takes: what it does not know, Kubernetes would drop or refuse."""
     manifests = [found for values in (LEAST, MOST, JOINING) for found in render(values)]
-    assert refused_by_kubernetes(manifests, version, tmp_path) == ""
-    pod = next(iter(pods(manifests).values()))
+    wrong = next(copy.deepcopy(found) for found in manifests if found["kind"] == "StatefulSet")
+    wrong["metadata"]["name"] = "wrong"
+    pod = wrong["spec"]["template"]["spec"]
     pod["terminationGracePeriod"] = pod.pop("terminationGracePeriodSeconds")
-    assert "terminationGracePeriod" in refused_by_kubernetes(manifests, version, tmp_path)
+    # the first and the last are refused, so all between were looked at
+    refused = refused_by_kubernetes([wrong, *manifests, wrong], version, tmp_path).strip().splitlines()
+    assert len(refused) == 2
+    assert all("statefulset/wrong" in line and "terminationGracePeriod" in line for line in refused)
 
 
 def refused_by_kubernetes(manifests: list[Manifest], version: str, folder: Path) -> str:

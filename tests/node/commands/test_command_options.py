@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from swarm_node import cli
 
 FOLDER = Path(sys.executable).parent
 BASH = shutil.which("bash") or ""
@@ -91,16 +92,14 @@ def test_bash_completes_run_files_and_models(words: str, expected: list[str], sc
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_are_there_for_each_shell(shell: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [FOLDER / "swarm-node"],
-        env=shell_environment(tmp_path) | {"_SWARM_NODE_COMPLETE": f"source_{shell}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert f"_SWARM_NODE_COMPLETE=complete_{shell}" in done.stdout
+def test_scripts_are_there_for_each_shell(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_SWARM_NODE_COMPLETE", f"source_{shell}")
+    with pytest.raises(SystemExit) as ended:
+        cli.run([])
+    assert ended.value.code == 0
+    assert f"_SWARM_NODE_COMPLETE=complete_{shell}" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not BASH, reason="needs bash")

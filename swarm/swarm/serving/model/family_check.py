@@ -88,7 +88,9 @@ def check_config(config: Any) -> CheckedFamily:
     """Raises ConfigError for a model that cannot be served, with the reason. `config` is left as it is."""
     check_is_model(config)
     causal_lm_class(config)
-    untried = _untried(type(config), config.to_json_string(use_diff=False))  # type: ignore[arg-type]
+    settings = json.loads(config.to_json_string(use_diff=False))
+    settings.pop("_name_or_path", None)  # where the model lies changes nothing of what its blocks compute
+    untried = _untried(type(config), json.dumps(settings))  # type: ignore[arg-type]
     return CheckedFamily(family=str(config.model_type), num_blocks=int(config.num_hidden_layers), untried=untried)
 
 

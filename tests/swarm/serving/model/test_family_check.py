@@ -51,6 +51,15 @@ def test_check_notices_a_cut_that_computes_something_else(monkeypatch: pytest.Mo
         check_config(OPTConfig())
 
 
+def test_check_of_a_model_that_lies_in_another_directory_does_not_try_it_again(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        LlamaConfig(num_hidden_layers=3).save_pretrained(tmp_path / name)
+    check_directory(tmp_path / "one")
+    num_tried = _untried.cache_info().misses
+    check_directory(tmp_path / "other")
+    assert _untried.cache_info().misses == num_tried
+
+
 def test_check_of_what_has_no_miniature_says_why_it_was_not_tried() -> None:
     found = check_config(CONFIG_MAPPING["deepseek_v2"]())  # which names no number of experts
     assert "topk" in found.untried

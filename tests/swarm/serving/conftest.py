@@ -33,6 +33,9 @@ from swarm.serving.tokenizer.model_assets import ModelAssets
 from swarm_protocol.records import NodeRecord
 
 NUM_TOKENS = 16
+SMALL_CACHE = ServerOptions(kv_bytes=2**20)
+"""Many times what a test's sessions need. The system clears up to 2 MiB a tensor for the pages ahead of a large one."""
+
 PROMPT = "def add(a, b):\n    return"
 
 
@@ -85,7 +88,8 @@ class Box:
         self.who[who or f"s{len(self.servers)}"] = network.peer_id
         membership = await self.stack.enter_async_context(Membership(network))
         membership.announce(node_record())
-        server = SpanServer(network, membership, self.directory, name=name, start=start, end=end, options=options)
+        chosen = options or SMALL_CACHE
+        server = SpanServer(network, membership, self.directory, name=name, start=start, end=end, options=chosen)
         await server.start()
         self.stack.push_async_callback(server.close)
         self.servers[network.peer_id] = server
@@ -177,7 +181,7 @@ async def box(
         swarm = Box(internet, directory, stack, network, membership, client)
         for index, (start, end) in enumerate(spans):
             hook = script.hook(f"s{index}")
-            await swarm.add(start, end, dataclasses.replace(options or ServerOptions(), failpoints=hook))
+            await swarm.add(start, end, dataclasses.replace(options or SMALL_CACHE, failpoints=hook))
         await swarm.known(len(spans))
         yield swarm
         script.assert_all_fired()

@@ -125,10 +125,10 @@ def distance(codec: str, *, error_feedback: bool) -> float:
     """Return the root mean square distance of the small values from the target, once the run has ended."""
 
     async def main() -> float:
-        run: Any = config(min_group=2, outer_steps=24, codec=codec, error_feedback=error_feedback)
+        run: Any = config(min_group=2, outer_steps=12, codec=codec, error_feedback=error_feedback)
         async with Swarm(run) as swarm:
             members = [await swarm.join(f"m{index}", inner=Uneven()) for index in range(2)]
-            assert_equal_steps(await swarm.finish(), 24)
+            assert_equal_steps(await swarm.finish(), 12)
             state = members[0].trainer.state
             assert state is not None
             small = torch.arange(NUM_VALUES) % 64 != 0

@@ -16,10 +16,10 @@ from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter,
 from swarm.training.trainer_events import OuterStep
 from swarm_protocol.commit_messages import MAX_BYTES_PER_S
 
-BANDWIDTH_BYTES_PER_S = 2e6
+BANDWIDTH_BYTES_PER_S = 1.28e6
 NUM_STEPS = 8
 LAST_STEPS = (6, 7, 8)
-NUM_VALUES = 500_000
+NUM_VALUES = 320_000
 
 
 @pytest.fixture(autouse=True)

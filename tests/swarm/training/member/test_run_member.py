@@ -469,7 +469,7 @@ def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
 
 def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=1, outer_steps=30)) as swarm:
+        async with Swarm(config(min_group=1, outer_steps=16)) as swarm:
             for index in range(4):
                 await swarm.join(f"m{index}")
             while not swarm.members["m0"].of(OuterStep):

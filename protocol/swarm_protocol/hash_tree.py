@@ -23,6 +23,25 @@ def leaf_digest(*pieces: bytes | bytearray | memoryview) -> bytes:
     return digest.digest()
 
 
+def root_above(num_leaves: int, index: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
+    """Return the root of a tree whose leaf `index` has the digest `leaf`, as `proof` (see `HashTree.proof`) shows it.
+
+    That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
+    """
+    if not 0 <= index < num_leaves:
+        raise ValueError(f"leaf {index} in a tree of {num_leaves}")
+    node, siblings = leaf, iter(proof)
+    for width in _widths(num_leaves):
+        if index % 2:
+            node = _parent(_next(siblings), node)
+        elif width > 1:
+            node = _parent(node, _next(siblings) if index + 1 < width else _ABSENT)
+        index //= 2
+    if next(siblings, None) is not None:
+        raise ValueError("a proof has too many digests")
+    return node
+
+
 class HashTree:
     """A tree over `num_leaves` leaves, or the part of it that a proof shows."""
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol.hash_tree import HashTree, PackedHashTree, leaf_digest
+from swarm_protocol.hash_tree import HashTree, PackedHashTree, leaf_digest, root_above
 
 
 def tree_of(num_leaves: int) -> tuple[HashTree, list[bytes]]:
@@ -43,19 +43,29 @@ def test_another_leaf_place_or_proof_leads_elsewhere_or_is_refused(data: st.Data
     index = data.draw(st.integers(0, num_leaves - 1))
     other = data.draw(st.integers(0, num_leaves - 1).filter(lambda each: each != index))
     proof = tree.proof(index, index + 1)
+    assert root_above(num_leaves, index, leaves[index], proof) == tree.root
+    assert root_above(num_leaves, index, leaves[other], proof) != tree.root
     assert HashTree.proven(num_leaves, index, [leaves[other]], proof).root != tree.root
     for start, digests in ((other, proof), (index, proof[:-1]), (index, [*proof, bytes(32)])):
         try:
-            found = HashTree.proven(num_leaves, start, [leaves[index]], digests)
-        except ValueError:
+            found = HashTree.proven(num_leaves, start, [leaves[index]], digests).root
+        except ValueError as error:
+            with pytest.raises(ValueError, match=str(error)):
+                root_above(num_leaves, start, leaves[index], digests)
             continue
-        assert found.root != tree.root
+        assert found == root_above(num_leaves, start, leaves[index], digests) != tree.root
 
 
 @pytest.mark.parametrize(("start", "num_leaves"), [(-1, 1), (3, 1), (2, 2), (0, 0)])
 def test_range_outside_the_tree_is_refused(start: int, num_leaves: int) -> None:
     with pytest.raises(ValueError, match="leaves from"):
         HashTree.proven(3, start, [bytes(32)] * num_leaves, [])
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_leaf_outside_the_tree_is_refused(index: int) -> None:
+    with pytest.raises(ValueError, match=f"leaf {index} in a tree of 3"):
+        root_above(3, index, bytes(32), [bytes(32)] * 2)
 
 
 @given(st.data(), st.integers(1, 70))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from swarm_protocol.envelope import Envelope, unseal_record
 from swarm_protocol.errors import SwarmError
@@ -12,6 +13,12 @@ logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
 """Minimum difference between the issue times of two records of one key and signer, as on the real network."""
+
+
+@lru_cache(maxsize=2**6)
+def _unsealed(record: bytes, network_id: str, key: str, now: float) -> Envelope:
+    """Check a record once for all nodes of a simulation that are offered it at one moment. Raises SwarmError."""
+    return unseal_record(record, network_id=network_id, key=key, now=now)
 
 
 class RecordStore:
@@ -23,7 +30,7 @@ class RecordStore:
     def take(self, key: str, record: bytes, may_store: Callable[[Envelope], bool] = lambda _envelope: True) -> bool:
         """Keep `record` unless it is invalid, `may_store` says no, or it is older than the one of its signer."""
         try:
-            envelope = unseal_record(record, network_id=self._network_id, key=key, now=self._now())
+            envelope = _unsealed(record, self._network_id, key, self._now())
         except SwarmError as error:
             logger.warning("refused a record: %s", error)
             return False

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.hash_tree import leaf_digest, root_above
 from swarm_protocol.manifest_messages import (
     CHUNK_BYTES,
     POSSESSION_PURPOSE,
@@ -104,7 +104,7 @@ def wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequ
             return f"file {each.file}"
         file = manifest.weights[each.file]
         try:
-            root = HashTree.proven(file.num_chunks, each.index, [path.digest], path.proof).root
+            root = root_above(file.num_chunks, each.index, path.digest, path.proof)
         except ValueError:
             return file.name
         if root != file.root:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError
-from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.hash_tree import HashTree, leaf_digest, root_above
 from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
@@ -47,7 +47,7 @@ def are_committed(group: Group, leaf: int, slices: Sequence[AuditedSlice]) -> bo
 def is_leaf(root: bytes, total: int, leaf: int, data: Data, proof: bytes) -> bool:
     """Return whether `proof` shows that `data` is the leaf with this index in the tree of `total` leaves."""
     try:
-        return HashTree.proven(total, leaf, [leaf_digest(data)], split_digests(proof)).root == root
+        return root_above(total, leaf, leaf_digest(data), split_digests(proof)) == root
     except ValueError:
         return False
 

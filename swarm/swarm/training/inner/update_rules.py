@@ -1,12 +1,11 @@
 """The rules by which an inner step moves parameters, each with the moments that it keeps of them: AdamW and Muon.
 
-They are functions of tensors. The first of torch's optimizer objects imports its compiler, which takes as long as
-importing torch, and 70 MB.
+AdamW, which most runs use, is called as a function: the first of torch's optimizer objects imports its compiler, which
+takes as long as importing torch, and 70 MB.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -19,9 +18,6 @@ from swarm.training.run.run_tables import InnerConfig
 
 _EPSILON = 1e-8
 """AdamW adds it to the root of the second moment, as torch's does."""
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_NUM_ITERATIONS = 5
-_LEAST_NORM = 1e-7
 
 
 class UpdateRule(ABC):
@@ -94,34 +90,26 @@ class AdamW(UpdateRule):
 
 
 class Muon(UpdateRule):
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), of matrices, with the bits of torch's. The
-    learning rate is scaled so that updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2)."""
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), torch's, of matrices. The learning rate is
+    scaled so that updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2)."""
 
     moment_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
-    def _update(self, gradients: list[Tensor], learning_rate: float) -> None:
-        config = self._config
-        for x, gradient, momentum in zip(self.parameters, gradients, *self.moments.values(), strict=True):
-            momentum.lerp_(gradient, 1 - config.muon_momentum)
-            update = orthogonal(gradient.lerp(momentum, config.muon_momentum))  # Nesterov's
-            x.mul_(1 - learning_rate * config.weight_decay)
-            x.add_(update, alpha=-(learning_rate * (0.2 * math.sqrt(max(x.shape)))))
+    def __init__(self, config: InnerConfig, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(config, parameters)
+        self._optimizer: torch.optim.Optimizer = torch.optim.Muon(
+            parameters,
+            momentum=config.muon_momentum,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
 
+    def begin(self, num_steps: int, moments: Mapping[str, Sequence[Tensor]]) -> None:
+        super().begin(num_steps, moments)
+        for parameter, *its_moments in zip(self.parameters, *moments.values(), strict=False):
+            self._optimizer.state[parameter] = dict(zip(moments, its_moments, strict=True))
 
-def orthogonal(x_MN: Tensor) -> Tensor:
-    """Return about the nearest orthogonal matrix, in bfloat16: with the singular vectors of `x_MN`, and singular values
-    between 0.6 and 1.3.
-
-    Newton and Schulz's iteration with the coefficients of Jordan et al., which bring small values near 1 quickly, and
-    none to it.
-    """
-    a, b, c = _COEFFICIENTS
-    is_tall = x_MN.shape[0] > x_MN.shape[1]
-    y_MN = x_MN.bfloat16()
-    if is_tall:
-        y_MN = y_MN.T
-    y_MN = y_MN / y_MN.norm().clamp(min=_LEAST_NORM)  # no singular value is above 1 now
-    for _ in range(_NUM_ITERATIONS):
-        gram_MM = y_MN @ y_MN.T
-        y_MN = torch.addmm(y_MN, torch.addmm(gram_MM, gram_MM, gram_MM, beta=b, alpha=c), y_MN, beta=a)
-    return y_MN.T if is_tall else y_MN
+    def _update(self, _gradients: list[Tensor], learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()

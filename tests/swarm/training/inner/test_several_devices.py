@@ -234,7 +234,7 @@ PARENT = """
     from swarm.training.inner.several_devices import SeveralDevices
 
     if __name__ == "__main__":
-        one = OneDevice(InnerConfig(optimizer="muon"), SmallNet(), device="cpu", loss=small_loss)
+        one = OneDevice(InnerConfig(optimizer="adamw"), SmallNet(), device="cpu", loss=small_loss)
         one.step(windows(4), 1.0)
         some = SeveralDevices(InnerConfig(), SmallNet(), local=LocalOptions(devices=("cpu",)), loss=small_loss)
         print(json.dumps([*some.pids, "torch._dynamo" in sys.modules]), flush=True)

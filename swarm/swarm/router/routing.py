@@ -55,6 +55,11 @@ class NoChain(SessionError):
         super().__init__(message, remedy=remedy)
         self.missing = missing
 
+    def after_waiting(self, waited_s: float) -> NoChain:
+        """Return the same error, which also says for how long another server was awaited."""
+        message = f"{self.message}, and no other server took over within {waited_s:.0f} s"
+        return NoChain(message, remedy=self.remedy, missing=self.missing)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:

@@ -96,15 +96,10 @@ class RouteFinder:
             except NoChain as error:
                 # what was known at the start of the session may be old
                 if looked_up and clock() >= give_up_at_s:
-                    raise (error if since_s is None else _waited_in_vain(error, clock() - since_s)) from None
+                    raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
-
-
-def _waited_in_vain(error: NoChain, waited_s: float) -> NoChain:
-    message = f"{error.message}, and no other server took over within {waited_s:.0f} s"
-    return NoChain(message, remedy=error.remedy, missing=error.missing)
 
 
 class LocalSpans(Protocol):

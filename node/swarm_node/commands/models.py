@@ -1,7 +1,7 @@
 """`swarm-node models`: what a network serves, whether a model can be served, and signed manifests.
 
-`check` decides from the model's config alone and reads no weights. `publish` signs a model's manifest, and `verify`
-checks a directory against one.
+`check` decides from the model's config and the headers of its files, and reads no weights. `publish` signs a model's
+manifest, and `verify` checks a directory against one.
 """
 
 from __future__ import annotations
@@ -149,6 +149,12 @@ def check(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     say_lookup(model, emitter)
     checked = check_served(model, home)
+    has_weights = isinstance(model, Path) and any(model.glob("*.safetensors*"))
+    if isinstance(model, Path) and has_weights:
+        from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+        from swarm.serving.model.weight_check import check_weights  # noqa: PLC0415
+
+        check_weights(open_model(model))
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))
         return 0
@@ -157,6 +163,8 @@ def check(flags: Flags) -> int:
         emitter.result(
             f"its config was not enough to try out its blocks ({checked.untried}): that happens when they are loaded"
         )
+    if isinstance(model, Path) and not has_weights:
+        emitter.result(f"there are no weights in {model}: its config.json alone was checked")
     return 0
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from swarm.heap import uncollected
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
-from swarm.router.planner import PlacementPlan, PlannedNode, plan
+from swarm.router.planner import PlacementPlan, PlannedNode, PlannedSpan, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -31,6 +31,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, read_text, say_lookup
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import size
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import parse_node_name, parse_size
@@ -60,7 +61,9 @@ def run(flags: Flags) -> int:
     say_lookup(model, emitter)
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
-    found = plan(needs, [_for_model(node) for node in read_nodes(path, needs.num_blocks)])
+    nodes = read_nodes(path, needs.num_blocks)
+    found = plan(needs, [replace(node, memory_bytes=_model_bytes(node)) for node in nodes])
+    found = replace(found, taken=tuple(_explained(taken, node) for taken, node in zip(found.taken, nodes, strict=True)))
     if flags.json:
         _emit(emitter, model.name, needs.num_blocks, found)
     else:
@@ -68,13 +71,21 @@ def run(flags: Flags) -> int:
     return 0
 
 
-def _for_model(node: PlannedNode) -> PlannedNode:
-    """Return the node with the memory that is left for the model: --max-memory is for the whole program."""
+def _model_bytes(node: PlannedNode) -> int:
+    """Return the memory that is left for the model: --max-memory is for the whole program."""
     try:
-        model_bytes = share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes
+        return share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes
     except ConfigError:
-        model_bytes = 0
-    return replace(node, memory_bytes=model_bytes)
+        return 0
+
+
+def _explained(taken: PlannedSpan, node: PlannedNode) -> PlannedSpan:
+    """Let a node that has no memory left for any model say so."""
+    try:
+        share_of_limit(node.memory_bytes, PROCESS_BYTES)
+    except ConfigError as error:
+        return replace(taken, reason=error.message)
+    return taken
 
 
 def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -> None:
@@ -108,9 +119,9 @@ def _lines(model: str, num_blocks: int, found: PlacementPlan) -> Iterator[str]:
         yield f"  {taken.name:<{width}}  {span:<12} {room}{taken.reason}"
     if found.lacking:
         yield f"missing: {format_spans([span for span, _ in found.lacking])}"
-        for (low, high), size in found.lacking:
+        for (low, high), num_bytes in found.lacking:
             yield (
-                f"  → a node with {limit_for(size) / 2**30:.2f} GiB would serve {low}:{high} "
+                f"  → a node with {size(limit_for(num_bytes))} would serve {low}:{high} "
                 f"with the cache of {COMFORTABLE_SESSIONS} sessions"
             )
         return

@@ -38,7 +38,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
-from swarm_node.storage.home import check_new_file, explained, write_private
+from swarm_node.storage.home import Home, check_new_file, explained, write_private
 
 _SERIAL = re.compile(r"[0-9a-fA-F]{16}")
 
@@ -164,7 +164,7 @@ def vouch(flags: Flags) -> int:
     if newcomer == member.peer_id:
         raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
     run = load_signed_run(path)
-    _check_vouching(run)
+    _check_vouching(run, Home(flags.resolve().home))
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
     _give(word, out, emitter)
     emitter.emit(
@@ -180,9 +180,17 @@ def vouch(flags: Flags) -> int:
     return 0
 
 
-def _check_vouching(run: SignedRun) -> None:
+def _check_vouching(run: SignedRun, home: Home) -> None:
+    """Raises ConfigError if members of the run cannot vouch, or this home is no member's: the votes of a node are in
+    its checkpoints, those of a `swarm.Trainer` beside its key."""
     if not run.config.vouchers:
         raise ConfigError(f"in {run.run_id} members cannot vouch", remedy="sign a run with vouchers above 0")
+    kept = (home.checkpoints / run.run_id, home.identity.with_name(f"{home.identity.name}.votes") / run.run_id)
+    if not any(path.exists() for path in kept):
+        raise ConfigError(
+            f"{home.path} holds nothing of {run.run_id}: only a member that has trained it vouches",
+            remedy="name the home of the node that trains it with --home",
+        )
 
 
 def _new_file(out: Path | None) -> Path | None:

@@ -20,6 +20,8 @@ import psutil
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.formatting import size
+
 UNUSED_PACKAGES = ("scipy", "torchao")
 """transformers imports SciPy for losses of object detection and torchao for its own quantizer, and numba imports SciPy
 for linear algebra: 45 MB. `swarm.serving.model.quantization` imports torchao itself, where it quantizes by it."""
@@ -154,9 +156,10 @@ def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
     model_bytes = left_bytes - WORKING_BYTES
     waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (limit_bytes - held - left_bytes) // 2))
     if model_bytes <= 0:
+        takes = f"the node itself takes {size(held)} and" if held else "the node"
         raise ConfigError(
-            f"of {limit_bytes // 2**20} MiB of memory the node itself takes {held // 2**20} MiB and needs "
-            f"{WORKING_BYTES // 2**20} MiB to work with; nothing is left for a model",
+            f"of {size(limit_bytes)} of memory {takes} needs {size(WORKING_BYTES)} to work with; nothing is left for a "
+            "model",
             remedy="allow more with --max-memory",
         )
     return MemoryShare(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)

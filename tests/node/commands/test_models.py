@@ -25,12 +25,34 @@ def test_models_check_of_a_config_alone_says_that_it_can_be_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LlamaConfig(num_hidden_layers=7).save_pretrained(tmp_path / "story")
-    assert check(capsys, str(tmp_path / "story")) == (0, "story can be served: llama, 7 blocks\n", "")
+    alone = f"there are no weights in {tmp_path / 'story'}: its config.json alone was checked\n"
+    assert check(capsys, str(tmp_path / "story")) == (0, f"story can be served: llama, 7 blocks\n{alone}", "")
     code, out, _ = check(capsys, str(tmp_path / "story"), "--json")
     assert code == 0
     found = json.loads(out)
     del found["time"]
     assert found == {"event": "model_check", "model": "story", "family": "llama", "num_blocks": 7, "untried": ""}
+
+
+def test_models_check_names_the_tensor_or_file_that_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    for is_tied in (True, False):
+        config = LlamaConfig(**sizes, num_hidden_layers=2, tie_word_embeddings=is_tied)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "story", max_shard_size="20kB")
+        assert check(capsys, str(tmp_path / "story")) == (0, "story can be served: llama, 2 blocks\n", "")
+    index = tmp_path / "story" / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    lost = "model.layers.1.mlp.up_proj.weight"
+    index.write_text(json.dumps({"weight_map": {name: file for name, file in weight_map.items() if name != lost}}))
+    assert f"lacks {lost}\n" in check(capsys, str(tmp_path / "story"))[2]
+    shard = weight_map[lost]
+    index.write_text(json.dumps({"weight_map": {**weight_map, "lm_head.bias": shard}}))
+    assert f"{shard} lacks lm_head.bias\n" in check(capsys, str(tmp_path / "story"))[2]
+    (tmp_path / "story" / shard).unlink()
+    code, _, err = check(capsys, str(tmp_path / "story"))
+    assert (code, f"names {shard}, which is not there" in err) == (1, True)
 
 
 def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,8 +101,9 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
 def test_word_that_cannot_be_written_is_not_told_of(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
+    run = write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
     AUTHOR.save(tmp_path / "home" / "identity.key")
+    (tmp_path / "home" / "checkpoints" / run.run_id).mkdir(parents=True)
     monkeypatch.setattr(run_invite, "check_new_file", lambda _path: None)  # as on a disk that is full only then
     words = ("--home", tmp_path / "home", "--for-node", FRIEND.peer_id, "--out", tmp_path, "--json")
     code, out, err = call(capsys, "run", command, tmp_path / "run.toml", *words)
@@ -118,12 +119,28 @@ def test_vouch_names_the_newcomer_and_is_signed_by_the_member(
     home = tmp_path / "home"
     home.mkdir()
     INVITER.save(home / "identity.key")
+    (home / "checkpoints" / run.run_id).mkdir(parents=True)
     code, out, err = call(capsys, "run", "vouch", tmp_path / "run.toml", "--home", home, "--for-node", FRIEND.peer_id)
     assert code == 0, err
     word = parse_run_word(out.strip())
     assert (word.run, word.envelope.peer_id) == (run.run_id, INVITER.peer_id)
     assert word.envelope.subject.endswith(FRIEND.peer_id)
     assert "the run wants 2 such" in err
+
+
+@pytest.mark.parametrize("kept", [None, "checkpoints", "identity.key.votes"])
+def test_vouch_is_signed_only_where_the_run_was_trained(
+    kept: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run.toml", config(vouchers=2), AUTHOR)
+    home = tmp_path / "home"
+    home.mkdir()
+    INVITER.save(home / "identity.key")
+    if kept:
+        (home / kept / run.run_id).mkdir(parents=True)
+    code, out, err = call(capsys, "run", "vouch", tmp_path / "run.toml", "--home", home, "--for-node", FRIEND.peer_id)
+    assert (code, bool(out)) == ((0, True) if kept else (1, False))
+    assert (f"error: {home} holds nothing of {run.run_id}: only a member that has trained it" in err) == (not kept)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
+from swarm_node.formatting import size
 from swarm_node.machine.hardware import MAX_CACHE_BYTES, WORKING_BYTES, resident_bytes, share_of_free, share_of_limit
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -24,8 +25,10 @@ def test_share_of_told_memory_leaves_what_is_held_and_what_is_worked_with(told: 
 
 @pytest.mark.parametrize("told", [1, 480 * MIB, 480 * MIB + WORKING_BYTES])
 def test_share_of_less_than_the_node_itself_takes_is_refused_with_both_sizes(told: int) -> None:
-    with pytest.raises(ConfigError, match=rf"of {told // MIB} MiB .* takes 480 MiB"):
+    with pytest.raises(ConfigError, match=rf"of {size(told)} of memory the node itself takes 480 MiB and needs 96 MiB"):
         share_of_limit(told, 480 * MIB)
+    with pytest.raises(ConfigError, match="of 1 KiB of memory the node needs 96 MiB to work with; nothing is left"):
+        share_of_limit(1024, 0)
 
 
 def test_share_of_free_memory_leaves_some_to_the_owner() -> None:

@@ -61,7 +61,7 @@ def rows(span: Span, num_rows: int) -> Tensor:
     return torch.randn(num_rows, span.hidden_size, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(params=["llama", "qwen3", "mistral", "mixtral"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "mistral", "mixtral"])
 def span(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path]) -> Span:
     return load_span(open_model(model_dirs(request.param)), 1, 4)
 

@@ -18,7 +18,7 @@ FAMILIES = ["llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
 TOKENS = torch.tensor([[5, 80, 33, 21, 90, 7, 7, 12, 60, 61, 3, 140], [9, 8, 7, 6, 5, 4, 3, 2, 200, 201, 202, 203]])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def spans(model_dirs: Callable[[str], Path], request: pytest.FixtureRequest) -> tuple[Path, list[Span]]:
     directory = model_dirs(request.param)
     files = open_model(directory)

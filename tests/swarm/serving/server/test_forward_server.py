@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_server import (
@@ -107,6 +109,11 @@ GOOD = Compute(
 )
 
 
+@functools.cache
+def loaded(directory: Path, start: int, end: int) -> Span:
+    return load_span(open_model(directory), start, end)
+
+
 class Rig:
     """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
 
@@ -114,7 +121,7 @@ class Rig:
         internet = MemoryInternet()
         self.network, self.client = internet.network(), internet.network()
         self.thread = ThreadPoolExecutor(1)
-        self.span = load_span(open_model(directory), 3, 6)
+        self.span = loaded(directory, 3, 6)
         self.forward_ms = forward_ms
         self.server = ForwardServer("tiny", self.current, bounds=bounds)
 
@@ -209,7 +216,7 @@ def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_di
         with pytest.raises(PeerViolation):
             await rig.ask(b"\x01\xff")
         asked = dataclasses.replace(GOOD, start=0, end=3, of_tokens=True, head=False)
-        rig.span = load_span(open_model(llama_dir), 0, 6)
+        rig.span = loaded(llama_dir, 0, 6)
         with pytest.raises(PeerViolation, match="no gradient"):
             await rig.ask(asked.to_bytes(), method=BACKWARD_METHOD)
         async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60) as stream:

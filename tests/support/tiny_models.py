@@ -85,3 +85,13 @@ def _local_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> 
 def local_tokens(directory: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What transformers generates greedily, alone on one machine."""
     return list(_local_tokens(directory, tuple(prompt), num_tokens))
+
+
+def likeliest_tokens(directory: Path, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """What transformers alone finds likeliest after `prompt`, and after each token of `answer` but the last.
+
+    It is `answer` itself exactly if transformers generates that greedily: one pass tells, in place of one a token.
+    """
+    with torch.inference_mode():
+        logits_TV = _local_model(directory)(torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits[0]
+    return [int(token) for token in logits_TV[len(prompt) - 1 :].argmax(-1)]

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+MAX_WAIT_S = 60.0
+"""Time for another process to compile; then this one compiles, too. All of a module take some seconds."""
+_RETRY_S = 0.02
 
 
 def compiled(function: Any, signature: Any, **options: Any) -> Any:
     """Return `function` for `signature`, run without the GIL; compiled, or taken from numba's cache: beside the
-    function's file, or the user's where that cannot be written. ImportError where numba is missing or does not support
-    this Python or numpy."""
+    function's file, or the user's where that cannot be written. Of processes that start together one compiles, and the
+    others wait for it. ImportError where numba is missing or does not support this Python or numpy."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     options |= {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(signature, cache=True, **options)(function)
+        with _turn_to_compile(function.__code__.co_filename):
+            return numba.njit(signature, cache=True, **options)(function)
     except (RuntimeError, OSError):  # nowhere to write the cache, or no room
         return numba.njit(signature, **options)(function)
+
+
+@contextmanager
+def _turn_to_compile(path: str) -> Iterator[None]:
+    """Hold the lock of the source file at `path`, where it can be locked and nobody holds it for MAX_WAIT_S."""
+    until_s = time.monotonic() + MAX_WAIT_S
+    with Path(path).open("rb") as source:
+        with suppress(OSError):  # a file system without locks
+            while time.monotonic() < until_s:
+                with suppress(BlockingIOError):
+                    fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(_RETRY_S)
+        yield

@@ -55,9 +55,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == DEFAULT_MARKS:
-        # each of hundreds of libp2p daemons builds a table of the internet's networks, which it never needs, and Go's
-        # garbage collector took a fifth of its processor time meanwhile; benches measure the daemon as it is
-        os.environ.setdefault("GOGC", "400")
         if config.pluginmanager.has_plugin("cacheprovider") and "PYTEST_XDIST_WORKER" not in os.environ:
             unpacked_daemon.prepare(config.cache.mkdir("libp2p-daemon"))
         unpacked_daemon.use()

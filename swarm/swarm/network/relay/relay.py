@@ -1,11 +1,11 @@
 """Carries connections to peers that nobody can dial, over the connection that they hold to this node.
 
-The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
-with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
-ourselves, without limits of volume and time, and bound what costs us something: how many circuits, how many bytes a
-second, of which each peer has its share (`relay_access`), and how long without a byte. Nodes of other networks are
-refused (`relay_access`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other,
-so that a relay sees who, when and how much, and can do no more than let a connection fail.
+The daemon's own relay, which is off, gives such a connection 128 KiB and two minutes, and no flag changes that for
+sure. So we answer libp2p's relay protocol ourselves, without limits of volume and time, and bound what costs us
+something: how many circuits, how many bytes a second, of which each peer has its share (`relay_access`), and how long
+without a byte. Nodes of other networks are refused (`relay_access`). Both ends run libp2p's encryption inside the
+circuit and prove their peer ids to each other, so that a relay sees who, when and how much, and can do no more than let
+a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
 sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given. The
@@ -148,7 +148,7 @@ class Relay:
         return self._reserved.keys()
 
     async def start(self) -> None:
-        """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""
+        """Have the daemon pass requests to this relay. Raises PeerUnreachable if the daemon has ended."""
         path = self._host.daemon.relay_socket
         await self._incoming.listen(path)
         await self._host.accept_streams(HOP, path)

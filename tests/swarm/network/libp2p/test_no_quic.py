@@ -1,4 +1,5 @@
-"""The daemon listens on TCP alone, and never speaks QUIC, whatever a peer tells it by libp2p's identify."""
+"""The daemon listens on TCP alone, and never speaks QUIC, whatever a peer tells it by libp2p's identify; nor does it
+speak TLS, or relay."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ import psutil
 import pytest
 import uvloop
 from support.network_worlds import eventually, libp2p_node
+from swarm.network.interface import NotServed
 from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.no_datagrams import without_congestion_marks, without_datagrams
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.relay.circuit_messages import HOP
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
 
@@ -149,11 +152,22 @@ def test_without_datagrams_raises_what_the_start_raises() -> None:
         without_datagrams(fail)
 
 
+def test_daemon_relays_for_nobody_by_itself() -> None:
+    async def main() -> None:
+        async with running(DaemonOptions(listen=LISTENS)) as ours, running(DaemonOptions()) as stranger:
+            [addr] = await ours.addrs()
+            await stranger.control.connect(ours.peer_id, [addr])
+            with pytest.raises(NotServed):
+                await stranger.open_stream(ours.peer_id, HOP)
+
+    uvloop.run(main())
+
+
 def test_peer_that_speaks_tls_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = p2pd_process.arguments
 
-    def with_tls(options: DaemonOptions, control_socket: str) -> list[str]:
-        return [*usual(options, control_socket), "-tls=1", "-noise=0"]
+    def with_tls(options: DaemonOptions, control_socket: str, configuration: str) -> list[str]:
+        return [*usual(options, control_socket, configuration), "-tls=1", "-noise=0"]
 
     async def main() -> None:
         async with running(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",))) as ours:

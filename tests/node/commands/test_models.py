@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.local_hub import MODEL, local_hub
+from swarm.serving.model.model_files import DOWNLOAD
 from swarm_node import cli, daemon
 from swarm_protocol.identity import Identity
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, T5Config
@@ -50,9 +51,38 @@ def test_models_check_names_the_tensor_or_file_that_is_missing(
     shard = weight_map[lost]
     index.write_text(json.dumps({"weight_map": {**weight_map, "lm_head.bias": shard}}))
     assert f"{shard} lacks lm_head.bias\n" in check(capsys, str(tmp_path / "story"))[2]
+    index.write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "story" / shard).unlink()
     code, _, err = check(capsys, str(tmp_path / "story"))
     assert (code, f"names {shard}, which is not there" in err) == (1, True)
+    tensors = dict.fromkeys(weight_map, 1)
+    (tmp_path / "story" / DOWNLOAD).write_text(json.dumps({"model_id": "a/b", "commit": "c", "tensors": tensors}))
+    assert check(capsys, str(tmp_path / "story"))[0] == 0, "a download leaves out what its span does not need"
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ('{"weight_map": {"\\u001b[2J": "model.safetensors"}}', "lacks [2J"),
+        (json.dumps({"weight_map": {"a" * 1000: "model.safetensors"}}), f"lacks {'a' * 100}"),
+        ('{"weight_map": {"a": "\\u001b[2J"}}', "names [2J, which is not there"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "names model.safetensors, which is not there"),
+        ('{"weight_map":' + "[" * 200_000, "is damaged: "),
+    ],
+    ids=["escape-in-tensor", "long-tensor", "escape-in-file", "outside", "deep"],
+)
+def test_models_check_of_a_hostile_index_prints_one_short_line(
+    index: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).save_pretrained(tmp_path / "story")
+    (tmp_path / "story" / "model.safetensors.index.json").write_text(index)
+    code, _, err = check(capsys, str(tmp_path / "story"))
+    line, _remedy = err.splitlines()
+    assert code == 1
+    assert said in line
+    assert line.isprintable()
+    assert len(line) < 400 + len(str(tmp_path))
 
 
 def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

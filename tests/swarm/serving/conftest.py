@@ -57,14 +57,15 @@ def llama_dir(model_dirs: Callable[[str], Path]) -> Path:
     return model_dirs("llama")
 
 
-@functools.cache
-def _load_once(directory: Path, start: int, end: int, max_step_tokens: int, kv_bytes: int) -> LoadedSpan:
-    return load(directory, start, end, ServerOptions(max_step_tokens=max_step_tokens, kv_bytes=kv_bytes))
+_load_once = functools.cache(load)
 
 
 def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
     """`load` for hundreds of servers: their spans share weights, which nothing changes."""
-    return _load_once(directory, start, end, options.max_step_tokens, options.kv_bytes)
+    read: dict[str, Any] = {
+        name: getattr(options, name) for name in ("device", "dtype", "kv_bytes", "max_step_tokens", "published")
+    }
+    return _load_once(directory, start, end, ServerOptions(**read))
 
 
 @dataclass

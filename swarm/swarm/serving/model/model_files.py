@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, printable_line
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm.serving.model.formats import format_of
@@ -216,12 +216,13 @@ def _read_index(directory: Path) -> dict[str, Path]:
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         shards = {str(name): directory / str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
     is_partial = (directory / DOWNLOAD).is_file()
     for shard in sorted(set(shards.values())):
         if shard.parent != directory or not (is_partial or shard.is_file()):
-            raise ConfigError(f"{path} names {shard.name}, which is not there", remedy="download the missing file")
+            named = printable_line(shard.name)
+            raise ConfigError(f"{path} names {named}, which is not there", remedy="download the missing file")
     return shards
 
 

@@ -1,15 +1,16 @@
 """Check that a model's directory has all weights of its config, from the files' headers alone.
 
 Where a family stores its weights under other names than transformers gives them, or quantized, only whole blocks are
-looked for; what lacks inside of one is then told when it is loaded. No weights are read.
+looked for; what is missing inside a block is found when it is loaded. No weights are read.
 """
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import torch
-from swarm_protocol.errors import IntegrityError
+from swarm_protocol.errors import IntegrityError, printable_line
 
 from swarm.building import BUILDING
 from swarm.serving.model.model_files import ModelFiles
@@ -18,16 +19,19 @@ from swarm.serving.model.weights import block_of_tensors, causal_lm_class, quiet
 
 MAX_NAMED = 3
 """Tensors that a message names; it counts the others."""
+MAX_NAME_CHARS = 100
 
 
 def check_weights(files: ModelFiles) -> None:
     """Raises IntegrityError that names the tensors that are missing, and the file that should have them if that is
-    known."""
-    for shard in sorted(set(files.shards.values())):
-        there = read_header(shard)
-        lacking = [name for name, path in files.shards.items() if path == shard and name not in there]
-        if lacking:
-            raise IntegrityError(f"{shard} lacks {_named(lacking)}", remedy="download it again")
+    known. The files that a download left out, as its span does not need them, are not missing."""
+    by_file: dict[Path, list[str]] = {}
+    for name, path in files.shards.items():
+        by_file.setdefault(path, []).append(name)
+    for path in sorted(filter(Path.is_file, by_file)):
+        there = read_header(path)
+        if lacking := [name for name in by_file[path] if name not in there]:
+            raise IntegrityError(f"{path} lacks {_named(lacking)}", remedy="download it again")
     with quiet_transformers():
         lacking = _absent_tensors(files) or _absent_blocks(files)
     if lacking:
@@ -53,4 +57,4 @@ def _absent_blocks(files: ModelFiles) -> list[str]:
 
 def _named(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    return ", ".join(printable_line(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMED]) + more

@@ -116,7 +116,7 @@ def are_decided(answers: Sequence[Sequence[str]]) -> bool:
     return max(counts.values(), default=0) >= NUM_AGREEING or sum(not addrs for addrs in answers) >= NUM_AGREEING
 
 
-def places_reached(answers: Sequence[Sequence[str]], candidates: Sequence[str]) -> tuple[str, ...]:
+def reached_addrs(answers: Sequence[Sequence[str]], candidates: Sequence[str]) -> tuple[str, ...]:
     """Return the candidates that enough of the peers that have answered have reached."""
     counts = Counter(addr for addrs in answers for addr in set(addrs))
     needed = min(NUM_AGREEING, len(answers))
@@ -288,7 +288,7 @@ class OwnAddresses:
                     answers.append([addr for addr in answer.addrs if addr in candidates])
         if answers:
             self._was_asked = True
-            self._confirmed = places_reached(answers, candidates)
+            self._confirmed = reached_addrs(answers, candidates)
             self.is_open = any(map(self._is_lasting, self._confirmed))
             logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
         self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"

@@ -22,7 +22,7 @@ LESSER, GREATER, RELAY, OTHER = sorted(Identity(bytes([i]) * 32).peer_id for i i
 NAT_1, NAT_2, PUBLIC = "/ip4/44.0.0.1/tcp/4001", "/ip4/44.0.0.2/tcp/4001", "/ip4/44.0.0.9/tcp/4001"
 LAN_1, LAN_2 = "/ip4/192.168.1.2/tcp/4001", "/ip4/192.168.1.3/tcp/4001"
 VICTIM = "/ip4/44.9.9.9/tcp/22"
-PLACES = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+ENDPOINTS = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
 
 
 class World:
@@ -46,7 +46,7 @@ class World:
             self._tasks,
             Surroundings(
                 policy=lambda: DialPolicy(own=host.own, given=()),
-                listen_endpoints=PLACES,
+                listen_endpoints=ENDPOINTS,
                 own_addrs=lambda: host.own,
                 is_public=lambda: host is self.relay,
                 own_relays=lambda: {RELAY},

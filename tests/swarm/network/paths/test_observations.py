@@ -9,7 +9,7 @@ import pytest
 from swarm.network.paths.own_addresses import (
     are_decided,
     choose_observers,
-    places_reached,
+    reached_addrs,
     seen_addrs,
     shows_symmetric_nat,
 )
@@ -69,7 +69,7 @@ def test_address_is_reached_if_two_say_so_and_one_who_denies_it_makes_others_be_
     answers: Sequence[Sequence[str]], is_decided: bool, found: tuple[str, ...]
 ) -> None:
     assert are_decided(answers) is is_decided
-    assert places_reached(answers, (NAT, OTHER)) == found
+    assert reached_addrs(answers, (NAT, OTHER)) == found
 
 
 def test_observers_are_of_different_networks_and_of_one_machine_only_one() -> None:

@@ -38,7 +38,7 @@ MAPPED = "/ip4/44.0.0.1/tcp/55555"
 NAMES = ("/dns4/seed.example/tcp/4001", "/dns4/seed.example/tcp/5001")
 VICTIM = "/ip4/44.9.9.9/tcp/4001"
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEERS[0]}/p2p-circuit"
-PLACES = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+ENDPOINTS = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
 
 
 class World:
@@ -67,7 +67,7 @@ class World:
             cast(Host, host),
             "net/",
             announced=announced,
-            listen_endpoints=PLACES if listens else {},
+            listen_endpoints=ENDPOINTS if listens else {},
             asked=lambda: asked,
             relayed=lambda: relayed,
             carried=self.carried,

@@ -21,7 +21,7 @@ from typing import Any
 
 from swarm.heap import uncollected
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
-from swarm.router.planner import PlacementPlan, PlannedNode, PlannedSpan, plan
+from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -62,8 +62,10 @@ def run(flags: Flags) -> int:
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
     nodes = read_nodes(path, needs.num_blocks)
-    found = plan(needs, [replace(node, memory_bytes=_model_bytes(node)) for node in nodes])
-    found = replace(found, taken=tuple(_explained(taken, node) for taken, node in zip(found.taken, nodes, strict=True)))
+    shares = [_model_share(node) for node in nodes]
+    found = plan(needs, [replace(node, memory_bytes=share) for node, (share, _) in zip(nodes, shares, strict=True)])
+    taken = (replace(each, reason=why or each.reason) for each, (_, why) in zip(found.taken, shares, strict=True))
+    found = replace(found, taken=tuple(taken))
     if flags.json:
         _emit(emitter, model.name, needs.num_blocks, found)
     else:
@@ -71,21 +73,12 @@ def run(flags: Flags) -> int:
     return 0
 
 
-def _model_bytes(node: PlannedNode) -> int:
-    """Return the memory that is left for the model: --max-memory is for the whole program."""
+def _model_share(node: PlannedNode) -> tuple[int, str]:
+    """Return the memory that is left for the model, as --max-memory is for the whole program, and why it is none."""
     try:
-        return share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes
-    except ConfigError:
-        return 0
-
-
-def _explained(taken: PlannedSpan, node: PlannedNode) -> PlannedSpan:
-    """Let a node that has no memory left for any model say so."""
-    try:
-        share_of_limit(node.memory_bytes, PROCESS_BYTES)
+        return share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes, ""
     except ConfigError as error:
-        return replace(taken, reason=error.message)
-    return taken
+        return 0, error.message
 
 
 def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -> None:

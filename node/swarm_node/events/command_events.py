@@ -160,13 +160,13 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         peers="list: peer ids of those who took it",
     ),
     "run_waits": event_spec(
-        "The watched run takes no step, as too few of its members are there. Again when that changes, and as the "
-        "wait becomes twice as long.",
+        "The watched run takes no step, as too few of its members are there. Told again when that changes, after a "
+        "minute, and each time the wait has doubled since.",
         "waits: {reason} (for {seconds:.0f} s)",
         run="text: the run's id",
-        reason="text: how many members are there, how many a step needs, and which of the last step's are missing",
-        ready="int: members that are ready for a step",
-        needed="int: members that a step needs at least, of whatever steps before",
+        reason="text: how many members are there, how many a step needs, and the first of the last step's that are missing",
+        ready="int: members that are ready for a step, newcomers among them",
+        needed="int: members that a step needs at least, newcomers among them",
         missing="list: peer ids of the last step's members that are not ready",
         seconds="number: for how long that was seen",
         remedy="text: what lets the run go on if the missing members never come back; empty where newcomers do",

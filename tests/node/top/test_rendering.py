@@ -163,6 +163,15 @@ def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:
     assert "\nstate –: no digest yet\n" in rendering.run(run.model_copy(update={"run": unknown}), 100).plain
 
 
+def test_run_that_waits_tells_all_that_lets_it_go_on_however_narrow_the_terminal() -> None:
+    source = swarm(8)
+    run = asyncio.run(source.run(source.overview().runs[0].run))
+    assert run is not None
+    words = f"It waits: missing: {', '.join(['attic'] * 8)}. The run's author lets the others go on: run resume."
+    waits = run.run.model_copy(update={"state": "waiting", "words": words})
+    assert words in rendering.run(run.model_copy(update={"run": waits}), 40).plain
+
+
 def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
     source = swarm(8)
     detail = asyncio.run(source.node(source.nodes()[0].peer_id))

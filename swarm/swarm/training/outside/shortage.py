@@ -9,6 +9,9 @@ from swarm_protocol.records import TrainerRecord
 
 from swarm.training.round.quorum import Succession
 
+MAX_NAMED = 8
+"""Missing members that the words name; they count the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
@@ -41,7 +44,8 @@ class Shortage:
         if self.num_joining:
             text += f", {self.num_joining} joining"
         if self.is_of_roster:
-            text += f"; missing: {', '.join(map(name_of, self.missing))}"
+            more = f" and {len(self.missing) - MAX_NAMED} more" if len(self.missing) > MAX_NAMED else ""
+            text += f"; missing: {', '.join(map(name_of, self.missing[:MAX_NAMED]))}{more}"
         return text
 
     @property
@@ -55,7 +59,7 @@ class Shortage:
 def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:
     """Return why the run of `members` cannot take its next step, None if enough are ready.
 
-    `roster` are the members of the last step, empty before the first. Those that are done lack nobody.
+    `roster` are the members of the last step, empty before the first. A member that has finished counts as ready.
     """
     ready = {peer for peer, record in members.items() if record.state in {"training", "finished"}}
     present = ready & set(roster)
@@ -73,7 +77,8 @@ def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[
 
 
 def _num_least(succession: Succession, roster: Sequence[str], present: Collection[str]) -> int:
-    """Return how many of `roster` are enough at least, once the run has waited long enough for two thirds."""
+    """Return the least number of `roster` that is enough once the run has waited for two thirds, where `present` are
+    there."""
     usual = succession.num_usual(roster)
     if not succession.majority_after_s:
         return usual

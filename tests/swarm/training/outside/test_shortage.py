@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm.training.outside.shortage import shortage_of
 from swarm.training.round.quorum import Succession
+from swarm_protocol import limits
 from swarm_protocol.records import TrainerRecord
 
 
@@ -65,3 +66,11 @@ def test_shortage_names_the_authors_order_only_where_no_newcomer_helps() -> None
     assert none_helps is not None
     assert none_helps.missing == ("a",)
     assert "swarm-node run resume" in none_helps.remedy
+
+
+def test_shortage_of_many_names_the_first_and_counts_the_others() -> None:
+    roster = tuple(f"m{index:03}" for index in range(limits.MAX_GROUP_MEMBERS))
+    found = shortage_of(Succession(min_group=2), roster, members(m000="training"))
+    assert found is not None
+    assert len(found.missing) == limits.MAX_GROUP_MEMBERS - 1
+    assert found.words(str).endswith("; missing: m001, m002, m003, m004, m005, m006, m007, m008 and 247 more")

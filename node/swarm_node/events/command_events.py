@@ -164,7 +164,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         "minute, and each time the wait has doubled since.",
         "waits: {reason} (for {seconds:.0f} s)",
         run="text: the run's id",
-        reason="text: how many members are there, how many a step needs, and the first of the last step's that are missing",
+        reason="text: how many members are there, how many a step needs, and who of the last step's is missing",
         ready="int: members that are ready for a step, newcomers among them",
         needed="int: members that a step needs at least, newcomers among them",
         missing="list: peer ids of the last step's members that are not ready",

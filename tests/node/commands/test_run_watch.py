@@ -160,12 +160,13 @@ def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
 
 def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
     alone = ({"a": member()}, list[CommittedStep]())
-    observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 90, ({"a": member()}, [step(2)]))
+    observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 260, ({"a": member()}, [step(2)]))
     err = io.StringIO()
     watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
     virtual_time.run(watching.until_finished())
     said = [line for line in err.getvalue().splitlines() if "waits" in line]
-    assert said == [f"waits: 1 of the 2 members that a step needs is there (for {seconds} s)" for seconds in (5, 60)]
+    words = "waits: 1 of the 2 members that a step needs is there"
+    assert said == [f"{words} (for {seconds} s)" for seconds in (5, 60, 120, 240)]
 
 
 def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_lets_it_go_on() -> None:

@@ -216,7 +216,7 @@ COMMANDS = (
     ),
     Command(
         name="models check",
-        purpose="Check whether a model can be served on this machine. Only its config.json is read.",
+        purpose="Check, from its config and the headers of its weights, whether a model can be served on this machine.",
         code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",

@@ -221,21 +221,24 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
         raise ConfigError(f"cannot read {str(path)!r}: {reason_of(error)}", remedy=remedy) from error
 
 
-def signing_identity(flags: Flags) -> Identity:
-    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs."""
+def signing_identity(flags: Flags, *, with_any_key: bool = True) -> Identity:
+    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs.
+
+    Without `with_any_key` a new key would be of no use, as only one that has signed or trained before may sign this.
+    """
     if given := flags.options.get("identity"):
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
         return Identity.load(given)
     home = Home(flags.resolve().home)
     if not home.identity.exists():
-        create = f"create one: swarm-node identity --new --home {home.path}"
-        raise ConfigError(
-            f"there is no identity in {home.path} to sign with",
-            remedy=f"{create}; or name a key with --identity"
-            if "identity" in flags.options
-            else f"{create}; or name the home that has one with --home",
-        )
+        message = f"there is no identity in {home.path} to sign with"
+        takes_file = "identity" in flags.options
+        if not with_any_key:
+            other = ", or the key itself with --identity" if takes_file else ""
+            raise ConfigError(message, remedy=f"name the home that has the key with --home{other}")
+        other = "a key with --identity" if takes_file else "the home that has one with --home"
+        raise ConfigError(message, remedy=f"create one: swarm-node identity --new --home {home.path}; or name {other}")
     return Identity.load(home.identity)
 
 

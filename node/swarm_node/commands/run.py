@@ -111,7 +111,7 @@ def show(flags: Flags) -> int:
 
 def resume(flags: Flags) -> int:
     config = with_peers(flags)
-    path, author = run_file(flags), signing_identity(flags)
+    path, author = run_file(flags), signing_identity(flags, with_any_key=False)
     from swarm_node.commands.run_orders import resume_run  # noqa: PLC0415
 
     members, emitter = flags.options["members"], Emitter(json=flags.json)
@@ -120,7 +120,7 @@ def resume(flags: Flags) -> int:
 
 def endorse(flags: Flags) -> int:
     every_s = flags.parsed("every", _EVERY, "write --every 1h")
-    config, path, author = with_peers(flags), run_file(flags), signing_identity(flags)
+    config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
     from swarm_node.commands.run_orders import endorse_run  # noqa: PLC0415
 
     members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)

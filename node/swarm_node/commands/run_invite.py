@@ -51,7 +51,7 @@ def invite(flags: Flags) -> int:
     if node and max_uses > 1:
         raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
     path, out = run_file(flags), _new_file(options["out"])
-    inviter, network_id = signing_identity(flags), flags.member().network_id
+    inviter, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
     run = load_signed_run(path)
     if not run.config.entrance.welcomes:
         raise ConfigError(
@@ -97,7 +97,7 @@ def revoke(flags: Flags) -> int:
     serials, inviter = _serials(options["serial"] or ()), peer_option(flags, "inviter")
     if not serials and not inviter:
         raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
-    path, config, author = run_file(flags), with_peers(flags), signing_identity(flags)
+    path, config, author = run_file(flags), with_peers(flags), signing_identity(flags, with_any_key=False)
     run = load_signed_run(path)
     if author.peer_id != run.peer_id:
         raise ConfigError(
@@ -160,7 +160,7 @@ def vouch(flags: Flags) -> int:
     if not newcomer:
         raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
     path, out = run_file(flags), _new_file(options["out"])
-    member, network_id = signing_identity(flags), flags.member().network_id
+    member, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
     if newcomer == member.peer_id:
         raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
     run = load_signed_run(path)

@@ -172,6 +172,7 @@ class AuthorVisit:
             left_out=left_out,
             left_out_names=", ".join(map(short_id, left_out)) or "none",
         )
+        self._warn_of_few({*roster, *situation.holders})
         if not is_certain:
             self._tell_unsigned(situation)
             return
@@ -186,6 +187,16 @@ class AuthorVisit:
             heeded=situation.holders,
         )
         self._emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
+
+    def _warn_of_few(self, there: Collection[str]) -> None:
+        """Say so where no order lets the run go on by itself, as too few members are left for a step."""
+        needed = Succession.of(self._run.config).min_group
+        if len(there) < needed:
+            self._emitter.emit(
+                "warning",
+                message=f"a step needs {needed} members, and the run waits until as many are there",
+                remedy="let others join: swarm-node join --run FILE --peers ADDR",
+            )
 
     def _tell_unsigned(self, situation: RunSurvey) -> None:
         """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose

@@ -169,7 +169,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         needed="int: members that a step needs at least, newcomers among them",
         missing="list: peer ids of the last step's members that are not ready",
         seconds="number: for how long that was seen",
-        remedy="text: what lets the run go on if the missing members never come back; empty where newcomers do",
+        remedy="text: what lets the run go on if the missing members never come back; empty while others are joining",
     ),
     "run_left": event_spec(
         "The watched run's members said that it is finished, and left before `run watch` could see the proof.",

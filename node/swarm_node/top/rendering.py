@@ -162,7 +162,7 @@ def _run_lines(run: RunView, width: int) -> Iterator[Line]:
 def _agreement(run: RunView) -> str:
     """Return how many members are at the newest committed step, and how many of them hold the same state."""
     if not run.num_at_step:
-        return "no member at this step now" if run.digest else "no digest yet"
+        return "no member is at this step any more" if run.digest else "no digest yet"
     agree = f"{run.num_agreeing} of {run.num_at_step}"
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 
@@ -225,7 +225,8 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text(facts.removesuffix(", ")), width)
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
-        facts = f"step {each.outer_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
+        at_step = UNKNOWN if each.state == "gone" else each.outer_step
+        facts = f"step {at_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
         if each.held_out_score is not None:
             facts += f", held-out {each.held_out_score:+.3f} nats"
         yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)

@@ -105,6 +105,21 @@ def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
+@pytest.mark.parametrize("certain", [False, True], ids=["asked", "certain"])
+def test_resume_for_fewer_members_than_a_step_needs_says_that_others_have_to_join(certain: bool) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await waiting_run(swarm)
+            swarm.kill("m2")
+            planned, warned, ended = await resume(swarm, is_certain=certain)
+            assert planned["roster"] == [swarm.members["m3"].peer_id]
+            assert warned["message"] == "a step needs 2 members, and the run waits until as many are there"
+            assert "swarm-node join --run" in str(warned["remedy"])
+            assert ended["event"] == ("resume_delivered" if certain else "resume_not_signed")
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

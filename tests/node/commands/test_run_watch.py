@@ -167,6 +167,7 @@ def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
     said = [line for line in err.getvalue().splitlines() if "waits" in line]
     words = "waits: 1 of the 2 members that a step needs is there"
     assert said == [f"{words} (for {seconds} s)" for seconds in (5, 60, 120, 240)]
+    assert err.getvalue().count("→ it goes on once another node joins: swarm-node join --run FILE --peers ADDR") == 4
 
 
 def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_lets_it_go_on() -> None:

@@ -158,7 +158,7 @@ def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:
     assert f"\nstate {run.run.digest[:12]}: 5 of 5 agree\n" in rendering.run(run, 100).plain
     gone = run.run.model_copy(update={"num_at_step": 0, "num_agreeing": 0})
     text = rendering.run(run.model_copy(update={"run": gone}), 100).plain
-    assert f"\nstate {run.run.digest[:12]}: no member at this step now\n" in text
+    assert f"\nstate {run.run.digest[:12]}: no member is at this step any more\n" in text
     unknown = gone.model_copy(update={"digest": ""})
     assert "\nstate –: no digest yet\n" in rendering.run(run.model_copy(update={"run": unknown}), 100).plain
 
@@ -170,6 +170,16 @@ def test_run_that_waits_tells_all_that_lets_it_go_on_however_narrow_the_terminal
     words = f"It waits: missing: {', '.join(['attic'] * 8)}. The run's author lets the others go on: run resume."
     waits = run.run.model_copy(update={"state": "waiting", "words": words})
     assert words in rendering.run(run.model_copy(update={"run": waits}), 40).plain
+
+
+def test_contributor_that_is_gone_is_at_no_step() -> None:
+    source = swarm(8)
+    run = asyncio.run(source.run(source.overview().runs[0].run))
+    assert run is not None
+    gone = run.contributors[0].model_copy(update={"state": "gone", "outer_step": 0})
+    text = rendering.run(run.model_copy(update={"contributors": (gone,)}), 100).plain
+    (line,) = [line for line in text.splitlines() if line.startswith("gone ")]
+    assert " step –, " in line
 
 
 def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:

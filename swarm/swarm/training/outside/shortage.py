@@ -50,10 +50,13 @@ class Shortage:
 
     @property
     def remedy(self) -> str:
-        """Return what lets the run go on if the missing members never come back; empty where a newcomer does."""
-        if not self.is_of_roster:
-            return ""
-        return "if they are gone for good, the run's author lets the others go on: swarm-node run resume"
+        """Return what lets the run go on if the missing members never come back; empty while others are joining."""
+        if self.is_of_roster:
+            return (
+                "if they are gone for good, the run's author lets the others go on: "
+                "swarm-node run resume FILE --peers ADDR"
+            )
+        return "" if self.num_joining else "it goes on once another node joins: swarm-node join --run FILE --peers ADDR"
 
 
 def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:

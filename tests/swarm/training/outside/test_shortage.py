@@ -61,7 +61,11 @@ def test_shortage_names_the_authors_order_only_where_no_newcomer_helps() -> None
     rule = Succession(min_group=2, majority_after_s=60)
     newcomer_helps = shortage_of(rule, ("a", "b"), members(a="training"))
     assert newcomer_helps is not None
-    assert (newcomer_helps.is_of_roster, newcomer_helps.remedy) == (False, "")
+    assert not newcomer_helps.is_of_roster
+    assert "swarm-node join --run" in newcomer_helps.remedy
+    newcomer_comes = shortage_of(rule, ("a", "b"), members(a="training", new="joining"))
+    assert newcomer_comes is not None
+    assert newcomer_comes.remedy == ""
     none_helps = shortage_of(rule, ("a", "b"), members(b="training", new="training"))
     assert none_helps is not None
     assert none_helps.missing == ("a",)

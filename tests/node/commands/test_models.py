@@ -35,7 +35,7 @@ def test_models_check_of_a_config_alone_says_that_it_can_be_served(
     assert found == {"event": "model_check", "model": "story", "family": "llama", "num_blocks": 7, "untried": ""}
 
 
-def test_models_check_names_the_tensor_or_file_that_is_missing(
+def test_models_check_names_the_tensor_or_file_that_is_missing_or_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
@@ -52,6 +52,11 @@ def test_models_check_names_the_tensor_or_file_that_is_missing(
     index.write_text(json.dumps({"weight_map": {**weight_map, "lm_head.bias": shard}}))
     assert f"{shard} lacks lm_head.bias\n" in check(capsys, str(tmp_path / "story"))[2]
     index.write_text(json.dumps({"weight_map": weight_map}))
+    LlamaConfig(**(sizes | {"intermediate_size": 128}), num_hidden_layers=2).save_pretrained(tmp_path / "story")
+    code, _, err = check(capsys, str(tmp_path / "story"))
+    wrong = "model.layers.0.mlp.down_proj.weight"
+    assert (code, f"lacks tensors of the right shape for {wrong}, " in err, "and 3 more\n" in err) == (1, True, True)
+    config.save_pretrained(tmp_path / "story")
     (tmp_path / "story" / shard).unlink()
     code, _, err = check(capsys, str(tmp_path / "story"))
     assert (code, f"names {shard}, which is not there" in err) == (1, True)

@@ -1,4 +1,4 @@
-"""Check that a model's directory has all weights of its config, from the files' headers alone.
+"""Check that a model's directory has all weights of its config in their sizes, from the files' headers alone.
 
 Where a family stores its weights under other names than transformers gives them, or quantized, only whole blocks are
 looked for; what is missing inside a block is found when it is loaded. No weights are read.
@@ -7,6 +7,7 @@ looked for; what is missing inside a block is found when it is loaded. No weight
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,31 +24,43 @@ MAX_NAME_CHARS = 100
 
 
 def check_weights(files: ModelFiles) -> None:
-    """Raises IntegrityError that names the tensors that are missing, and the file that should have them if that is
-    known. The files that a download left out, as its span does not need them, are not missing."""
+    """Raises IntegrityError that names the tensors that are missing or of a wrong shape, and the file that should have
+    them if that is known. The files that a download left out, as its span does not need them, are not missing."""
     by_file: dict[Path, list[str]] = {}
+    sizes: dict[str, int] = {}
     for name, path in files.shards.items():
         by_file.setdefault(path, []).append(name)
     for path in sorted(filter(Path.is_file, by_file)):
         there = read_header(path)
         if lacking := [name for name in by_file[path] if name not in there]:
             raise IntegrityError(f"{path} lacks {_named(lacking)}", remedy="download it again")
+        sizes |= {name: there[name].num_values for name in by_file[path]}
     with quiet_transformers():
-        lacking = _absent_tensors(files) or _absent_blocks(files)
+        lacking, misshapen = _compared(files, sizes)
+        lacking = lacking or _absent_blocks(files)
     if lacking:
         raise IntegrityError(f"{files.directory} lacks {_named(lacking)}", remedy="download the model again")
+    if misshapen:
+        raise IntegrityError(
+            f"{files.directory} lacks tensors of the right shape for {_named(misshapen)}",
+            remedy="download the model again, with its config.json",
+        )
 
 
-def _absent_tensors(files: ModelFiles) -> list[str]:
-    """Return the tensors of the whole model that no file has; none where the checkpoint's names are not the model's."""
+def _compared(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """Return the tensors of the whole model that no file has, and those whose size is not that of the config, since a
+    family may store one transposed; none where the checkpoint's names are not the model's."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
-    known = {name.removeprefix(prefix): name for name in model.state_dict()}
+    weights = model.state_dict()
+    known = {name.removeprefix(prefix): name for name in weights}
     found = {name.removeprefix(prefix) for name in files.shards}
     if files.format is not None or not found <= known.keys():
-        return []
-    return [name for short, name in known.items() if short not in found and name not in tied]
+        return [], []
+    absent = [name for short, name in known.items() if short not in found and name not in tied]
+    wanted = {short: weights[name].numel() for short, name in known.items()}
+    return absent, sorted(name for name, size in sizes.items() if size != wanted[name.removeprefix(prefix)])
 
 
 def _absent_blocks(files: ModelFiles) -> list[str]:

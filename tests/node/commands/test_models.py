@@ -55,7 +55,11 @@ def test_models_check_names_the_tensor_or_file_that_is_missing_or_wrong(
     LlamaConfig(**(sizes | {"intermediate_size": 128}), num_hidden_layers=2).save_pretrained(tmp_path / "story")
     code, _, err = check(capsys, str(tmp_path / "story"))
     wrong = "model.layers.0.mlp.down_proj.weight"
-    assert (code, f"lacks tensors of the right shape for {wrong}, " in err, "and 3 more\n" in err) == (1, True, True)
+    assert (code, f"has tensors of another size than its config says: {wrong}, " in err, "and 3 more\n" in err) == (
+        1,
+        True,
+        True,
+    )
     config.save_pretrained(tmp_path / "story")
     (tmp_path / "story" / shard).unlink()
     code, _, err = check(capsys, str(tmp_path / "story"))

@@ -24,8 +24,8 @@ MAX_NAME_CHARS = 100
 
 
 def check_weights(files: ModelFiles) -> None:
-    """Raises IntegrityError that names the tensors that are missing or of a wrong shape, and the file that should have
-    them if that is known. The files that a download left out, as its span does not need them, are not missing."""
+    """Raises IntegrityError that names the tensors that are missing or of another size than the config says, and the
+    file that should have them if that is known. The files that a download left out, as its span does not need them, are not missing."""
     by_file: dict[Path, list[str]] = {}
     sizes: dict[str, int] = {}
     for name, path in files.shards.items():
@@ -36,20 +36,20 @@ def check_weights(files: ModelFiles) -> None:
             raise IntegrityError(f"{path} lacks {_named(lacking)}", remedy="download it again")
         sizes |= {name: there[name].num_values for name in by_file[path]}
     with quiet_transformers():
-        lacking, misshapen = _compared(files, sizes)
+        lacking, wrong = _differences(files, sizes)
         lacking = lacking or _absent_blocks(files)
     if lacking:
         raise IntegrityError(f"{files.directory} lacks {_named(lacking)}", remedy="download the model again")
-    if misshapen:
+    if wrong:
         raise IntegrityError(
-            f"{files.directory} lacks tensors of the right shape for {_named(misshapen)}",
+            f"{files.directory} has tensors of another size than its config says: {_named(wrong)}",
             remedy="download the model again, with its config.json",
         )
 
 
-def _compared(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Return the tensors of the whole model that no file has, and those whose size is not that of the config, since a
-    family may store one transposed; none where the checkpoint's names are not the model's."""
+def _differences(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """Return the tensors of the whole model that no file has, and those with another number of values than the config
+    says; none where the checkpoint's names are not the model's. Shapes are not compared: a family may transpose."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}

@@ -7,12 +7,14 @@ question. A field that is known and not offered may hold what changes nothing, f
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -117,9 +119,17 @@ StopText = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_STOP_CH
 Stops = Annotated[list[StopText], Field(max_length=http_limits.MAX_STOPS)]
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False), OrDefault(0.0)]
 VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
+
+
+def _vocabulary_index(text: str) -> str:
+    if not re.fullmatch(VOCABULARY_INDEX, text):
+        raise PydanticCustomError("vocabulary_index", "it is not a token id, such as 50256")
+    return text
+
+
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS, allow_inf_nan=False)]
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern=VOCABULARY_INDEX)], Bias],
+    dict[Annotated[str, AfterValidator(_vocabulary_index)], Bias],
     Field(max_length=limits.MAX_BIASES),
     WithJsonSchema(
         {

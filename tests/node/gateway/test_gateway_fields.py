@@ -202,6 +202,13 @@ def test_sampling_field_out_of_its_bounds_is_named(sent: dict[str, Any], param: 
     assert len(error["message"]) < 500
 
 
+@pytest.mark.parametrize("key", ["a", "-1", "01", "1.0", "5\n", "1000000", ""])
+def test_bias_of_what_is_no_token_id_says_so_without_a_pattern(key: str) -> None:
+    [error] = _errors("/completions", [{"logit_bias": {key: 1}}])
+    assert error["message"].endswith(": it is not a token id, such as 50256"), error
+    assert error["code"] == "invalid_value"
+
+
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,8 @@ MAX_NAME_CHARS = 100
 
 def check_weights(files: ModelFiles) -> None:
     """Raises IntegrityError that names the tensors that are missing or of another size than the config says, and the
-    file that should have them if that is known. The files that a download left out, as its span does not need them, are not missing."""
+    file that should have them if that is known. Files that a download left out, as its span does not need them, are not
+    missing."""
     by_file: dict[Path, list[str]] = {}
     sizes: dict[str, int] = {}
     for name, path in files.shards.items():

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-MAX_WAIT_S = 60.0
-"""Time for another process to compile; then this one compiles, too. All of a module take some seconds."""
+MAX_WAIT_S = 20.0
+"""Time for another process to compile a function, which takes a second or two; then this one compiles it, too."""
 _RETRY_S = 0.02
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm_protocol.records import TrainerRecord
@@ -66,7 +66,7 @@ def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[
     """
     ready = {peer for peer, record in members.items() if record.state in {"training", "finished"}}
     present = ready & set(roster)
-    num_roster_needed = len(present) if succession.is_enough(roster, ready) else _num_least(succession, roster, present)
+    num_roster_needed = succession.num_enough(roster, present)
     if len(ready) >= succession.min_group and len(present) >= num_roster_needed:
         return None
     return Shortage(
@@ -77,13 +77,3 @@ def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[
         missing=tuple(sorted(set(roster) - ready)),
         num_joining=sum(record.state == "joining" for record in members.values()),
     )
-
-
-def _num_least(succession: Succession, roster: Sequence[str], present: Collection[str]) -> int:
-    """Return the least number of `roster` that is enough once the run has waited for two thirds, where `present` are
-    there."""
-    usual = succession.num_usual(roster)
-    if not succession.majority_after_s:
-        return usual
-    half, odd = divmod(len(roster), 2)
-    return min(usual, half if not odd and min(roster) in present else half + 1)

@@ -78,14 +78,18 @@ class Succession:
     def num_usual(self, roster: Collection[str]) -> int:
         return min(1, len(roster)) if self.min_group == 1 else quorum(len(roster))
 
+    def num_enough(self, roster: Collection[str], present: Collection[str]) -> int:
+        """Return how many of `roster` are enough once the majority rule holds, if these are `present`."""
+        usual = self.num_usual(roster)
+        if not self.majority_after_s or not roster:
+            return usual
+        half, odd = divmod(len(roster), 2)
+        has_first = not odd and min(roster) in present
+        return min(usual, half if has_first else half + 1)
+
     def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
         """Return whether what `voters` voted for may follow from a state with this `roster`."""
-        if self.is_usual(roster, voters):
-            return True
-        if not self.majority_after_s:
-            return False
-        present = set(roster) & set(voters)
-        return 2 * len(present) > len(roster) or (2 * len(present) == len(roster) and min(roster) in present)
+        return len(set(roster) & set(voters)) >= self.num_enough(roster, voters)
 
 
 def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:

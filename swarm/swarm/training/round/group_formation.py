@@ -68,9 +68,7 @@ def advance(state: RoundState, now: float) -> Transition:
     if state.phase != "forming" or state.abstains or state.setup.follows:
         return state, []
     if state.coordinator == state.setup.me:
-        if state.asked or state.timers.waits_until is not None:
-            state = replace(state, asked="", timers=replace(state.timers, waits_until=None))
-        return _coordinate(state, now)
+        return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
     # others cannot move the run, and who has not trained does not know how long an interval takes

@@ -219,8 +219,7 @@ def with_coordinator(state: RoundState) -> RoundState:
     as at a run's beginning, it is one of the peers seen lately.
     """
     candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.setup.me}
-    coordinator = coordinator_of(state.setup.beacon(state.attempt), candidates)
-    return state if coordinator == state.coordinator else replace(state, coordinator=coordinator)
+    return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
 
 
 def roster_left(state: RoundState) -> set[str]:

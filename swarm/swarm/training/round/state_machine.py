@@ -179,7 +179,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
     that a member has met and its attempt decide who it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
     state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
-    if peer in state.setup.roster and peer not in state.heard:
+    if peer in state.setup.roster:
         state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)
     if not is_waiting(state) or not is_heeded:

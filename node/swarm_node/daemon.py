@@ -24,7 +24,7 @@ from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest
-from swarm_protocol.errors import PeerError, cause
+from swarm_protocol.errors import PeerError, cause, first_few
 from swarm_protocol.identity import Identity
 
 from swarm_node import control, diagnostics, interrupts
@@ -293,8 +293,7 @@ def _way_in(what: str, peer_ids: Sequence[str]) -> str:
     """Name the peers that a node joined through, if it was not told of them."""
     if not peer_ids:
         return ""
-    more = f" and {len(peer_ids) - MAX_NAMED} more" if len(peer_ids) > MAX_NAMED else ""
-    return f"; joined through {what}: {', '.join(peer_ids[:MAX_NAMED])}{more}"
+    return f"; joined through {what}: {first_few(peer_ids, MAX_NAMED)}"
 
 
 async def _keep_announced(node: Node, network: Libp2pNetwork) -> None:

@@ -19,6 +19,7 @@ A handler that raises one of these has it raised again, as the same class, in it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 
@@ -137,6 +138,13 @@ def printable_line(text: str) -> str:
     """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(printable.split())
+
+
+def first_few(names: Sequence[str], max_named: int, told: Callable[[str], str] = str) -> str:
+    """Return the first `max_named` of `names`, each as `told` gives it, with commas between, and how many more there
+    are."""
+    num_more = len(names) - max_named
+    return ", ".join(map(told, names[:max_named])) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def cause(error: BaseException) -> BaseException:

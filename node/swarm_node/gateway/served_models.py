@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from swarm.client import AsyncClient, ModelStatus
 from swarm.router.revisions import short_revision, split_pin
+from swarm_protocol.errors import first_few
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.responses import GatewayHealth, ModelHealth, ModelList, ServedModel, ServedRevision
@@ -74,8 +75,7 @@ class Models:
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
-        more = len(names) - http_limits.MAX_NAMED_MODELS
-        known = ", ".join(names[: http_limits.MAX_NAMED_MODELS]) + (f" and {more} more" if more > 0 else "")
+        known = first_few(names, http_limits.MAX_NAMED_MODELS)
         raise HttpError(
             404,
             f"the model '{name}' is not served here; served: {known or 'none'}",

@@ -36,7 +36,7 @@ from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
-from swarm_protocol.errors import ConfigError, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, SessionError, SwarmError, first_few
 from swarm_protocol.identity import short_id
 from torch import Tensor
 
@@ -394,5 +394,4 @@ def _awaited(waiting: events.Waiting) -> str:
     peers = waiting.peers
     if not peers:
         return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"
-    more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
-    return ", ".join(map(short_id, peers[:_MAX_NAMED])) + more
+    return first_few(peers, _MAX_NAMED, short_id)

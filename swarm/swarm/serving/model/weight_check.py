@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from swarm_protocol.errors import IntegrityError, printable_line
+from swarm_protocol.errors import IntegrityError, first_few, printable_line
 
 from swarm.building import BUILDING
 from swarm.serving.model.model_files import ModelFiles
@@ -70,5 +70,4 @@ def _absent_blocks(files: ModelFiles) -> list[str]:
 
 
 def _named(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(printable_line(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMED]) + more
+    return first_few(names, MAX_NAMED, lambda name: printable_line(name)[:MAX_NAME_CHARS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm_protocol.errors import first_few
 from swarm_protocol.records import TrainerRecord
 
 from swarm.training.round.quorum import Succession
@@ -44,8 +45,7 @@ class Shortage:
         if self.num_joining:
             text += f", {self.num_joining} joining"
         if self.is_of_roster:
-            more = f" and {len(self.missing) - MAX_NAMED} more" if len(self.missing) > MAX_NAMED else ""
-            text += f"; missing: {', '.join(map(name_of, self.missing[:MAX_NAMED]))}{more}"
+            text += f"; missing: {first_few(self.missing, MAX_NAMED, name_of)}"
         return text
 
     @property

@@ -150,7 +150,7 @@ def let_libraries_log_through_the_root() -> None:
 def compile_once() -> None:
     """Fill numba's cache while no test runs yet: after a clone, each node that starts meanwhile would compile anew."""
     from swarm.serving.model import fused_decode  # noqa: PLC0415 - imports torch
-    from swarm_compression import int8_kernels  # noqa: PLC0415
+    from swarm_compression import warm_up  # noqa: PLC0415
 
-    int8_kernels.warm_up()
+    warm_up()
     fused_decode.kernels()

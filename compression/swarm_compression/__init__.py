@@ -10,8 +10,7 @@ from __future__ import annotations
 from swarm_compression.codec import Codec, CodecError, Data, FloatCodec
 from swarm_compression.feedback import ErrorFeedback
 from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
-from swarm_compression.int8 import Int8Codec
-from swarm_compression.int8_kernels import warm_up
+from swarm_compression.int8 import Int8Codec, warm_up
 from swarm_compression.row_codecs import FlatRows, Int8Rows, RawRows, RowCodec
 
 __all__ = [

@@ -13,9 +13,18 @@ A code is x * (1 / scale), each operation rounded to fp32, then rounded to the n
 that machines which flush denormals agree with those that do not. NaN and infinities are refused. The absmax block
 format is that of Dettmers et al. 2021 (arXiv 2110.02861, section 2) with linear instead of dynamic codes.
 
-The loops are `int8_kernels`' on the CPU and `int8_cuda`'s on a GPU. Long vectors are cut at block borders over as many
-cores as `torch.get_num_threads()` says; the GIL is free meanwhile. No value depends on another block, so the cut
-changes nothing. The threads, which start when needed, are this module's. Shapes: N values, K blocks.
+The loops run compiled by numba where it is there, else as `int8_plain`'s, and on a GPU as `int8_cuda`'s. Long vectors
+are cut at block borders over as many cores as `torch.get_num_threads()` says; the GIL is free meanwhile. No value
+depends on another block, so the cut changes nothing. The threads, which start when needed, are this module's.
+
+Compiling was chosen by measurement (tests/bench/test_bench_codecs.py): a fused loop reads and writes each value once,
+eager torch needs five passes over a block, and torch.compile needs a C++ compiler, which volunteers do not have. The
+fused functions are only the source of what numba compiles, at the first use and cached on disk. They are written so
+that LLVM vectorizes them: blocks are slices, so that no index can be negative, and the absmax is found among bit
+patterns, because a float's maximum has an order to keep. Without `fastmath` LLVM neither reorders nor fuses, so both
+ways give the same bytes, by operations that IEEE 754 defines to the last bit.
+
+Shapes: N values, K blocks, C values of a block. The loops' arrays are native, contiguous and aligned.
 """
 
 from __future__ import annotations
@@ -23,6 +32,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +44,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_compression.codec import Codec, CodecError, Data, check_size
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, PLAIN, Codes, Floats, chosen
+from swarm_compression.compiled import compiled
+from swarm_compression.int8_plain import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    MAX_SCALE_BITS,
+    MIN_ABSMAX,
+    MIN_SCALE_BITS,
+    PLAIN,
+    SCALE_MASK,
+    Codes,
+    Floats,
+    Kernels,
+)
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,6 +66,17 @@ _SLAB_BLOCKS = 1 << 7
 
 CORE_VALUES = 1 << 18
 """The least that a core gets: 0.1 ms of work. Below that, waking a thread costs more than it brings."""
+
+_B = BLOCK_VALUES
+_MAX_CODE = np.float32(MAX_CODE)
+_MASK = np.int32(SCALE_MASK)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+_MIN_SCALE_BITS = np.int32(MIN_SCALE_BITS)
+_MAX_SCALE_BITS = np.int32(MAX_SCALE_BITS)
+_MIN_ABSMAX_BITS = np.float32(MIN_ABSMAX).view(np.int32)
+# adding and subtracting 1.5 * 2^23 rounds what is under 2^22 to the nearest integer, ties to even, in vectors
+_ROUND = np.float32(1.5 * 2**23)
 
 
 class Int8Codec(Codec):
@@ -139,6 +174,99 @@ def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float
 def has_triton() -> bool:
     """Return whether Triton is installed: without it vectors on a GPU are encoded on the CPU."""
     return importlib.util.find_spec("triton") is not None
+
+
+def _fused_quantize(
+    x_N: Floats, bits_N: NDArray[np.int32], scale_K: Floats, scale_bits_K: NDArray[np.int32], code_N: Codes
+) -> bool:
+    """Quantize in one pass. `bits_N` and `scale_bits_K` are the memory of `x_N` and `scale_K`."""
+    largest_bits = np.int32(0)
+    for k in range(scale_K.size):
+        x_C = x_N[k * _B : k * _B + _B]
+        bits_C = bits_N[k * _B : k * _B + _B]
+        code_C = code_N[k * _B : k * _B + _B]
+        absmax_bits = np.int32(0)
+        for c in range(x_C.size):
+            absmax_bits = max(absmax_bits, bits_C[c] & _MAGNITUDE)
+        largest_bits = max(largest_bits, absmax_bits)
+        if absmax_bits < _MIN_ABSMAX_BITS:
+            scale_bits_K[k] = 0
+            inverse = np.float32(0)
+        else:
+            scale_bits_K[k] = absmax_bits
+            scale_K[k] = scale_K[k] / _MAX_CODE
+            scale_bits_K[k] &= _MASK
+            inverse = np.float32(1) / scale_K[k]
+        for c in range(x_C.size):
+            code_C[c] = np.int8(np.int32((x_C[c] * inverse + _ROUND) - _ROUND))
+    return bool(largest_bits < _INFINITY)
+
+
+def _fused_dequantize(code_N: Codes, scale_K: Floats, x_N: Floats) -> None:
+    for k in range(scale_K.size):
+        code_C = code_N[k * _B : k * _B + _B]
+        x_C = x_N[k * _B : k * _B + _B]
+        scale = scale_K[k]
+        for c in range(x_C.size):
+            x_C[c] = np.float32(code_C[c]) * scale
+
+
+def _fused_accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Floats) -> None:
+    for k in range(scale_K.size):
+        code_C = code_N[k * _B : k * _B + _B]
+        acc_C = acc_N[k * _B : k * _B + _B]
+        scale = scale_K[k]
+        for c in range(acc_C.size):
+            acc_C[c] += weight * (np.float32(code_C[c]) * scale)
+
+
+def _fused_check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
+    num_wrong = 0
+    for k in range(bits_K.size):
+        bits = bits_K[k]
+        in_range = (bits >= _MIN_SCALE_BITS) & (bits <= _MAX_SCALE_BITS)
+        num_wrong += not (((bits == 0) | in_range) & (bits & ~_MASK == 0))
+    least = np.int8(0)
+    for n in range(code_N.size):
+        least = min(least, code_N[n])
+    return num_wrong == 0, bool(least >= -MAX_CODE)
+
+
+def load_fused() -> Kernels:
+    """Compile, or take from numba's cache. ImportError where numba cannot be used."""
+    import numba  # noqa: PLC0415 (a third of a second)
+
+    types = numba.types
+    floats, ints, codes = types.float32[::1], types.int32[::1], types.int8[::1]
+    read_floats, read_ints, read_codes = (
+        types.Array(array.dtype, 1, "C", readonly=True) for array in (floats, ints, codes)
+    )
+    two = types.UniTuple(types.boolean, 2)
+
+    quantize = compiled(_fused_quantize, types.boolean(read_floats, read_ints, floats, ints, codes))
+    return Kernels(
+        quantize=lambda x_N, scale_K, code_N: bool(
+            quantize(x_N, x_N.view(np.int32), scale_K, scale_K.view(np.int32), code_N)
+        ),
+        dequantize=compiled(_fused_dequantize, types.void(read_codes, read_floats, floats)),
+        accumulate=compiled(_fused_accumulate, types.void(read_codes, read_floats, types.float32, floats)),
+        check=compiled(_fused_check, two(read_ints, read_codes)),
+    )
+
+
+@functools.cache
+def chosen() -> Kernels:
+    """Return the fastest loops that this machine has. Blocks for about a second the first time on a machine."""
+    try:
+        return load_fused()
+    except ImportError as error:
+        logger.warning("int8 is 2 to 3 times slower here than it could be, because numba cannot be used: %s", error)
+        return PLAIN
+
+
+def warm_up() -> None:
+    """Compile what the first `encode` and `decode` would otherwise wait for. Blocks: run it off the event loop."""
+    chosen()
 
 
 def _quantize(x_N: Floats, scale_K: Floats, code_N: Codes) -> bool:

@@ -19,7 +19,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Floats
+from swarm_compression.int8_plain import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Floats
 
 # what a kernel reads of its module has to be of this type
 _BLOCK_VALUES = tl.constexpr(BLOCK_VALUES)

@@ -17,7 +17,8 @@ import pytest
 import torch
 from bench.report import Report
 from swarm_compression import codec_names, get_codec, warm_up
-from swarm_compression.int8_kernels import BLOCK_VALUES, PLAIN, load_fused
+from swarm_compression.int8 import load_fused
+from swarm_compression.int8_plain import BLOCK_VALUES, PLAIN
 
 pytestmark = pytest.mark.bench
 

@@ -1,16 +1,22 @@
-"""The int8 block format: its error, its exactness, and what its decoder refuses."""
+"""The int8 block format: its error, its exactness, what its decoder refuses, and which loops compute it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
-from swarm_compression import CodecError, get_codec
-from swarm_compression.int8_kernels import BLOCK_VALUES, MIN_ABSMAX
+from swarm_compression import CodecError, get_codec, warm_up
+from swarm_compression.int8 import CORE_VALUES, chosen
+from swarm_compression.int8_plain import BLOCK_VALUES, MIN_ABSMAX, PLAIN
 
 INT8 = get_codec("int8")
 
@@ -107,3 +113,83 @@ def test_decode_code_that_no_encoder_writes_is_refused() -> None:
     with pytest.raises(CodecError, match="-128"):
         INT8.decode(_one_value(1.0, -128), 1)
     assert INT8.decode(_one_value(1.0, -127), 1).tolist() == [-127.0]
+
+
+@pytest.mark.parametrize("num_values", [2 * CORE_VALUES, 3 * CORE_VALUES + 77])
+def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> None:
+    codec, x_N = INT8, known_vector(num_values)
+    before, outputs = torch.get_num_threads(), set()
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            data, acc_N = codec.encode(x_N), torch.ones(num_values)
+            codec.accumulate(data, 0.3, acc_N)
+            outputs.add((data, codec.decode(data, num_values).numpy().tobytes(), acc_N.numpy().tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(outputs) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_process_has_threads_of_its_own() -> None:
+    codec, x_N = INT8, known_vector(2 * CORE_VALUES)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        data = codec.encode(x_N)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is dangerous
+            child = os.fork()
+        if child == 0:
+            same = False
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # it would wait for threads that it does not have
+                same = codec.encode(x_N) == data
+            finally:
+                os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None:
+    for place in (0, CORE_VALUES, 2 * CORE_VALUES - 1):
+        x_N = torch.ones(2 * CORE_VALUES)
+        x_N[place] = float("nan")
+        with pytest.raises(ValueError, match="not finite"):
+            INT8.encode(x_N)
+
+
+def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
+    warm_up()
+    assert chosen() is not PLAIN
+
+
+def test_codec_is_quick_once_its_fused_loops_are_there() -> None:
+    chosen.cache_clear()
+    assert not INT8.is_quick
+    warm_up()
+    assert INT8.is_quick
+    assert not get_codec("fp16").is_quick
+
+
+def test_without_numba_the_plain_loops_give_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    x_N = known_vector(5000)
+    expected = INT8.encode(x_N)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    chosen.cache_clear()
+    try:
+        assert INT8.encode(x_N) == expected
+        assert chosen() is PLAIN
+        assert not INT8.is_quick
+        assert "numba" in caplog.text
+    finally:
+        chosen.cache_clear()
+
+
+def test_import_leaves_numba_alone() -> None:
+    code = "import sys, swarm_compression; sys.exit('numba' in sys.modules or 'triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,12 +1,6 @@
-"""The int8 loops: fused, plain and cut over cores they give the same bytes and the same sums."""
+"""The plain int8 loops give the same bytes and the same sums as the compiled ones."""
 
 from __future__ import annotations
-
-import os
-import signal
-import subprocess
-import sys
-import warnings
 
 import numba
 import numpy as np
@@ -15,9 +9,8 @@ import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_compression import get_codec, warm_up
-from swarm_compression.int8 import CORE_VALUES
-from swarm_compression.int8_kernels import (
+from swarm_compression.int8 import load_fused
+from swarm_compression.int8_plain import (
     BLOCK_VALUES,
     MAX_SCALE_BITS,
     MIN_SCALE_BITS,
@@ -25,8 +18,6 @@ from swarm_compression.int8_kernels import (
     Codes,
     Floats,
     Kernels,
-    chosen,
-    load_fused,
 )
 
 FUSED = load_fused()
@@ -99,81 +90,6 @@ def test_quantize_value_that_is_not_finite_is_said(kernels: Kernels, bad: float,
     assert quantized(kernels, x_N)[0] is False
 
 
-@pytest.mark.parametrize("num_values", [2 * CORE_VALUES, 3 * CORE_VALUES + 77])
-def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> None:
-    codec, x_N = get_codec("int8"), known_vector(num_values)
-    before, outputs = torch.get_num_threads(), set()
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            data, acc_N = codec.encode(x_N), torch.ones(num_values)
-            codec.accumulate(data, 0.3, acc_N)
-            outputs.add((data, codec.decode(data, num_values).numpy().tobytes(), acc_N.numpy().tobytes()))
-    finally:
-        torch.set_num_threads(before)
-    assert len(outputs) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_process_has_threads_of_its_own() -> None:
-    codec, x_N = get_codec("int8"), known_vector(2 * CORE_VALUES)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        data = codec.encode(x_N)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is dangerous
-            child = os.fork()
-        if child == 0:
-            same = False
-            try:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(20)  # it would wait for threads that it does not have
-                same = codec.encode(x_N) == data
-            finally:
-                os._exit(0 if same else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None:
-    for place in (0, CORE_VALUES, 2 * CORE_VALUES - 1):
-        x_N = torch.ones(2 * CORE_VALUES)
-        x_N[place] = float("nan")
-        with pytest.raises(ValueError, match="not finite"):
-            get_codec("int8").encode(x_N)
-
-
-def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
-    warm_up()
-    assert chosen() is not PLAIN
-
-
-def test_codec_is_quick_once_its_fused_loops_are_there() -> None:
-    chosen.cache_clear()
-    assert not get_codec("int8").is_quick
-    warm_up()
-    assert get_codec("int8").is_quick
-    assert not get_codec("fp16").is_quick
-
-
-def test_without_numba_the_plain_loops_give_the_same_bytes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    x_N = known_vector(5000)
-    expected = get_codec("int8").encode(x_N)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    chosen.cache_clear()
-    try:
-        assert get_codec("int8").encode(x_N) == expected
-        assert chosen() is PLAIN
-        assert not get_codec("int8").is_quick
-        assert "numba" in caplog.text
-    finally:
-        chosen.cache_clear()
-
-
 def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_for_real, refused = numba.njit, []
 
@@ -187,8 +103,3 @@ def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatc
     x_N = known_vector(300).numpy()
     assert quantized(load_fused(), x_N)[2].tobytes() == quantized(PLAIN, x_N)[2].tobytes()
     assert len(refused) == 4
-
-
-def test_import_leaves_numba_alone() -> None:
-    code = "import sys, swarm_compression; sys.exit('numba' in sys.modules or 'triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

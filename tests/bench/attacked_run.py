@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from swarm.training.allreduce.part_reducer import PartReducer
+from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.member.held_out_effects import effect_of
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores

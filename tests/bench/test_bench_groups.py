@@ -30,7 +30,7 @@ from functools import partial
 import pytest
 import torch
 from bench.report import Report, aim
-from swarm.training.allreduce.part_reducer import PartReducer
+from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop

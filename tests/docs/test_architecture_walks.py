@@ -13,7 +13,7 @@ WALKS = dict(re.findall(r"^### (.+)\n\n((?:(?!^##).*\n)+)", PAGE, flags=re.MULTI
 HOP = re.compile(r"^ *(?:\d+\.|-) `([\w/]+\.py)`, (.*?)(?=^ *(?:\d+\.|-) `|\n\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 NUM_FILES = {
     "A server dies in mid-answer": 7,
-    "An int8 slice is reduced": 8,
+    "An int8 slice is reduced": 6,
     "A step is committed": 8,
     "A newcomer is admitted and counts": 7,
     "Evidence travels, and bans": 6,

@@ -32,7 +32,7 @@ from swarm.training.allreduce.audit import Auditing
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import hashed_part
 from swarm.training.allreduce.made_part import MadePart
-from swarm.training.allreduce.part_owner import PartOwner
+from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.evidence import check
 from swarm.training.member import round_driver

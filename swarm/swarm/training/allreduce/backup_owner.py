@@ -19,8 +19,7 @@ from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import Contribution, ReduceOpening
 
-from swarm.training.allreduce.part_owner import made_part, reduce_part
-from swarm.training.allreduce.part_reducer import PartReducer
+from swarm.training.allreduce.part_reduction import PartReducer, made_part, reduce_part
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
 from swarm.training.allreduce.parts import PartResult
 

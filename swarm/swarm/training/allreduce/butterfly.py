@@ -3,10 +3,10 @@
 Each member owns one part of the vector. It opens one stream to each other owner, sends its slice of that part, encoded
 frame by frame, and receives the part's result (`Exchange`). The owner reads the members' frames in the group's order,
 so the result does not depend on who was quick, aggregates them, encodes the result once, and forwards these bytes
-verbatim (`part_owner`): all members have the same ones. Memory beyond the vector is the encoded result and a few frames
-for each member, and, where members have committed to their slices, the slices of the own part as they came: with them a
-member answers those who audit it (`audit`). If an owner dies or falls silent after it has sent its slices, its backup
-finishes its part.
+verbatim (`part_reduction`): all members have the same ones. Memory beyond the vector is the encoded result and a few
+frames for each member, and, where members have committed to their slices, the slices of the own part as they came: with
+them a member answers those who audit it (`audit`). If an owner dies or falls silent after it has sent its slices, its
+backup finishes its part.
 
 A frame of wrong size or format, or with values that are not finite, ends the reduction, with its sender named. After a
 failure nothing is torn down until the caller cancels: others would see streams break, and blame this member before they
@@ -36,7 +36,7 @@ from swarm.network.interface import EndOfStream, FailpointHook, Stream, no_failp
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.bad_slices import proved, show_path
 from swarm.training.allreduce.made_part import MadePart
-from swarm.training.allreduce.part_owner import PartOwner
+from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,

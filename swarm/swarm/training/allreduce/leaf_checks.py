@@ -18,7 +18,7 @@ from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
 from swarm.training.allreduce.made_part import split_digests
-from swarm.training.allreduce.part_reducer import PartReducer
+from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import (
     ReductionScheme,
     cut_leaves,

@@ -31,7 +31,7 @@ from swarm_protocol.training_messages import Contribution, Follower
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.part_reducer import PartReducer
+from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, leaf_values, num_values
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_checks import num_presentable

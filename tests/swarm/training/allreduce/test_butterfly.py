@@ -23,7 +23,7 @@ from swarm.training.allreduce import butterfly as reduction
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.part_reducer import QUICK_MEMBERS, PartReducer
+from swarm.training.allreduce.part_reduction import QUICK_MEMBERS, PartReducer
 from swarm.training.allreduce.parts import (
     CaughtLying,
     ReductionScheme,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.wrong_reduction import CODEC, NUM_VALUES, reduced
-from swarm.training.allreduce import part_reducer
+from swarm.training.allreduce import part_reduction
 from swarm.training.allreduce.leaf_checks import reduced_leaf, reduced_leaves
 from swarm.training.allreduce.parts import ReductionScheme, num_leaves
 from swarm.trust.aggregators import aggregator_names, get_aggregator
@@ -22,7 +22,7 @@ LEAVES = [num_leaves(NUM_VALUES) - 1, 0, 7, 3]
 def test_leaves_together_have_the_bytes_of_each_alone(
     aggregator: str, mixing: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_reducer, "BATCH_VALUES", at_once)
+    monkeypatch.setattr(part_reduction, "BATCH_VALUES", at_once)
     mixes = get_mixing(mixing, liar_share=0.34, reach=1.2)
     case, scheme = reduced(), ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}, mixes))
     shown = {leaf: case.slices(leaf) for leaf in LEAVES}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.training.allreduce import part_reducer
-from swarm.training.allreduce.part_reducer import NOTABLE_VALUES, PartReducer
+from swarm.training.allreduce import part_reduction
+from swarm.training.allreduce.part_reduction import NOTABLE_VALUES, PartReducer
 from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.run.run_config import RunConfig
 from swarm.trust.aggregators import get_aggregator
@@ -71,7 +71,7 @@ def test_frame_gives_the_same_values_however_many_leaves_are_aggregated_at_once(
         reducer().combined([CODEC.encode(x_L) for x_L in x_ML], slice(at, at + x_ML.shape[1]))
         for at, x_ML in zip(range(512, place.stop, leaf), x_MF.split(leaf, dim=1), strict=True)
     ]
-    monkeypatch.setattr(part_reducer, "BATCH_VALUES", leaves_at_once * leaf * len(members))
+    monkeypatch.setattr(part_reduction, "BATCH_VALUES", leaves_at_once * leaf * len(members))
     few_F = reducer().combined([CODEC.encode(x_F) for x_F in x_MF], place)
     assert torch.equal(together_F, torch.cat(alone))
     assert torch.equal(together_F, few_F)

@@ -12,7 +12,7 @@ PAGE = written("explanation")["explanation/architecture.md"]
 WALKS = dict(re.findall(r"^### (.+)\n\n((?:(?!^##).*\n)+)", PAGE, flags=re.MULTILINE))
 HOP = re.compile(r"^ *(?:\d+\.|-) `([\w/]+\.py)`, (.*?)(?=^ *(?:\d+\.|-) `|\n\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 NUM_FILES = {
-    "A server dies in mid-answer": 7,
+    "A server dies in mid-answer": 6,
     "An int8 slice is reduced": 6,
     "A step is committed": 8,
     "A newcomer is admitted and counts": 7,

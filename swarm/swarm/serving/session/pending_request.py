@@ -6,6 +6,7 @@ Both are plain values of the pipeline, without I/O.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm.serving.session.stage import Stage, StepReport
@@ -36,10 +37,22 @@ class PendingRequest:
         self.num_drawn += 1
         self.asked_s, self.is_timed, self.num_timed, self.spent_ms = now_s, True, 0, 0.0
 
-    def note_spent(self, report: StepReport) -> None:
-        """Note what the token took on the server that reports, and on those that pushed it there."""
+    def note_spent(self, report: StepReport, all_upstream: Sequence[Stage]) -> None:
+        """Note what the token took on the server that reports, whose stage notes that itself, and on those that pushed
+        it there."""
         self.num_timed += 1 + len(report.upstream_ms)
         self.spent_ms += report.compute_ms + report.queue_ms + sum(map(sum, report.upstream_ms))
+        for upstream, (compute_ms, queue_ms) in zip(reversed(all_upstream), reversed(report.upstream_ms), strict=False):
+            upstream.trace.step(compute_ms, queue_ms)
+
+    def note_answered(self, report: StepReport, stages: Sequence[Stage], now_s: float) -> None:
+        """Note that the token has passed through all `stages`, the last of which reports it."""
+        self.note_spent(report, stages[:-1])
+        if self.num_timed == len(stages):
+            # it is not known which link took it
+            wire_ms = (now_s - self.asked_s) * 1000 - self.spent_ms
+            for stage in stages:
+                stage.trace.wire_ms += max(0.0, wire_ms) / len(stages)
 
 
 @dataclass(slots=True)

@@ -23,9 +23,9 @@ from dataclasses import replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.rows import Data
 
 from swarm.serving.session.pending_request import LostToken, PendingRequest
-from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import Neighbours, Stage, StepReport
 
@@ -36,6 +36,32 @@ RELINK_S = 10.0
 """A link between two servers that failed is not used for as long, and for twice that the next time."""
 
 MAX_RELINK_S = 600.0
+
+
+class ReplayBuffer:
+    """The client's copy of what went into a span, as it was on the wire, so that another server can be fed it.
+
+    `length` rows of `row_bytes` each, the first one at position 0. Rows can be cut anywhere, whatever the codec.
+    """
+
+    __slots__ = ("_rows", "length", "row_bytes")
+
+    def __init__(self, row_bytes: int) -> None:
+        assert row_bytes > 0
+        self.length = 0
+        self.row_bytes = row_bytes
+        self._rows = bytearray()
+
+    def append(self, rows: Data) -> None:
+        num_rows, rest = divmod(len(rows), self.row_bytes)
+        assert not rest, "a part of a row"
+        self._rows += rows
+        self.length += num_rows
+
+    def rows(self, start: int, end: int) -> bytes:
+        assert 0 <= start < end <= self.length
+        with memoryview(self._rows) as view:
+            return bytes(view[start * self.row_bytes : end * self.row_bytes])
 
 
 class Pipeline:
@@ -109,7 +135,7 @@ class Pipeline:
     def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         request, taken = self.request, list[TakeToken]()
         if self._is_timed(stage, report):
-            self._note_times(report, (now_s - request.asked_s) * 1000)
+            request.note_answered(report, self.stages, now_s)
         if report.position > request.answered:
             if report.token is None:
                 raise PeerViolation("the server left out what was asked for")
@@ -154,7 +180,7 @@ class Pipeline:
         """Note that a stage has run more, and what became of its pushes to the stage downstream."""
         is_last = stage.end == self.num_blocks
         if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
-            self._note_spent(stage, report)
+            self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s)
         downstream = self._downstream(stage, self.stages)
         # if not, the outputs went where the stage was linked to before
@@ -190,22 +216,6 @@ class Pipeline:
                 self._unlink(stage, downstream, now_s)
             else:
                 downstream.forget_pushes()
-
-    def _note_times(self, report: StepReport, took_ms: float) -> None:
-        """Note the times of a single token, which took `took_ms` through all stages."""
-        self._note_spent(self.stages[-1], report)
-        if self.request.num_timed == len(self.stages):
-            # it is not known which link took it
-            wire_ms = took_ms - self.request.spent_ms
-            for stage in self.stages:
-                stage.trace.wire_ms += max(0.0, wire_ms) / len(self.stages)
-
-    def _note_spent(self, stage: Stage, report: StepReport) -> None:
-        """Note what a single token took on the servers that pushed it to this stage. It notes its own time itself."""
-        self.request.note_spent(report)
-        all_upstream = self.stages[: self.stages.index(stage)]
-        for upstream, (compute_ms, queue_ms) in zip(reversed(all_upstream), reversed(report.upstream_ms), strict=False):
-            upstream.trace.step(compute_ms, queue_ms)
 
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
         """Update links that have changed, and feed each stage that lacks rows."""

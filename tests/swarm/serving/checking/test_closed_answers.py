@@ -20,7 +20,7 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer, LastFrames
 from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
-from swarm.serving.session.replay_buffer import PrefixStore
+from swarm.serving.session.prefix_store import PrefixStore
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace, Trace

@@ -1,8 +1,7 @@
-"""The client's copy of what went into a span: rows as they were on the wire, so that another server can be fed them.
+"""The rows of prompts' pages that a client keeps after a session: a server may still hold the keys and values of these
+pages, but a client survives that server's death only if it has their inputs, too.
 
-The rows of a prompt's pages are kept in the client's `PrefixStore` after the session: a server may still hold the keys
-and values of these pages, but a client survives that server's death only if it has their inputs too. Plain values
-without I/O, which `pipeline` and the session change.
+Plain values without I/O. The client owns its store, and its sessions fill their buffers from it.
 """
 
 from __future__ import annotations
@@ -11,33 +10,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from swarm_protocol.limits import PAGE_TOKENS
-from swarm_protocol.rows import Data
+
+from swarm.serving.session.pipeline import ReplayBuffer
 
 MAX_PREFIX_BYTES = 256 * 2**20
 """Thousands of tokens at the boundaries of a large model; a session's own buffers may hold as much."""
-
-
-class ReplayBuffer:
-    """`length` rows of `row_bytes` each, the first one at position 0. Rows can be cut anywhere, whatever the codec."""
-
-    __slots__ = ("_rows", "length", "row_bytes")
-
-    def __init__(self, row_bytes: int) -> None:
-        assert row_bytes > 0
-        self.length = 0
-        self.row_bytes = row_bytes
-        self._rows = bytearray()
-
-    def append(self, rows: Data) -> None:
-        num_rows, rest = divmod(len(rows), self.row_bytes)
-        assert not rest, "a part of a row"
-        self._rows += rows
-        self.length += num_rows
-
-    def rows(self, start: int, end: int) -> bytes:
-        assert 0 <= start < end <= self.length
-        with memoryview(self._rows) as view:
-            return bytes(view[start * self.row_bytes : end * self.row_bytes])
 
 
 class PrefixStore:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from rich.cells import cell_len, set_cell_size
 from swarm.network.multiaddr import is_loopback, is_private
+from swarm_protocol.identity import SHORT_ID_CHARS
 
 UNKNOWN = "–"
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -221,20 +222,12 @@ def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
     return sum(end - start for start, end in spans) == 1
 
 
-ENDING_CHARS = 8
-
-
-def ending(peer_id: str) -> str:
-    """Return what stands for the name of a node that is not known, and tells nodes with the same name apart."""
-    return f"…{peer_id[-ENDING_CHARS:]}"
-
-
 def name_cell(name: str, width: int) -> str:
-    """Return `name` made `clean` for `width` cells; of one that ends with `ending`, what is before that is cut."""
+    """Return `name` made `clean` for `width` cells; of one that ends with a `short_id`, what is before that is cut."""
     head, mark, end = name.rpartition(" …")
-    if not mark or len(end) != ENDING_CHARS or width <= len(mark) + ENDING_CHARS:
+    if not mark or len(end) != SHORT_ID_CHARS or width <= len(mark) + SHORT_ID_CHARS:
         return clean(name, width)
-    return clean(head, width - len(mark) - ENDING_CHARS) + mark + clean(end, ENDING_CHARS)
+    return clean(head, width - len(mark) - SHORT_ID_CHARS) + mark + clean(end, SHORT_ID_CHARS)
 
 
 def plural(count: int, what: str) -> str:

@@ -152,9 +152,12 @@ def check_peer_id(text: object, _field: str = "") -> str:
     return text
 
 
+SHORT_ID_CHARS = 8
+
+
 def short_id(peer_id: str) -> str:
-    """Return a peer id's last six characters, by which messages and tasks name a peer."""
-    return peer_id[-6:]
+    """Return the end of a peer id, by which messages name a peer: its beginning is the same for all."""
+    return f"…{peer_id[-SHORT_ID_CHARS:]}"
 
 
 PeerId: TypeAlias = Annotated[str, check_peer_id]

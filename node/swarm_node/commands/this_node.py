@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from swarm_protocol.control_messages import RelayStatus, SpotCheckStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
@@ -21,7 +21,6 @@ from swarm_node.formatting import (
     clean,
     decimal_size,
     duration,
-    ending,
     lends_again,
     path_counts,
     plural,
@@ -178,7 +177,7 @@ def _peers(reply: StatusReply) -> Iterator[str]:
         sent, received = decimal_size(peer.sent_bytes), decimal_size(peer.received_bytes)
         how = f"{peer.path:<12}  {round_trip(peer.rtt_ms):>7}"
         moved = f"{sent:>8} sent  {received:>8} received"
-        yield f"{ending(peer.peer_id)}  {how}  {moved}  {clean(peer.name, MAX_NAME_CELLS)}".rstrip()
+        yield f"{short_id(peer.peer_id)}  {how}  {moved}  {clean(peer.name, MAX_NAME_CELLS)}".rstrip()
     if (more := sum(counts.values()) - min(len(reply.peers), MAX_SHOWN_PEERS)) > 0:
         yield f"and {plural(more, 'more peer')} with less traffic"
 
@@ -191,7 +190,7 @@ def _relaying(relay: RelayStatus) -> str:
 
 def _checks(checks: SpotCheckStatus) -> str:
     counts = f"{checks.num_passed:,} spans passed, {checks.num_failed:,} failed, {checks.num_disputed:,} disputed"
-    barred = ", ".join(ending(peer_id) for peer_id in checks.barred)
+    barred = ", ".join(short_id(peer_id) for peer_id in checks.barred)
     return f"{counts}, {checks.num_unchecked:,} unchecked{f'; not asked any more: {barred}' if barred else ''}"
 
 

@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 import numpy as np
 from swarm.router.revisions import Revision, revisions
 from swarm.router.routing import DEFAULT_RTT_MS, NoChain, RoutingContext, find_chain, runs
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
-from swarm_node.formatting import blocks, ending, is_single_block, plural, shown
+from swarm_node.formatting import blocks, is_single_block, plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_CHAINS = 4
@@ -125,7 +126,7 @@ def server_view(peer_id: str, record: ServeRecord) -> ServerView:
     return ServerView.of(
         record,
         peer_id=peer_id,
-        name=ending(peer_id),
+        name=short_id(peer_id),
         model=shown(record.model),
         next_start=record.next_start if moves else None,
         next_end=record.next_end if moves else None,
@@ -184,7 +185,7 @@ def _chains(
         except NoChain:
             break
         used.update(hop.peer_id for hop in chain.hops)
-        spans = tuple(SpanView.of(hop, name=names.get(hop.peer_id) or ending(hop.peer_id)) for hop in chain.hops)
+        spans = tuple(SpanView.of(hop, name=names.get(hop.peer_id) or short_id(hop.peer_id)) for hop in chain.hops)
         assumed_ms = _assumed_ms([hop.peer_id for hop in chain.hops], servers, rtts_ms)
         found.append(ChainView(spans=spans, ms_per_token=chain.cost_ms, assumed_ms=assumed_ms))
     return tuple(found)

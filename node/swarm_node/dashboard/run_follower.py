@@ -22,13 +22,14 @@ from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
-from swarm_node.formatting import ending, shown
+from swarm_node.formatting import shown
 from swarm_node.network_snapshot import Listed
 
 MAX_RUNS = 48
@@ -173,7 +174,7 @@ class RunFollower:
             return False
         run.reported[peer_id] = report.outer_step
         for refusal in report.refused:
-            name = names.get(refusal.peer_id) or ending(refusal.peer_id)
+            name = names.get(refusal.peer_id) or short_id(refusal.peer_id)
             reason = shown(refusal.reason)
             view = RefusalView.of(
                 refusal, outer_step=report.outer_step, at=at, name=name, by_peer_id=peer_id, reason=reason

@@ -18,12 +18,13 @@ from swarm.training.outside.shortage import Shortage, shortage_of
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.history.facts import ContributionTotal
 from swarm_node.dashboard.history.reader import evenly
 from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
-from swarm_node.formatting import ending, plural, shown
+from swarm_node.formatting import plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
@@ -72,7 +73,7 @@ def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
     return tuple(
         BanView(
             peer_id=ban.verdict.peer_id,
-            name=names.get(ban.verdict.peer_id) or ending(ban.verdict.peer_id),
+            name=names.get(ban.verdict.peer_id) or short_id(ban.verdict.peer_id),
             outer_step=ban.verdict.step,
             kind=ban.verdict.kind,
             reason=shown(ban.verdict.reason),
@@ -112,7 +113,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         entrance=_entrance(facts.file.config) if facts.file else None,
         needs_invitation=facts.file is not None and facts.file.config.entrance.required,
         slow_links=tuple(
-            each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
+            each.words({peer: names.get(peer, short_id(peer)) for peer in each.peers}) for each in facts.slow_links
         ),
     )
 
@@ -239,7 +240,7 @@ def contributor_view(
     """Return one contributor; `record` None: it is no member any more. `since`: when members were first seen here."""
     return ContributorView(
         peer_id=peer_id,
-        name=name or ending(peer_id),
+        name=name or short_id(peer_id),
         run=shown(run),
         state=record.state if record else "gone",
         outer_step=record.outer_step if record else 0,
@@ -301,7 +302,7 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
 
 
 def _waits(shortage: Shortage, names: Names) -> str:
-    words = shortage.words(lambda peer_id: names.get(peer_id) or ending(peer_id))
+    words = shortage.words(lambda peer_id: names.get(peer_id) or short_id(peer_id))
     remedy = f" {shortage.remedy[0].upper()}{shortage.remedy[1:]}." if shortage.remedy else ""
     return f"It waits: {words}.{remedy}"
 

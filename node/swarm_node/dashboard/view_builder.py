@@ -16,6 +16,7 @@ from types import MappingProxyType
 from swarm.network.discovery.peer_names import check_peer, is_named
 from swarm.network.multiaddr import is_relayed
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import short_id
 from swarm_protocol.records import NodeRecord, ServeRecord
 
 from swarm_node.dashboard.history.facts import SeriesSample
@@ -32,7 +33,7 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import REACHES, ending, reach, shown
+from swarm_node.formatting import REACHES, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
 from swarm_node.roles.seed import join_command
 
@@ -193,7 +194,7 @@ def unique_names(names: Mapping[str, str]) -> dict[str, str]:
     cleaned = {peer_id: shown(name) for peer_id, name in names.items()}
     counts = Counter(cleaned.values())
     return {
-        peer_id: f"{shown(name, max_chars=MAX_SHARED_NAME_CHARS)} {ending(peer_id)}"
+        peer_id: f"{shown(name, max_chars=MAX_SHARED_NAME_CHARS)} {short_id(peer_id)}"
         if counts[name] > 1 or _LIKE_ENDING.search(name)
         else name
         for peer_id, name in cleaned.items()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from markupsafe import Markup
+from swarm_protocol.identity import short_id
 
 from swarm_node import formatting
 from swarm_node.dashboard.views import NodeView, Overview
@@ -89,14 +90,9 @@ def iso(at: float) -> str:
         return ""
 
 
-def tail(peer_id: str) -> str:
-    """Return the end of a peer id: its beginning is the same for all."""
-    return "…" + plain(peer_id)[-8:]
-
-
 def named(name: str | None, peer_id: str) -> str:
     """Return a name for people: the peer's own, or its id's end."""
-    return plain(name or "", MAX_NAME_CHARS) or tail(peer_id)
+    return plain(name or "", MAX_NAME_CHARS) or short_id(peer_id)
 
 
 def in_url(text: str) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from swarm_protocol.identity import short_id
 
 from swarm_node.demo.demo_plan import DemoPlan
 from swarm_node.demo.demo_state import DemoState, EventFields
@@ -130,7 +131,7 @@ def _node_table(state: DemoState) -> Table:
         blocks = f"{node.span[0]} to {node.span[1]}" if node.span else ""
         speed = f"{node.tokens_per_s:,.0f}" if node.tokens_per_s else ""
         step = str(node.outer_step) if node.outer_step else ""
-        table.add_row(node.name, node.peer_id[-8:], node.state, step, speed, digest[:12], blocks)
+        table.add_row(node.name, short_id(node.peer_id), node.state, step, speed, digest[:12], blocks)
     return table
 
 

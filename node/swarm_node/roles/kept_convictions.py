@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from swarm.serving.evidence.server_bans import ServerBan
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES
+from swarm_protocol.identity import short_id
 
-from swarm_node.formatting import ending
 from swarm_node.metrics.metric_registry import Reading
 from swarm_node.node import Node
 from swarm_node.storage.server_evidence import ConvictedServersFolder
@@ -40,7 +40,7 @@ async def kept_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
 def line(ban: ServerBan, own_peer_id: str = "") -> str:
     """Return who is convicted of what and until when, as `status` shows it."""
     verdict = ban.verdict
-    who = f"{ending(verdict.peer_id)}{' (this node)' if verdict.peer_id == own_peer_id else ''}"
+    who = f"{short_id(verdict.peer_id)}{' (this node)' if verdict.peer_id == own_peer_id else ''}"
     until = time.strftime("%Y-%m-%d", time.gmtime(verdict.until))
     return f"{who} is not asked until {until}: it {verdict.reason}"[:MAX_LINE_CHARS]
 

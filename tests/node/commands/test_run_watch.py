@@ -173,7 +173,7 @@ def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
 def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_lets_it_go_on() -> None:
     looks = [({"b": member()}, [step(1)]), *[({"b": member()}, list[CommittedStep]())] * 10, ({}, [step(2)])]
     (event,) = [each for each in told(Scripted(*looks)) if each["event"] == "run_waits"]
-    assert event["reason"] == "1 of the 2 members of the last step that the next one needs is there; missing: a"
+    assert event["reason"] == "1 of the 2 members of the last step that the next one needs is there; missing: …a"
     assert (event["ready"], event["needed"], event["missing"]) == (1, 2, ["a"])
     assert "swarm-node run resume" in str(event["remedy"])
 

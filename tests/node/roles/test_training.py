@@ -49,7 +49,7 @@ from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import ConfigError
 
-PEERS = tuple(f"12D3KooW{number:06d}" for number in range(70))
+PEERS = tuple(f"12D3KooW{number:08d}" for number in range(70))
 SHOWN = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
 
 
@@ -89,10 +89,10 @@ def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when
         (None, ""),
         (Waiting(peers=(), seconds=3.0), "the round's result"),
         (Waiting(peers=(), seconds=3.0, num_lacking=1), "1 more member"),
-        (Waiting(peers=PEERS[:2], seconds=3.0, num_lacking=2), "000000, 000001"),
+        (Waiting(peers=PEERS[:2], seconds=3.0, num_lacking=2), "…00000000, …00000001"),
         (
             Waiting(peers=PEERS, seconds=3.0),
-            "000000, 000001, 000002, 000003, 000004, 000005, 000006, 000007 and 62 more",
+            "…00000000, …00000001, …00000002, …00000003, …00000004, …00000005, …00000006, …00000007 and 62 more",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_status_is_told_for_whom_the_trainer_waits_from_its_beginning(monkeypatc
         training._saving = cast(Any, SimpleNamespace(finish=nothing))
         monkeypatch.setattr(training, "_make_trainer", made)
         async with training.taking_part():
-            assert training._node.activity.waits(SHOWN).waits_for == "000000"
+            assert training._node.activity.waits(SHOWN).waits_for == "…00000000"
 
     asyncio.run(main())
 
@@ -187,7 +187,7 @@ def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(
     assert status.held_out == ""
     training._tell(HeldOutScored(step=10, scores={"5Z1T2a": -0.25, "b": 0.5, "c": 0.75}, own=0.5))
     status = training._with_waiting(SHOWN)
-    assert status.held_out == "this node +0.500 nats a step; of 3 trainers, median +0.500, lowest -0.250 (5Z1T2a)"
+    assert status.held_out == "this node +0.500 nats a step; of 3 trainers, median +0.500, lowest -0.250 (…5Z1T2a)"
     assert (status.steps_left, status.probation_steps) == (0, 0)
     assert (status.endorsed_step, status.endorses_other) == (8, True)
 
@@ -196,18 +196,18 @@ def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> N
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
     reason = "it signed a wrong result of part 1"
-    verdict = Verdict(peer_id="12D3KooW000007", step=3, kind="wrong_reduction", reason=reason)
+    verdict = Verdict(peer_id="12D3KooW00000007", step=3, kind="wrong_reduction", reason=reason)
     bans = (Ban(verdict=verdict, data=b"", until=9), Ban(verdict=verdict, data=b"", until=None))
     training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=bans))
-    event = MemberConvicted(step=3, peer_id="12D3KooW000007", kind="wrong_reduction", reason=reason, until=9)
+    event = MemberConvicted(step=3, peer_id="12D3KooW00000007", kind="wrong_reduction", reason=reason, until=9)
     training._begun = True
     training._tell(event)
     assert training._with_waiting(SHOWN).convicted == (
-        "000007 is banned until outer step 9: it signed a wrong result of part 1",
-        "000007 is banned for good: it signed a wrong result of part 1",
+        "…00000007 is banned until outer step 9: it signed a wrong result of part 1",
+        "…00000007 is banned for good: it signed a wrong result of part 1",
     )
     (told,) = map(json.loads, out.getvalue().splitlines())
-    assert (told["event"], told["peer_id"], told["run"]) == ("member_convicted", "12D3KooW000007", RUN.run_id)
+    assert (told["event"], told["peer_id"], told["run"]) == ("member_convicted", "12D3KooW00000007", RUN.run_id)
     assert (told["until"], told["how_long"]) == (9, "until outer step 9")
     assert b"swarm_trainer_convicted_total 1" in training._node.metrics.exposition()
 
@@ -230,7 +230,7 @@ def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
         await asyncio.sleep(4.5 * LINKS_S)
         watching.cancel()
         await asyncio.wait({watching})
-        words = "000001 sends 7.0 times slower than usual to 000002 in this run"
+        words = "…00000001 sends 7.0 times slower than usual to …00000002 in this run"
         assert [(each["kind"], each["words"]) for each in told] == [("link", words)] * 2
         status = training._with_waiting(TrainingStatus(run="r", outer_step=1, num_outer_steps=2))
         assert status.slow_links == (words,)
@@ -282,7 +282,7 @@ def test_member_that_is_started_again_has_its_state_certificate_promises_and_evi
     options.promises.write(promise)
     assert PromiseFile(folder / "votes").read() == promise
     assert options.evidence is not None
-    options.evidence.keep("12D3KooW000007", b"evidence")
+    options.evidence.keep("12D3KooW00000007", b"evidence")
     assert EvidenceFolder(folder / "evidence", RUN, "test").read() == [b"evidence"]
 
 

@@ -41,7 +41,7 @@ from swarm.training.trainer_events import Admitted, IntervalDone, MemberConvicte
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Abort, Lock, Outcome, Vote
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.training_messages import Group, Ready, ReadyReply, ReduceOpening, SignedGroup
 
@@ -59,7 +59,7 @@ def assert_honest_go_on(members: list[Member], liar: Member | None = None) -> No
     if liar is not None:
         assert liar.peer_id not in members[0].of(OuterStep)[-1].group
         reasons = [event.reason for member in members for event in member.of(RoundAborted)]
-        assert any(liar.peer_id[-6:] in reason for reason in reasons), reasons
+        assert any(short_id(liar.peer_id) in reason for reason in reasons), reasons
 
 
 async def run_with_liar(kind: type[RunMember], *, inner: SyntheticInner | None = None) -> tuple[list[Member], Member]:
@@ -246,7 +246,7 @@ def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt
             assert_equal_steps(members, 8)
             for member in members:
                 reasons = {event.reason for event in member.of(RoundAborted) if "left out: later" not in event.reason}
-                assert any(liar.peer_id[-6:] in reason for reason in reasons), reasons
+                assert any(short_id(liar.peer_id) in reason for reason in reasons), reasons
                 assert not member.of(MemberConvicted)
 
     virtual_time.run(main())
@@ -374,7 +374,7 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
             liar = await swarm.join("two-faced", kind=TwoFaced, inner=SyntheticInner(num_values=200_000))
             assert isinstance(liar.trainer, TwoFaced)
             members = [swarm.members[name] for name in ("m0", "m1", "m2")]
-            words = f"{liar.peer_id[-6:]} signed two groups"
+            words = f"{short_id(liar.peer_id)} signed two groups"
             async with asyncio.timeout(100.0):
                 while not any(words in each.reason for member in members for each in member.of(RoundAborted)):
                     await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ from support.training_swarm import PHASES, Member, Swarm, assert_equal_steps, co
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm_protocol.identity import short_id
 
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2
@@ -83,7 +84,7 @@ def test_kill_of_the_coordinator_is_named_in_the_reason() -> None:
     aborted = [event for member in members for event in member.of(RoundAborted)]
     assert aborted
     for event in aborted:
-        assert dead.peer_id[-6:] in event.reason
+        assert short_id(dead.peer_id) in event.reason
         assert event.missing == (dead.peer_id,)
 
 

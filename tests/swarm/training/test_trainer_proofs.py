@@ -46,7 +46,7 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
 from swarm_protocol.training_messages import ReduceOpening
 
@@ -250,7 +250,7 @@ def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_o
             assert not member.of(MemberConvicted)
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
         reasons = [event.reason for member in members for event in member.of(RoundAborted)]
-        assert any(liar.peer_id[-6:] in reason and "committed to" in reason for reason in reasons), reasons
+        assert any(short_id(liar.peer_id) in reason and "committed to" in reason for reason in reasons), reasons
 
     virtual_time.run(main())
 

@@ -183,7 +183,8 @@ def too_few(state: RoundState, now: float) -> Transition:
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short_id, busy))}" if busy else ""
-    reason = f"{len(here)} of at least {setup.succession.min_group} members are ready{names}"
+    are_ready = "is ready" if len(here) == 1 else "are ready"
+    reason = f"{len(here)} of the {setup.succession.min_group} members that a step needs {are_ready}{names}"
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
         reason = f"of {len(setup.roster)} members of the state {needed} must be ready, but only {num_here} are{names}"

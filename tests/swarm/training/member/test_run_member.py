@@ -194,7 +194,7 @@ def test_run_below_min_group_says_who_is_missing_and_waits() -> None:
             await asyncio.sleep(40)
             aborted = alone.of(RoundAborted)
             assert 2 <= len(aborted) <= 5
-            assert "1 of at least 2 members are ready" in aborted[0].reason
+            assert "1 of the 2 members that a step needs is ready" in aborted[0].reason
             await swarm.join("m1")
             assert_equal_steps(await swarm.finish(), 3)
 

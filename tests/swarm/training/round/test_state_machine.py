@@ -66,7 +66,7 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import DOUBTED_S
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.training_messages import SignedGroup
 
 
@@ -228,7 +228,7 @@ def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_
     _, actions = machine.step(state, Tick(), due)
     [notice] = [each for each in actions if isinstance(each, GiveUp)]
     assert notice.missing == tuple(sorted(OTHERS))
-    assert f"there, and not ready: {ME[-6:]}" in notice.reason
+    assert f"there, and not ready: {short_id(ME)}" in notice.reason
 
 
 def test_grace_follows_the_interval_that_the_member_last_had() -> None:
@@ -323,7 +323,7 @@ def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
     coordinator = state.coordinator
     state, actions = machine.step(state, Moved(attempt=4, to=9), 0.11)
     (notice,) = [each for each in actions if isinstance(each, GiveUp)]
-    assert coordinator[-6:] in notice.reason
+    assert short_id(coordinator) in notice.reason
     assert (state.attempt, state.phase) == (5, "resting")
 
 

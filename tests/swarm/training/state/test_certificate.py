@@ -16,7 +16,7 @@ from swarm.training.state import certificate
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.commit_messages import Certificate, Lock, Outcome, PlacedSignature, ResumeOrder, Vote, VoteKind
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.run_credentials import credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Follower, Group, Ready, SignedGroup, SliceCommitment
 
@@ -235,7 +235,7 @@ def test_group_with_a_report_that_its_member_did_not_sign_is_the_coordinators_fa
         replace(group, members=(members[0], replace(members[1], signature=b""))),
         replace(group, attempt=2),
     ):
-        with pytest.raises(PeerViolation, match=f"{PEERS[1][-6:]} did not sign") as caught:
+        with pytest.raises(PeerViolation, match=f"{short_id(PEERS[1])} did not sign") as caught:
             STRANGER.check_reports(SIGNERS[0].sign_group(wrong, NOW))
         assert caught.value.peer_id == PEERS[0]
 

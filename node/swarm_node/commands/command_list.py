@@ -100,7 +100,7 @@ COMMANDS = (
     Command(
         name="run watch",
         purpose="Follow the outer steps and the members of a run, without training it.",
-        code="swarm_node.commands.run:watch",
+        code="swarm_node.commands.run_watch:watch",
         settings=("home", "peers", "network_id", "invite", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
         options={"PATH": "The signed run file, or the run's id (default: run.toml)."},
@@ -122,7 +122,7 @@ COMMANDS = (
     Command(
         name="run resume",
         purpose="Let a run continue without members that are gone. Only the run's author can do this.",
-        code="swarm_node.commands.run:resume",
+        code="swarm_node.commands.run_orders:resume",
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         options={
@@ -135,7 +135,7 @@ COMMANDS = (
     Command(
         name="run endorse",
         purpose="Sign a run's newest state, by which newcomers know its history. Only the run's author can do it.",
-        code="swarm_node.commands.run:endorse",
+        code="swarm_node.commands.run_orders:endorse",
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
         options={

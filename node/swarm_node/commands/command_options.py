@@ -21,7 +21,7 @@ from swarm_protocol.identity import Identity
 
 from swarm_node.settings import config_sources
 from swarm_node.settings.config import SETTINGS, Config, UsageError, Value, default_text
-from swarm_node.settings.parsers import HubId
+from swarm_node.settings.parsers import RUN_ID_FORM, HubId, RunId, parse_run
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_OFFERED = 200
+DEFAULT_PATH = Path("run.toml")
+"""The run file of commands that are given none."""
 
 
 def run_files(incomplete: str) -> list[str]:
@@ -202,6 +204,37 @@ def _option(
     )
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_peers(flags: Flags) -> Config:
+    """Return the settings, which have to name a peer. Raises ConfigError."""
+    config = flags.member()
+    if not config.peers:
+        raise UsageError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
+    return config
+
+
+def run_file(flags: Flags) -> Path:
+    """Return the path in PATH; that a file is there is checked before torch is imported. Raises ConfigError."""
+    path = flags.options["path"] or DEFAULT_PATH
+    if not path.exists():
+        if isinstance(parse_run(str(path)), RunId):
+            raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
+        remedy = f"check the path, or write one: swarm-node run init {path}"
+        raise ConfigError(f"{path} cannot be read: it does not exist", remedy=remedy)
+    if not path.is_file():
+        found = "a directory" if path.is_dir() else "not a file"
+        raise ConfigError(f"{path} cannot be read: it is {found}", remedy="name a run file, such as run.toml")
+    return path
+
+
+def file_or_id(flags: Flags) -> Path | RunId:
+    """Return the run's file, or its id, as PATH names it. Raises ConfigError."""
+    named = flags.options["path"]
+    which = parse_run(str(named)) if named else None
+    if isinstance(which, Path) and not which.exists():
+        raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
+    return which if isinstance(which, RunId) else run_file(flags)
 
 
 def read_text(path: Path, max_bytes: int, remedy: str) -> str:

@@ -19,17 +19,20 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.limits import MAX_OUTER_STEP
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
+from swarm_node.commands.command_options import (
+    DEFAULT_PATH,
+    Flags,
+    file_or_id,
+    run_file,
+    say_lookup,
+    signing_identity,
+)
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import (
-    MAX_DURATION_S,
-    RUN_ID_FORM,
     RunId,
-    length_of_time,
     parse_model,
-    parse_run,
     whole_number,
 )
 from swarm_node.storage.home import Home
@@ -39,15 +42,12 @@ if TYPE_CHECKING:
     from swarm.training.run.run_cost import Cost
     from swarm.training.run.run_file import InspectedRun
 
-    from swarm_node.settings.config import Config
 
-DEFAULT_PATH = Path("run.toml")
 DEFAULT_NAME = "my-run"
 LEARNING_RATE = 1e-4
 """Learning rate for weights that are already trained; the default, for a new small model, would spoil them."""
 
 EXIT_UNSIGNED = 1
-_EVERY = length_of_time(1, MAX_DURATION_S, "such as 30m, 12h or 7d")
 
 
 def init(flags: Flags) -> int:
@@ -109,24 +109,6 @@ def show(flags: Flags) -> int:
     return 0 if found.run else EXIT_UNSIGNED
 
 
-def resume(flags: Flags) -> int:
-    config = with_peers(flags)
-    path, author = run_file(flags), signing_identity(flags, with_any_key=False)
-    from swarm_node.commands.run_orders import resume_run  # noqa: PLC0415
-
-    members, emitter = flags.options["members"], Emitter(json=flags.json)
-    return resume_run(path, author, members, config, emitter, is_certain=flags.options["yes"])
-
-
-def endorse(flags: Flags) -> int:
-    every_s = flags.parsed("every", _EVERY, "write --every 1h")
-    config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
-    from swarm_node.commands.run_orders import endorse_run  # noqa: PLC0415
-
-    members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)
-    return endorse_run(path, author, members, config, emitter, every_s=every_s, is_certain=is_certain)
-
-
 def export(flags: Flags) -> int:
     checkpoints: Path | None = flags.options["checkpoint"]
     config, which = flags.member(), _exported_run(flags, checkpoints)
@@ -142,13 +124,6 @@ def export(flags: Flags) -> int:
 
     publication = None if identity is None else Publication(name=name, identity=identity)
     return export_run(which, outer_step, out, config, Emitter(json=flags.json), publication, checkpoints=checkpoints)
-
-
-def watch(flags: Flags) -> int:
-    config, which = with_peers(flags), _file_or_id(flags)
-    from swarm_node.commands.run_watch import watch_run  # noqa: PLC0415
-
-    return watch_run(which, config, Emitter(json=flags.json))
 
 
 def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emitter) -> RunConfig:
@@ -183,40 +158,10 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emit
     )
 
 
-def with_peers(flags: Flags) -> Config:
-    """Return the settings, which have to name a peer. Raises ConfigError."""
-    config = flags.member()
-    if not config.peers:
-        raise UsageError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
-    return config
-
-
-def run_file(flags: Flags) -> Path:
-    """Return the path in PATH; that a file is there is checked before torch is imported. Raises ConfigError."""
-    path = flags.options["path"] or DEFAULT_PATH
-    if not path.exists():
-        if isinstance(parse_run(str(path)), RunId):
-            raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
-        remedy = f"check the path, or write one: swarm-node run init {path}"
-        raise ConfigError(f"{path} cannot be read: it does not exist", remedy=remedy)
-    if not path.is_file():
-        found = "a directory" if path.is_dir() else "not a file"
-        raise ConfigError(f"{path} cannot be read: it is {found}", remedy="name a run file, such as run.toml")
-    return path
-
-
-def _file_or_id(flags: Flags) -> Path | RunId:
-    named = flags.options["path"]
-    which = parse_run(str(named)) if named else None
-    if isinstance(which, Path) and not which.exists():
-        raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
-    return which if isinstance(which, RunId) else run_file(flags)
-
-
 def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:
     """Return the run to export: the one that is named, or whose file lies with the checkpoints. Raises ConfigError."""
     if checkpoints is None:
-        return _file_or_id(flags)
+        return file_or_id(flags)
     if not checkpoints.is_dir():
         found = "it is a file" if checkpoints.exists() else "it does not exist"
         raise ConfigError(
@@ -227,7 +172,7 @@ def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:
         raise UsageError("--checkpoint and --peers are both given", remedy="leave out --peers: nobody is asked")
     beside = (checkpoints / DEFAULT_PATH.name, checkpoints.absolute().parent / DEFAULT_PATH.name)
     kept = next((path for path in beside if path.is_file()), None)
-    return kept if kept is not None and not flags.options["path"] else _file_or_id(flags)
+    return kept if kept is not None and not flags.options["path"] else file_or_id(flags)
 
 
 def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:

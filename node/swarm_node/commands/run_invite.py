@@ -30,9 +30,8 @@ from swarm_protocol.run_credentials import (
 )
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags, signing_identity
+from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
 from swarm_node.commands.invite import lifetime_of, peer_option, utc
-from swarm_node.commands.run import run_file, with_peers
 from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting

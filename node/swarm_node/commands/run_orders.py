@@ -1,4 +1,4 @@
-"""Signs as a run's author while it runs, only with `--yes`: orders to continue without members, and endorsements.
+"""`swarm-node run resume` and `run endorse`: signs, only with `--yes`, as a run's author while it runs.
 
 An endorsement is of the newest certified state, where the trust of newcomers begins from then on; with `--every` one is
 signed again and again, until the run is finished or the command is interrupted.
@@ -21,72 +21,58 @@ from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id, short_id
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import read_text
+from swarm_node.commands.command_options import Flags, read_text, run_file, signing_identity, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
-from swarm_node.settings.config import Config
+from swarm_node.settings.parsers import MAX_DURATION_S, length_of_time
 
 MAX_MEMBERS_BYTES = 1 << 16
 
 
-def resume_run(
-    path: Path, author: Identity, members: Path | None, config: Config, emitter: Emitter, *, is_certain: bool
-) -> int:
-    """Survey the run, sign an order of `author` and deliver it; without `is_certain`, only print what would be signed.
+_EVERY = length_of_time(1, MAX_DURATION_S, "such as 30m, 12h or 7d")
 
-    `members` is a file with a peer id on each line, and only these peers are asked where the run is; None stands for
-    the members of the last step that answer. Raises ConfigError, IntegrityError, StartError, PeerTimeout, or
-    PeerUnreachable if no member took the order.
+
+def resume(flags: Flags) -> int:
+    """Survey the run, sign an order of its author and deliver it; without --yes, only print what would be signed.
+
+    Raises ConfigError, IntegrityError, StartError, PeerTimeout, or PeerUnreachable if no member took the order.
     """
 
     async def work(visit: AuthorVisit) -> None:
-        await visit.order(await retried(visit.look), is_certain=is_certain)
+        await visit.order(await retried(visit.look), is_certain=flags.options["yes"])
 
-    return _visit(path, author, members, config, emitter, work)
+    return _visit(flags, work)
 
 
-def endorse_run(
-    path: Path,
-    author: Identity,
-    members: Path | None,
-    config: Config,
-    emitter: Emitter,
-    *,
-    every_s: float | None,
-    is_certain: bool,
-) -> int:
-    """Find the run's newest state and endorse it, once or every `every_s` seconds; without `is_certain`, only print
-    what would be signed.
+def endorse(flags: Flags) -> int:
+    """Find the run's newest state and endorse it, once or again and again; without --yes, only print what would be
+    signed.
 
-    `members` is as for `resume_run`. Raises ConfigError, IntegrityError, StartError, and if it endorses once
-    PeerTimeout, or PeerUnreachable if no member took it.
+    Raises ConfigError, IntegrityError, StartError, and if it endorses once PeerTimeout, or PeerUnreachable if no member
+    took it.
     """
+    every_s = flags.parsed("every", _EVERY, "write --every 1h")
 
     async def work(visit: AuthorVisit) -> None:
-        if every_s is None or not is_certain:
-            await visit.endorse(is_certain=is_certain)
+        if every_s is None or not flags.options["yes"]:
+            await visit.endorse(is_certain=flags.options["yes"])
         else:
             await visit.endorse_again_and_again(every_s)
 
-    return _visit(path, author, members, config, emitter, work)
+    return _visit(flags, work)
 
 
-def _visit(
-    path: Path,
-    author: Identity,
-    members: Path | None,
-    config: Config,
-    emitter: Emitter,
-    work: Callable[[AuthorVisit], Awaitable[None]],
-) -> int:
-    """Do `work` among the members of the run in the file at `path`."""
+def _visit(flags: Flags, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
+    """Do `work` among the members of the run."""
+    config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
     diagnostics.quieten_libraries()
     run = load_signed_run(path)
+    members: Path | None = flags.options["members"]
     named = read_members(members) if members else ()
 
     async def visit() -> None:
         async with visiting(config) as (network, membership):
-            await work(AuthorVisit(network, membership, run, author, named, emitter))
+            await work(AuthorVisit(network, membership, run, author, named, Emitter(json=flags.json)))
 
     interrupts.raise_in_command()
     asyncio.run(visit())

@@ -1,4 +1,4 @@
-"""Watches a run from outside: prints what its members prove, each thing once."""
+"""`swarm-node run watch`: watches a run from outside, and prints what its members prove, each thing once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags, file_or_id, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import duration
@@ -47,14 +48,13 @@ MAX_COMPLAINTS = 16
 """Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
 
 
-def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
-    """Print how a run, named by its file or its id, goes until it is finished, seen through the peers of `config`.
-
-    Raises ConfigError, IntegrityError, StartError or PeerTimeout.
-    """
+def watch(flags: Flags) -> int:
+    """Print how a run goes until it is finished. Raises ConfigError, IntegrityError, StartError or PeerTimeout."""
+    config, which = with_peers(flags), file_or_id(flags)
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
-    return asyncio.run(_watch(load_signed_run(which) if isinstance(which, Path) else which, config, emitter))
+    run = load_signed_run(which) if isinstance(which, Path) else which
+    return asyncio.run(_watch(run, config, Emitter(json=flags.json)))
 
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:

@@ -1,52 +1,29 @@
-"""Says what is shown of a trainer's standing in a run: bans, probation and scores in words.
-
-`RunTraining` fills it from a run's events; status replies and the dashboard's record read it.
-"""
+"""Says what is shown of a trainer's standing in a run: probation, entrance, endorsements, and scores in words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
-from swarm.training import trainer_events as events
-from swarm.training.trainer_events import HeldOutScored, OnProbation, StateEndorsed, TrainingEvent
-from swarm_protocol.control_messages import TrainingStatus
+from swarm.training.trainer_events import HeldOutScored, OnProbation, RunEntered, StateEndorsed, TrainingEvent
 from swarm_protocol.identity import short_id
 
 from swarm_node.formatting import plural
 
 
-@dataclass(slots=True, kw_only=True)
-class OwnStanding:
-    """Holds what the newest events of a member say. A run has `probation_steps` for newcomers."""
-
-    probation_steps: int
-    steps_left: int = 0
-    entered: str = ""
-    endorsed: StateEndorsed | None = None
-    scored: HeldOutScored | None = None
-
-    def take(self, event: TrainingEvent) -> None:
-        """Take in an event, whatever it is about."""
-        if isinstance(event, OnProbation):
-            self.steps_left = event.steps_left
-        elif isinstance(event, events.RunEntered):
-            self.entered = event.how
-        elif isinstance(event, StateEndorsed):
-            self.endorsed = event
-        elif isinstance(event, HeldOutScored):
-            self.scored = event
-
-    def added_to(self, status: TrainingStatus) -> TrainingStatus:
-        if self.steps_left:
-            status = replace(status, steps_left=self.steps_left, probation_steps=self.probation_steps)
-        status = replace(status, entered=self.entered)
-        if self.endorsed is not None:
-            step, is_other = self.endorsed.step, self.endorsed.is_other
-            status = replace(status, endorsed_step=step, endorses_other=is_other)
-        if self.scored is not None:
-            status = replace(status, held_out=score_words(self.scored))
-        return status
+def standing_in(event: TrainingEvent, probation_steps: int) -> dict[str, Any]:
+    """Return the fields of a `TrainingStatus` that an event changes; a run has `probation_steps` for newcomers."""
+    match event:
+        case OnProbation():
+            return {"steps_left": event.steps_left, "probation_steps": probation_steps if event.steps_left else 0}
+        case RunEntered():
+            return {"entered": event.how}
+        case StateEndorsed():
+            return {"endorsed_step": event.step, "endorses_other": event.is_other}
+        case HeldOutScored():
+            return {"held_out": score_words(event)}
+        case _:
+            return {}
 
 
 def score_words(scored: HeldOutScored) -> str:

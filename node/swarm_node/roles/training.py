@@ -1,8 +1,7 @@
 """Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
 `swarm.training.member.run_member` does the training; this module owns it and has the disk. A checkpoint that cannot be
-written is a warning, not the end. `OwnStanding` keeps what `status` says of this node's probation, of what the run's
-author has endorsed, and of its members' scores.
+written is a warning, not the end.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
@@ -44,7 +44,7 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import plural, rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.own_standing import OwnStanding
+from swarm_node.roles.own_standing import standing_in
 from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
@@ -96,7 +96,8 @@ class RunTraining:
         self._links = LinkWatch()
         self._begun = False
         self._reports_tokens = False
-        self._standing = OwnStanding(probation_steps=run.config.probation.steps)
+        self._standing: dict[str, Any] = {}
+        """The fields of a status that tell of probation, entrance, endorsements and scores."""
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
@@ -242,7 +243,7 @@ class RunTraining:
     def _tell(self, event: events.TrainingEvent) -> None:
         self._report_start(event)
         self._measure(event)
-        self._standing.take(event)
+        self._standing |= standing_in(event, self._run.config.probation.steps)
         match event:
             case events.IntervalDone():
                 self._say(event.step, event.tokens_per_s)
@@ -324,7 +325,7 @@ class RunTraining:
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
         bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()
         slow, convicted = tuple(map(_words, self._links.named)), tuple(map(_ban_words, bans))
-        training = self._standing.added_to(replace(training, slow_links=slow, convicted=convicted))
+        training = replace(training, slow_links=slow, convicted=convicted, **self._standing)
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training

@@ -41,7 +41,6 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
 from swarm_node.roles import training as roles_training
-from swarm_node.roles.own_standing import OwnStanding
 from swarm_node.roles.training import LINKS_S, RunTraining
 from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.shutdown import Shutdown
@@ -64,12 +63,12 @@ class Emitted:
 def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining:
     training = RunTraining.__new__(RunTraining)
     training._node = cast(Any, SimpleNamespace(emitter=emitter, activity=Activity()))
-    training._run = cast(Any, SimpleNamespace(run_id="r"))
+    training._run = cast(Any, SimpleNamespace(run_id="r", config=RUN.config))
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None, bans=()))
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
     training._links = LinkWatch()
     training._begun = True
-    training._standing = OwnStanding(probation_steps=4)
+    training._standing = {}
     return training
 
 
@@ -213,7 +212,7 @@ def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> N
 
 
 def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
-    sender, other = (f"12D3KooW{index:06}" for index in (1, 2))
+    sender, other = (f"12D3KooW{index:08}" for index in (1, 2))
     slow = SlowLink(kind="link", sender=sender, receiver=other, slowdown=7.0)
     named = iter([(slow,), (slow,), (), (slow,)])
 

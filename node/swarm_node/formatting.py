@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
 from rich.cells import cell_len, set_cell_size
@@ -19,6 +19,8 @@ UNKNOWN = "–"
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BARS = "▁▂▃▄▅▆▇█"
 MINUTE_S, DAY_S = 60.0, 86_400.0
+MAX_AT = 1e11
+"""The largest time that the calendar takes; a database can hold anything."""
 
 
 def rate(tokens_per_s: float | None) -> str:
@@ -76,6 +78,11 @@ def lends_again(at: float | None, now: float) -> str:
         return f"lends again at {datetime.fromtimestamp(at):{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
     except (OverflowError, ValueError, OSError):  # a peer's claim that no calendar holds
         return "lends again later"
+
+
+def utc(at: float) -> str:
+    """Return a time (Unix seconds) to the minute, as messages show it."""
+    return f"{datetime.fromtimestamp(min(max(at, 0.0), MAX_AT), UTC):%Y-%m-%d %H:%M UTC}"
 
 
 def round_trip(rtt_ms: float | None) -> str:

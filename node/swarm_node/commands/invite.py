@@ -14,12 +14,12 @@ from swarm.network.multiaddr import is_loopback, is_relayed
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerError, StartError
 from swarm_protocol.identity import check_peer_id
-from swarm_protocol.network_invitation import RIGHTS, NetworkInvitation, Right
+from swarm_protocol.network_invitation import RIGHTS, Right
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import plural
+from swarm_node.formatting import plural, utc
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import length_of_time
 from swarm_node.storage.home import Home, check_new_file, explained, write_private
@@ -37,8 +37,7 @@ def create(flags: Flags) -> int:
     options, config, home = flags.options, flags.resolve(), Home(flags.home())
     rights, lifetime_s = parse_rights(options["rights"] or DEFAULT_RIGHTS), lifetime_of(flags)
     node, note = peer_option(flags, "for_node"), _note(options["note"] or "")
-    if options["out"] is not None:
-        check_new_file(options["out"])
+    check_new_file(options["out"])
     emitter = Emitter(json=flags.json)
     owned = OwnedNetwork.create(home) if options["new_network"] else OwnedNetwork(home)
     if options["new_network"]:
@@ -54,16 +53,7 @@ def create(flags: Flags) -> int:
         )
     owned.renew_own()
     invitation = owned.invite(rights, lifetime_s=lifetime_s, seeds=seeds, node=node, note=note)
-    _tell(invitation, options["out"], emitter)
-    return 0
-
-
-def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> None:
-    if out is None:
-        emitter.result(invitation.text())
-    else:
-        with explained(f"write {out}", option="--out"):
-            write_private(out, invitation.text().encode() + b"\n")
+    give_word(invitation.text(), options["out"], emitter)
     emitter.emit(
         "invited",
         serial=f"{invitation.terms.serial:016x}",
@@ -72,8 +62,18 @@ def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> 
         rights_text=", ".join(invitation.terms.rights),
         expires_at=invitation.expires_at,
         until=utc(invitation.expires_at),
-        file=str(out) if out else "",
+        file=str(options["out"] or ""),
     )
+    return 0
+
+
+def give_word(word: str, out: Path | None, emitter: Emitter) -> None:
+    """Print an invitation, or write it to `out`: before it is told that there is one, since a disk may be full."""
+    if out is None:
+        emitter.result(word)
+        return
+    with explained(f"write {out}", option="--out"):
+        write_private(out, word.encode() + b"\n")
 
 
 def show(flags: Flags) -> int:
@@ -156,11 +156,6 @@ def _seeds(config: Config, home: Home) -> tuple[str, ...]:
         addrs = tuple(addr for addr in ControlClient(home).status().addrs if not is_relayed(addr))
         found = tuple(addr for addr in addrs if not is_loopback(addr)) or addrs
     return found[: limits.MAX_CONTACT_ADDRS]
-
-
-def utc(at: float) -> str:
-    """Return a time (Unix seconds) to the minute, as messages show it."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
 def parse_rights(text: str) -> tuple[Right, ...]:

@@ -12,7 +12,6 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from swarm.network.membership import Membership
 from swarm.training.run.methods import Methods
@@ -31,13 +30,14 @@ from swarm_protocol.run_credentials import (
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
-from swarm_node.commands.invite import lifetime_of, peer_option, utc
+from swarm_node.commands.invite import give_word, lifetime_of, peer_option
 from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import utc
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
-from swarm_node.storage.home import Home, check_new_file, explained, write_private
+from swarm_node.storage.home import Home, check_new_file
 
 _SERIAL = re.compile(r"[0-9a-fA-F]{16}")
 
@@ -49,7 +49,8 @@ def invite(flags: Flags) -> int:
     max_uses = flags.parsed("uses", whole_number(1, MAX_USES), "write --uses 5") or 1
     if node and max_uses > 1:
         raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
-    path, out = run_file(flags), _new_file(options["out"])
+    path, out = run_file(flags), options["out"]
+    check_new_file(out)
     inviter, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
     run = load_signed_run(path)
     if not run.config.entrance.welcomes:
@@ -73,7 +74,7 @@ def invite(flags: Flags) -> int:
     terms = invitation.terms
     assert terms is not None
     others = "one node that has it" if max_uses == 1 else f"the first {max_uses} nodes"
-    _give(invitation, out, emitter)
+    give_word(invitation.text(), out, emitter)
     emitter.emit(
         "run_invited",
         run=run.run_id,
@@ -82,7 +83,7 @@ def invite(flags: Flags) -> int:
         node=node,
         admits=f"the node {node}" if node else others,
         **_until(invitation),
-        file=str(out) if out else "",
+        file=str(out or ""),
     )
     return 0
 
@@ -158,14 +159,15 @@ def vouch(flags: Flags) -> int:
     lifetime_s, newcomer = lifetime_of(flags), peer_option(flags, "for_node")
     if not newcomer:
         raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
-    path, out = run_file(flags), _new_file(options["out"])
+    path, out = run_file(flags), options["out"]
+    check_new_file(out)
     member, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
     if newcomer == member.peer_id:
         raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
     run = load_signed_run(path)
     _check_vouching(run, Home(flags.resolve().home))
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
-    _give(word, out, emitter)
+    give_word(word.text(), out, emitter)
     emitter.emit(
         "vouched",
         run=run.run_id,
@@ -174,7 +176,7 @@ def vouch(flags: Flags) -> int:
         needed=run.config.vouchers,
         credits=run.config.entrance.vouch_credits,
         **_until(word),
-        file=str(out) if out else "",
+        file=str(out or ""),
     )
     return 0
 
@@ -192,24 +194,6 @@ def _check_vouching(run: SignedRun, home: Home) -> None:
         )
 
 
-def _new_file(out: Path | None) -> Path | None:
-    if out is not None:
-        check_new_file(out)
-    return out
-
-
-def _give(word: RunInvitation, out: Path | None, emitter: Emitter) -> None:
-    """Print the word, or write it to `out`: before it is told that there is one, since a disk may be full."""
-    if out is None:
-        emitter.result(word.text())
-        return
-    with explained(f"write {out}", option="--out"):
-        write_private(out, word.text().encode() + b"\n")
-
-
 def _until(word: RunInvitation) -> dict[str, object]:
     expires_at = word.envelope.expires_at
-    return {
-        "expires_at": expires_at,
-        "until": utc(expires_at),
-    }
+    return {"expires_at": expires_at, "until": utc(expires_at)}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from types import MappingProxyType
 from typing import Literal
@@ -24,14 +23,12 @@ from swarm_protocol.records import RoundReport, TrainerRecord
 from swarm_node.dashboard.history.facts import ContributionTotal
 from swarm_node.dashboard.history.reader import evenly
 from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
-from swarm_node.formatting import plural, shown
+from swarm_node.formatting import plural, shown, utc
 from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000
 MAX_BANS = 100
-MAX_AT = 1e11
-"""The largest time that the calendar takes; a database can hold anything."""
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
@@ -125,12 +122,8 @@ def _training_speed(members: Trainers) -> float | None:
 def remembered_view(facts: RunFacts, at: float) -> RunView:
     """Return the view of a run that was last seen by an earlier dashboard, from at least one of its steps."""
     newest = facts.steps[-1]
-    words = f"Not seen since {_utc(newest.at)}: this is what the history knows, up to outer step {newest.outer_step}."
+    words = f"Not seen since {utc(newest.at)}: this is what the history knows, up to outer step {newest.outer_step}."
     return run_view(facts, at).model_copy(update={"words": words, "remembered": newest.at})
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(min(max(at, 0.0), MAX_AT), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def active(trainers: Trainers) -> dict[str, TrainerRecord]:

@@ -240,8 +240,10 @@ class JsonMemory:
             return None
 
 
-def check_new_file(path: Path) -> None:
-    """Raises ConfigError unless a file can be created at `path`, which --out names. No command overwrites one."""
+def check_new_file(path: Path | None) -> None:
+    """Raises ConfigError unless a file can be created at `path`, which --out may name. No command overwrites one."""
+    if path is None:
+        return
     remedy = "choose another --out"
     folder = path.absolute().parent
     if os.path.lexists(path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from swarm_protocol.control_messages import RelayStatus, SpotCheckStatus, StatusReply, TrainingStatus
+from swarm_protocol.control_messages import RelayStatus, ServingStatus, SpotCheckStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity, short_id
 
@@ -100,38 +100,55 @@ def status(flags: Flags) -> int:
 
 def text(reply: StatusReply) -> str:
     """Return one line a fact, for a terminal."""
-    lines = {
+    lines: dict[str, str | Sequence[str]] = {
         "node": f"{reply.name}  {reply.peer_id}",
         "state": f"{reply.state}, up {duration(reply.uptime_s)}{_pause(reply)}",
-        "upload": _use(reply.limits.upload_bytes_per_s, reply.limits.max_upload_bytes_per_s) if reply.limits else "",
-        "download": _use(reply.limits.download_bytes_per_s, reply.limits.max_download_bytes_per_s)
-        if reply.limits
-        else "",
-        "traffic": f"{decimal_size(reply.month_bytes)} of {decimal_size(reply.month_budget_bytes)} used in this month"
-        if reply.month_budget_bytes
-        else "",
-        "hours": _hours(reply) if reply.limits else "",
-        "training": _training(reply.training) if reply.training else "",
-        "probation": _probation(reply.training) if reply.training else "",
-        "entered": reply.training.entered if reply.training else "",
-        "held out": reply.training.held_out if reply.training else "",
-        "endorsed": _endorsed(reply.training) if reply.training else "",
-        "convicted": "\n           ".join(reply.training.convicted) if reply.training else "",
-        "links": "\n           ".join(reply.training.slow_links) if reply.training else "",
-        "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
-        f"{serving.tokens_per_s:.1f} tokens/s"
-        if (serving := reply.serving)
-        else "",
+        **_limit_lines(reply),
+        **(_training_lines(reply.training) if reply.training else {}),
+        "serving": _serving(reply.serving) if reply.serving else "",
         "checks": _checks(reply.spot_checks) if reply.spot_checks else "",
-        "not asked": "\n           ".join(reply.convicted_servers),
+        "not asked": reply.convicted_servers,
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
-        "peers": "\n           ".join(_peers(reply)),
+        "peers": tuple(_peers(reply)),
         "relaying": _relaying(reply.relaying) if reply.relaying else "",
-        "address": "\n           ".join(reply.addrs) or "none yet",
+        "address": reply.addrs or "none yet",
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
-    return "\n".join(f"{title:<10} {line}" for title, line in lines.items() if line)
+    below = "\n" + 11 * " "
+    return "\n".join(
+        f"{title:<10} {line if isinstance(line, str) else below.join(line)}" for title, line in lines.items() if line
+    )
+
+
+def _limit_lines(reply: StatusReply) -> dict[str, str]:
+    """Say how much of its limits the node uses, and in which hours it lends. In a break the state says when again."""
+    limits, budget_bytes = reply.limits, reply.month_budget_bytes
+    traffic = f"{decimal_size(reply.month_bytes)} of {decimal_size(budget_bytes)} used in this month"
+    hours = ", ".join(limits.hours) if limits else ""
+    return {
+        "upload": _use(limits.upload_bytes_per_s, limits.max_upload_bytes_per_s) if limits else "",
+        "download": _use(limits.download_bytes_per_s, limits.max_download_bytes_per_s) if limits else "",
+        "traffic": traffic if budget_bytes else "",
+        "hours": f"{hours}{'' if reply.pause else ', lending now'}" if hours else "",
+    }
+
+
+def _training_lines(training: TrainingStatus) -> dict[str, str | Sequence[str]]:
+    return {
+        "training": _training(training),
+        "probation": _probation(training),
+        "entered": training.entered,
+        "held out": training.held_out,
+        "endorsed": _endorsed(training),
+        "convicted": training.convicted,
+        "links": training.slow_links,
+    }
+
+
+def _serving(serving: ServingStatus) -> str:
+    speed = f"{serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"
+    return f"blocks {serving.start}:{serving.end} of {serving.model}, {speed}"
 
 
 def _pause(reply: StatusReply) -> str:
@@ -158,12 +175,6 @@ def _endorsed(training: TrainingStatus) -> str:
 def _use(bytes_per_s: float, max_bytes_per_s: int) -> str:
     limit = f"at most {bit_rate(max_bytes_per_s)}" if max_bytes_per_s else "no limit"
     return f"{bit_rate(bytes_per_s)} now, {limit}"
-
-
-def _hours(reply: StatusReply) -> str:
-    """Say in which hours the node lends; empty if always. In a break the state says when it lends again."""
-    hours = ", ".join(reply.limits.hours) if reply.limits else ""
-    return f"{hours}{'' if reply.pause else ', lending now'}" if hours else ""
 
 
 def _peers(reply: StatusReply) -> Iterator[str]:

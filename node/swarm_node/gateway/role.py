@@ -26,7 +26,6 @@ from swarm.client.async_client import ClientOptions
 from swarm.client.possession_checks import FailedProof
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
-from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.session.client_state import SessionOptions
 from swarm.trust.reputation import MAX_PEERS, Reputation
 from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
@@ -71,35 +70,27 @@ class GatewayRole(NodeRole):
         writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")
         checks = spot_check_options(node, writer)
         remember = partial(_remember, node, writer, checks.reputation or Reputation())
+        network_id = node.network.network_id
         async with kept_convictions(node) as convictions:
-            client = self._client(node, checks, remember, convictions)
+            client = AsyncClient(
+                network=node.network,
+                membership=node.membership,
+                options=ClientOptions(
+                    session=SessionOptions(checks=checks),
+                    pins=self._pins,
+                    used=used_in(node.home.revisions, network_id),
+                    publishers=publishers_in(node.home.publishers, network_id, node.config.publisher),
+                    on_failed_proof=lambda failure: _tell(node, failure, remember),
+                    text_at_home=kept_models(node.config, node.home, node.emitter),
+                ),
+                convictions=convictions,
+            )
             node.activity.spot_checks = partial(spot_check_status, client.checks)
             # the client, which notes what it finds, ends before the thread that writes it
             with writer:
                 async with aclosing(client):
                     with node.metrics.reading(lambda: read_possession(client.possession)):
                         await self._answer(node, client)
-
-    def _client(
-        self,
-        node: Node,
-        checks: SpotCheckOptions,
-        remember: Callable[[], object],
-        convictions: ServerConvictions,
-    ) -> AsyncClient:
-        return AsyncClient(
-            network=node.network,
-            membership=node.membership,
-            options=ClientOptions(
-                session=SessionOptions(checks=checks),
-                pins=self._pins,
-                used=used_in(node.home.revisions, node.network.network_id),
-                publishers=publishers_in(node.home.publishers, node.network.network_id, node.config.publisher),
-                on_failed_proof=lambda failure: _tell(node, failure, remember),
-                text_at_home=kept_models(node.config, node.home, node.emitter),
-            ),
-            convictions=convictions,
-        )
 
     async def _answer(self, node: Node, client: AsyncClient) -> None:
         """Answer requests until the node leaves."""
@@ -144,8 +135,7 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
     what they show, since a disk can be slow."""
     counted = SpotCheckCounter(node.metrics)
     network_id, folder = node.network.network_id, node.home.served_evidence
-    memory = reputation_memory(node.home.reputation, network_id)
-    reputation = memory.read(Reputation.from_dict) or Reputation()
+    reputation = reputation_memory(node.home.reputation, network_id).read(Reputation.from_dict) or Reputation()
 
     def note(report: CheckReport) -> None:
         counted.add(report)

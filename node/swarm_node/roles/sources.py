@@ -13,11 +13,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -38,6 +37,7 @@ from swarm_node.storage.home import Home, explained
 if TYPE_CHECKING:
     from swarm.serving.model.family_check import CheckedFamily
 
+T = TypeVar("T")
 REPORT_S = 2.0
 """Minimum time between two reports of a download."""
 
@@ -57,10 +57,7 @@ def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Mod
     """Return the source. It and `fetch_blocks` raise ConfigError or IntegrityError for what a hub does not have."""
     if isinstance(model, Path):
         return ModelSource(model, lambda _start, _end: None)
-    with _maybe_mistyped(model):
-        found = find_model(
-            model.model_id, _cache(home), revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT")
-        )
+    found = _on_hub(find_model, model, home)
 
     def fetch_blocks(start: int, end: int) -> None:
         download_blocks(found, start, end, on_progress)
@@ -75,24 +72,14 @@ def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None
     """
     from swarm.serving.model.family_check import check_directory  # noqa: PLC0415 (transformers' models: over two seconds)
 
-    if isinstance(model, Path):
-        return check_directory(model, blocks)
-    with _maybe_mistyped(model):
-        directory = find_config(
-            model.model_id, _cache(home), revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT")
-        )
-    return check_directory(directory, blocks)
+    return check_directory(model if isinstance(model, Path) else _on_hub(find_config, model, home), blocks)
 
 
-def _cache(home: Home) -> Path:
-    return home.cache / "models"
-
-
-@contextmanager
-def _maybe_mistyped(model: HubId) -> Iterator[None]:
-    """Say in the remedy that a mistyped directory is looked up on a hub."""
+def _on_hub(find: Callable[..., T], model: HubId, home: Home) -> T:
+    """Return what `find_model` or `find_config` finds. The remedy says that a mistyped directory is looked up, too."""
+    endpoint = os.environ.get("HF_ENDPOINT")
     try:
-        yield
+        return find(model.model_id, home.cache / "models", revision=model.revision, endpoint=endpoint)
     except ConfigError as error:
         remedy = f"{error.remedy}; there is no directory {model.model_id} here either"
         raise ConfigError(error.message, remedy=remedy) from error

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from node.gateway.scripted_client import openai_client
 from openai import AsyncOpenAI
+from support.loaded_spans import options_of_load
 from support.plain_records import node_record
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
@@ -28,8 +29,8 @@ from swarm_node.http.server import listen, serving
 
 
 @functools.cache
-def _load_once(directory: Path, start: int, end: int, kv_bytes: int, _copy: int) -> LoadedSpan:
-    return load(directory, start, end, ServerOptions(kv_bytes=kv_bytes))
+def _load_once(directory: Path, start: int, end: int, options: ServerOptions, _copy: int) -> LoadedSpan:
+    return load(directory, start, end, options)
 
 
 def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
@@ -38,7 +39,7 @@ def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
 
     def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
         num_loaded[directory, start, end] += 1
-        return _load_once(directory, start, end, options.kv_bytes, num_loaded[directory, start, end])
+        return _load_once(directory, start, end, options_of_load(options), num_loaded[directory, start, end])
 
     return cached_load
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from support.faults import Fault, FaultScript
+from support.loaded_spans import options_of_load
 from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
@@ -62,10 +63,7 @@ _load_once = functools.cache(load)
 
 def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
     """`load` for hundreds of servers: their spans share weights, which nothing changes."""
-    read: dict[str, Any] = {
-        name: getattr(options, name) for name in ("device", "dtype", "kv_bytes", "max_step_tokens", "published")
-    }
-    return _load_once(directory, start, end, ServerOptions(**read))
+    return _load_once(directory, start, end, options_of_load(options))
 
 
 @dataclass

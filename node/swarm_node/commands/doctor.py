@@ -12,7 +12,6 @@ import logging
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.discovery.peer_names import TIMEOUT_S, Lookup, is_named, resolve
-from swarm.network.libp2p.p2pd_process import p2pd_path
+from swarm.network.libp2p.p2pd_process import listen_failure, p2pd_path
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
@@ -183,22 +182,11 @@ LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_cloc
 
 
 def _port_finding(addr: str) -> Finding:
-    """Return what was found of a port. `addr` is /ip4|ip6/<host>/tcp|udp/<port>…, as its setting's parser made
-    sure."""
-    _, version, host, transport, port, *_ = addr.split("/")
-    family = socket.AF_INET if version == "ip4" else socket.AF_INET6
-    kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
-    try:
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
-            if version == "ip6":  # as libp2p does: the same port of IPv4 may be another's
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, int(port)))
-    except OSError as error:
-        remedy = "choose another with --listen; port 0 takes any free one"
-        message = f"cannot listen on {addr}: {(error.strerror or str(error)).lower()}"
-        return Finding("ports", "fail", message, remedy)
-    return Finding("ports", "ok", f"{addr} is free")
+    error = listen_failure(addr)
+    if error is None:
+        return Finding("ports", "ok", f"{addr} is free")
+    message = f"cannot listen on {addr}: {(error.strerror or str(error)).lower()}"
+    return Finding("ports", "fail", message, "choose another with --listen; port 0 takes any free one")
 
 
 NAMELESS = "doctor"

@@ -250,18 +250,25 @@ def _refuse_taken_ports(listen: Sequence[str]) -> None:
     Whatever else is wrong with an address, the daemon itself says.
     """
     for addr in listen:
-        _, version, host, transport, port, *_ = addr.split("/")
-        if transport != "tcp":
-            continue
-        try:
-            with socket.socket(socket.AF_INET if version == "ip4" else socket.AF_INET6) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if version == "ip6":
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((host, int(port)))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _occupied(f"{host}:{port}") from None
+        _, _, host, transport, port, *_ = addr.split("/")
+        error = listen_failure(addr) if transport == "tcp" else None
+        if error is not None and error.errno == errno.EADDRINUSE:
+            raise _occupied(f"{host}:{port}")
+
+
+def listen_failure(addr: str) -> OSError | None:
+    """Return why nobody can listen at /ip4|ip6/<host>/tcp|udp/<port>… on this machine now; None: one can."""
+    _, version, host, transport, port, *_ = addr.split("/")
+    family = socket.AF_INET if version == "ip4" else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
+            if version == "ip6":  # as libp2p does: the same port of IPv4 may be another's
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, int(port)))
+    except OSError as error:
+        return error
+    return None
 
 
 @contextmanager

@@ -35,18 +35,13 @@ class SimulatedNode:
     """Messages and bytes that it had sent when the measurement began."""
 
     @property
-    def addr(self) -> str:
-        """Return the address at which it can be dialled, without its id."""
-        return addr_of(self.number)
-
-    @property
     def record(self) -> NodeRecord:
         """Return the record in which it tells of itself."""
         memory_bytes = int(self.kind.memory_gib * 2**30)
         return NodeRecord(
             name=f"node-{self.number}",
             version="simulated",
-            addrs=(f"{self.addr}/p2p/{self.identity.peer_id}",),
+            addrs=(f"{addr_of(self.number)}/p2p/{self.identity.peer_id}",),
             device=self.kind.name[:64],
             memory_bytes=memory_bytes,
             free_memory_bytes=memory_bytes,

@@ -184,7 +184,7 @@ class World:
         host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
         node = SimulatedNode(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
         self.nodes[number] = node
-        self._exchange.add(number, node.addr, host)
+        self._exchange.add(number, addr_of(number), host)
         self.measured.count("joined")
         node.task = self._spawn(self._live(node, seed), f"node {number}")
         return identity.peer_id
@@ -222,7 +222,7 @@ class World:
             node.streams = self._training.streams_of(node.identity, node.host)
         try:
             network = await SimulatedNetwork.join(
-                seed, node.host, self._records, addr=node.addr, entries=entries, streams=node.streams
+                seed, node.host, self._records, addr=addr_of(node.number), entries=entries, streams=node.streams
             )
             async with Membership(network) as membership:
                 membership.announce(node.record)

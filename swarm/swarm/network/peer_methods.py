@@ -1,8 +1,8 @@
 """The methods of one node's network: calls and streams to peers, and what this node serves, by the names of methods.
 
-Maps each method to the protocol ids under which peers know it. `calls` carries requests of any size, `opened_streams`
-and `stream_server` the streams of both sides, which `stream_resume` lets go on over another connection. Tasks run in
-the group that it is given.
+Maps each method to the protocol ids under which peers know it. `calls` carries requests of any size, `stream_resume`
+makes the streams that this node opens, and `stream_server` accepts those of peers. Tasks run in the group that it is
+given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from swarm_protocol.errors import PeerTimeout
 from swarm.network.interface import NotServed, ServedMethods, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.opened_streams import OpenedStreams
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.stream_resume import ResumableStreams
 from swarm.network.libp2p.stream_server import StreamServer
@@ -33,8 +32,7 @@ class PeerMethods:
         self._prefix = method_prefix(network_id)
         self.resumable = ResumableStreams(host, watch, self._name("resume", ""))
         self._server = StreamServer(host, tasks, self.resumable)
-        self._opened = OpenedStreams(host, self.resumable)
-        self._calls = Calls(host, self._opened.open)
+        self._calls = Calls(host, self.resumable.open)
         self._calls_served = ServedMethods[UnaryHandler]()
         self._streams_served = ServedMethods[StreamHandler]()
 
@@ -58,7 +56,7 @@ class PeerMethods:
         """Do as `Network.stream`."""
         async with self.asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
             raw = await self._host.open_stream(peer_id, self._name("stream", method))
-        async with self._opened.run(raw, peer_id, timeout_s=timeout_s) as stream:
+        async with self.resumable.opened(raw, peer_id, timeout_s=timeout_s) as stream:
             yield stream
 
     @contextlib.asynccontextmanager

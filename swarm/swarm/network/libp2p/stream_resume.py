@@ -16,11 +16,13 @@ import asyncio
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
+from swarm.network.interface import Stream
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed, Resumption
 from swarm.network.libp2p.path_watch import PathWatch
@@ -80,19 +82,32 @@ class ResumableStreams:
         self._opened: dict[tuple[str, bytes], Libp2pStream] = {}
         self._num_held: Counter[str] = Counter()
 
-    @contextmanager
-    def opened(
-        self, raw: RawStream, peer_id: str, *, timeout_s: float | None, max_message_bytes: int
-    ) -> Iterator[Libp2pStream]:
-        """Make a stream of messages of the stream of bytes that a peer has accepted. While the context lasts, the peer
-        may ask for another one."""
+    @asynccontextmanager
+    async def open(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
+        """Open a stream without a deadline of its own, for a call, which has one deadline for everything."""
+        raw = await self._host.open_stream(peer_id, protocol)
+        async with self.opened(raw, peer_id, timeout_s=None, max_message_bytes=max_bytes) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        raw: RawStream,
+        peer_id: str,
+        *,
+        timeout_s: float | None,
+        max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> AsyncIterator[Stream]:
+        """Run the stream of bytes that a peer has accepted as a stream of messages. While the context lasts, the peer
+        may ask for another stream of bytes."""
         stream_id = new_id()
         write(raw[1], stream_id)
         stream = self._stream(raw, peer_id, self._reopening(peer_id, stream_id), timeout_s, max_message_bytes)
         self._opened[peer_id, stream_id] = stream
         try:
             with self._watch.watching(stream):
-                yield stream
+                async with _pumped(stream):
+                    yield stream
         finally:
             del self._opened[peer_id, stream_id]
 
@@ -191,6 +206,22 @@ class ResumableStreams:
                 pause_s = min(2 * pause_s, _CHECK_S)
         if self._reconnector.may_return(peer_id):
             await asyncio.sleep(GRACE_S)
+
+
+@asynccontextmanager
+async def _pumped(stream: Libp2pStream) -> AsyncIterator[None]:
+    """Read the stream until the context is left, and then leave it."""
+    pump = asyncio.create_task(stream.pump())
+    try:
+        yield
+    finally:
+        pump.cancel()
+        try:
+            await asyncio.wait((pump,))
+        except asyncio.CancelledError:  # again, while it leaves
+            stream.abort()
+            raise
+        stream.leave()
 
 
 class AcceptedStream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from support.faults import Fault, FaultScript
-from support.loaded_spans import options_of_load
+from support.loaded_spans import sharing_load
 from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
@@ -26,7 +25,6 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import ForwardOptions
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.client_state import SessionOptions
@@ -58,12 +56,7 @@ def llama_dir(model_dirs: Callable[[str], Path]) -> Path:
     return model_dirs("llama")
 
 
-_load_once = functools.cache(load)
-
-
-def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-    """`load` for hundreds of servers: their spans share weights, which nothing changes."""
-    return _load_once(directory, start, end, options_of_load(options))
+shared_load = sharing_load()
 
 
 @dataclass
@@ -160,7 +153,7 @@ async def box(
     internet = MemoryInternet(detection_s=detection_s)
     script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
     async with AsyncExitStack() as stack:
-        stack.enter_context(patch("swarm.serving.server.deployment.load", cached_load))
+        stack.enter_context(patch("swarm.serving.server.deployment.load", shared_load))
         stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))

@@ -9,13 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.loaded_spans import sharing_load
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions
-from swarm.serving.server.deployment import LoadedSpan, load
+from swarm.serving.server.deployment import LoadedSpan
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_placer import SETTLE_S, WATCH_S, SpanPlacer
 from swarm.serving.server.span_server import SpanServer
@@ -23,6 +24,9 @@ from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 EQUAL = SpanSpeed(prefill_ms=1.0, decode_ms=1.0, kv_bytes_per_token=128)
+
+load_equal = sharing_load()
+"""`load` of spans that were measured as EQUAL, for these tests alone."""
 
 
 class Town:
@@ -37,6 +41,7 @@ class Town:
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
+        stack.enter_context(patch("swarm.serving.server.deployment.load", load_equal))
         stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
     async def add(self, **options: Any) -> SpanPlacer:
@@ -328,7 +333,7 @@ def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(l
             def broken(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
                 if start == 3:
                     raise IntegrityError("a shard is damaged")
-                return load(model_dir, start, end, options)
+                return load_equal(model_dir, start, end, options)
 
             lonely = next(v for v in place.placers if v.server is not None and v.server.start_block == 3)
             await lonely.close()

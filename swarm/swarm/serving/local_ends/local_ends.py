@@ -129,7 +129,7 @@ def _check_memory(files: ModelFiles, spans: Sequence[tuple[int, int]], dtype: Dt
     A head that is tied to the embedding counts twice, since each end has a copy.
     """
     sizes, item_bytes = weight_sizes(files), DTYPES[dtype].itemsize
-    num_bytes = sum(sizes[tensor] * item_bytes for span in spans for tensor in needed_tensors(files, *span))
+    num_bytes = sum(sizes[tensor] * item_bytes for needed in needed_tensors(files, spans) for tensor in needed)
     free_bytes = psutil.virtual_memory().available
     if num_bytes > free_bytes:
         raise ConfigError(

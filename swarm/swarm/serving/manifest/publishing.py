@@ -97,9 +97,10 @@ def _block_ranges(
             outside[weight] = ranges
         elif block in of_block:
             of_block[block] += ranges
+    first_and_last = (0, 1), (files.num_blocks - 1, files.num_blocks)
     before, after = (
-        merged(each for weight in needed_tensors(files, start, start + 1) for each in outside.get(weight, ()))
-        for start in (0, files.num_blocks - 1)
+        merged(each for weight in needed for each in outside.get(weight, ()))
+        for needed in needed_tensors(files, first_and_last)
     )
     blocks = [merged(ranges) for _, ranges in sorted(of_block.items())]
     num_ranges = len(before) + len(after) + sum(map(len, blocks))

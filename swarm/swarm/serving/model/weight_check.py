@@ -6,17 +6,14 @@ looked for; what is missing inside a block is found when it is loaded. No weight
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from swarm_protocol.errors import IntegrityError, first_few, printable_line
 
-from swarm.building import BUILDING
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.safetensors_reader import read_header
-from swarm.serving.model.weights import block_of_tensors, causal_lm_class, quiet_transformers
+from swarm.serving.model.weights import block_of_tensors, quiet_transformers, whole_model
 
 MAX_NAMED = 3
 """Tensors that a message names; it counts the others."""
@@ -51,8 +48,7 @@ def check_weights(files: ModelFiles) -> None:
 def _differences(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Return the tensors of the whole model that no file has, and those with another number of values than the config
     says; none where the checkpoint's names are not the model's. Shapes are not compared: a family may transpose."""
-    with BUILDING, torch.device("meta"):
-        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
+    model = whole_model(files)
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     weights = model.state_dict()
     known = {name.removeprefix(prefix): name for name in weights}

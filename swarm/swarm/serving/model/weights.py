@@ -58,7 +58,8 @@ def read_model(
 
     def build_and_cut(self: Any, config: Any) -> None:
         model_class.__init__(self, config)
-        needed.update(_cut_to_needed(self, files.parts, start, end))
+        needed.update(_needed_tensors(self, files.parts, start, end))
+        cut(self, start, end)
         # transformers reads them once the model is built
         tensors.update(_open_tensors(files, needed, dtype, held or {}))
 
@@ -72,40 +73,41 @@ def read_model(
     return model
 
 
-def empty_model(files: ModelFiles, start: int, end: int) -> Any:
-    """Build the same model without memory. Raises ConfigError for a family that cannot be cut."""
+def whole_model(files: ModelFiles) -> Any:
+    """Build the whole model without memory. Raises ConfigError for a family that cannot be cut."""
+    model_class = causal_lm_class(files.config)
     with BUILDING, torch.device("meta"):
-        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
-        cut(model, start, end)
+        return model_class(copy.deepcopy(files.config))
+
+
+def empty_model(files: ModelFiles, start: int, end: int) -> Any:
+    """Build the model of `read_model` without memory. Raises ConfigError for a family that cannot be cut."""
+    model = whole_model(files)
+    cut(model, start, end)
     return model
 
 
 def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
     """Return the files that hold tensors of blocks `[start, end)`. Raises ConfigError for a family that cannot be
     cut."""
-    with BUILDING:
-        needed = _needed_tensors(files, causal_lm_class(files.config), start, end)
-    return _shards_of(files, needed)
+    return _shards_of(files, _needed_tensors(whole_model(files), files.parts, start, end))
 
 
-def needed_tensors(files: ModelFiles, start: int, end: int) -> frozenset[str]:
-    """Return the weights of the checkpoint that a server of blocks `[start, end)` reads."""
-    with BUILDING:
-        return frozenset(_needed_tensors(files, causal_lm_class(files.config), start, end).values())
+def needed_tensors(files: ModelFiles, spans: Iterable[tuple[int, int]]) -> list[frozenset[str]]:
+    """Return for each of the `spans` the weights of the checkpoint that a server of these blocks reads."""
+    model = whole_model(files)
+    return [frozenset(_needed_tensors(model, files.parts, start, end).values()) for start, end in spans]
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     """Return the block of each weight of the checkpoint, None for embedding, norm and head."""
-    with BUILDING, torch.device("meta"):
-        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
-    pattern = block_pattern(model)
+    pattern = block_pattern(whole_model(files))
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.parts}
 
 
 def linear_tensors(files: ModelFiles) -> dict[str, int]:
     """Return the tensors of blocks that `quantization` makes smaller, and their number of rows."""
-    with BUILDING, torch.device("meta"):
-        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
+    model = whole_model(files)
     prefix, pattern = f"{model.base_model_prefix}.", block_pattern(model)
     rows = {
         f"{name}.weight": module.out_features
@@ -116,18 +118,17 @@ def linear_tensors(files: ModelFiles) -> dict[str, int]:
     return {name: rows[within] for name, within in in_blocks.items() if within in rows}
 
 
-def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
-    with torch.device("meta"):  # BUILDING is held by the caller
-        model = model_class(copy.deepcopy(files.config))
-    return _cut_to_needed(model, files.parts, start, end)
-
-
-def _cut_to_needed(model: Any, names: Iterable[str], start: int, end: int) -> dict[str, str]:
-    """Cut a whole model, and return its weights among `names`: name in the cut model -> name in the checkpoint."""
+def _needed_tensors(model: Any, names: Iterable[str], start: int, end: int) -> dict[str, str]:
+    """Return the weights among `names` that a whole model has once it is cut: name in the cut model -> name in the
+    checkpoint."""
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
-    before = {name.removeprefix(prefix) for name in model.state_dict()}
-    cut(model, start, end)
-    absent = before - {name.removeprefix(prefix) for name in model.state_dict()}
+    gone = {id(module) for _, _, module in _beyond(model, start, end)}
+    absent = {
+        f"{path}.{name}".removeprefix(prefix)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if id(module) in gone
+        for name in module.state_dict()
+    }
     needed = {}
     for name in names:
         if match := pattern.match(name):
@@ -307,20 +308,9 @@ def block_pattern(model: Any) -> re.Pattern[str]:
 def cut(model: Any, start: int, end: int) -> None:
     """Leave only blocks `[start, end)`, and the embedding and head where they belong to them."""
     path, parent, blocks = block_list(model)
-    is_first, is_last = start == 0, end == len(blocks)
-    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    embedding = model.get_input_embeddings()
-    for owner, way in _owners(model, path):
-        for name, module in list(owner.named_children()):
-            if name == way or next(module.parameters(), None) is None:
-                continue  # what has no weights costs nothing, and some is used before and after the blocks
-            if any(part is embedding for part in module.modules()):
-                stays = is_first or (is_last and is_tied)
-            else:
-                stays = is_first if owner is not model and _is_before_blocks(model, owner, name, way) else is_last
-            if not stays:
-                setattr(owner, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
-    if not is_last:
+    for owner, name, module in list(_beyond(model, start, end)):
+        setattr(owner, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
+    if end < len(blocks):
         model.all_tied_weights_keys = {}
         model._is_hf_initialized = True  # some families' initialization reaches from the model into its head
     setattr(parent, path.rpartition(".")[2], blocks[start:end])
@@ -329,6 +319,24 @@ def cut(model: Any, start: int, end: int) -> None:
             if isinstance(index := getattr(module, name, None), int):
                 setattr(module, name, index - start)
     _cut_config(model.config, start, end)
+
+
+def _beyond(model: Any, start: int, end: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield the modules around the blocks that do not belong to blocks `[start, end)`: owner, name and module."""
+    path, _, blocks = block_list(model)
+    is_first, is_last = start == 0, end == len(blocks)
+    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    embedding = model.get_input_embeddings()
+    for owner, way in _owners(model, path):
+        for name, module in owner.named_children():
+            if name == way or next(module.parameters(), None) is None:
+                continue  # what has no weights costs nothing, and some is used before and after the blocks
+            if any(part is embedding for part in module.modules()):
+                stays = is_first or (is_last and is_tied)
+            else:
+                stays = is_first if owner is not model and _is_before_blocks(model, owner, name, way) else is_last
+            if not stays:
+                yield owner, name, module
 
 
 def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:

@@ -38,9 +38,10 @@ def test_ranges_of_any_span_are_the_bytes_of_the_tensors_that_its_server_reads(
     files = open_model(model_dirs(family))
     manifest = sign(files.directory)
     assert manifest.num_blocks == NUM_BLOCKS
-    for start, end in ((0, 1), (2, 4), (NUM_BLOCKS - 1, NUM_BLOCKS), (0, NUM_BLOCKS)):
+    spans = (0, 1), (2, 4), (NUM_BLOCKS - 1, NUM_BLOCKS), (0, NUM_BLOCKS)
+    for (start, end), needed in zip(spans, needed_tensors(files, spans), strict=True):
         expected: dict[str, set[int]] = {}
-        for name in needed_tensors(files, start, end):
+        for name in needed:
             path = files.shards[name]
             tensor = stored_tensors(path)[name]
             num_bytes = tensor.num_values * tensor.dtype.itemsize

@@ -22,10 +22,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from swarm_compression import Codec
 from swarm_compression.codec import Data
@@ -51,6 +51,9 @@ MOST_BY_SIZE = 0.9
 """The most of the first draws that go by the results' sizes: a lie may also make results small."""
 LEAST_BYTES = 1 << 14
 """Audits may fetch this much in any case: of a small vector that share is less than one leaf of each member."""
+
+_Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
+"""The contributors' slices of leaves, by the leaves' indices in their part."""
 
 
 class Statements(Protocol):
@@ -122,7 +125,10 @@ class Auditing:
         plan = audit_plan(self._group, self._streams.me, self._streams.scheme.codec, self._chance)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._audited(part, parts[part], count)) for part, count in plan.items()]
-        errors = [error for task in running if (error := task.result()) is not None]
+        audited = [task.result() for task in running]
+        # the leaves of all parts at once: with few values a leaf costs little more than its share of the calls
+        lies = await self._streams.off_loop(self._lies, [case for case, _ in audited])
+        errors = [*lies, *(error for _, error in audited if error is not None)]
         # a proven lie matters more than a part that could not be audited
         for error in sorted(errors, key=lambda each: (not isinstance(each, CaughtLying), isinstance(each, NotAudited))):
             raise error
@@ -144,8 +150,9 @@ class Auditing:
                 self._answers[part] = made, self._statements.sign_part(statement)
             return self._answers[part]
 
-    async def _audited(self, part: int, data: Data, num_draws: int) -> PeerError | None:
-        """Return what is wrong with `part`, or why it could not be audited; None if it was and is right."""
+    async def _audited(self, part: int, data: Data, num_draws: int) -> tuple[_PartAudit, PeerError | None]:
+        """Return the audit of `part`, whose slices are still to be compared with its result, and what is wrong even so,
+        or why the part could not be audited; else None."""
         owner, backup = self._group.peer_ids[part], backup_peer(self._group, part)
         failure, violation = "", None
         # if the owner has failed already, nobody waits for it again
@@ -159,31 +166,41 @@ class Auditing:
                     await self._look_at_own(case)
                 else:
                     await self._audit_at(maker, case, num_draws)
-                return violation
+                return case, violation
             except CaughtLying as error:
-                return error
+                return case, error
             except PeerViolation as error:
                 violation = violation or error
                 if not case.statement:
-                    return error
+                    return case, error
             except SwarmError as error:
                 failure = failure or error.message
-        return violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
+        return case, violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
 
     async def _audit_at(self, maker: str, case: _PartAudit, num_draws: int) -> None:
-        """Audit a part at `maker`. Raises CaughtLying, PeerViolation and PeerError; the first is of who has signed."""
-        shown = dict[int, tuple[AuditedSlice, ...]]()
+        """Have `maker` show how it made a part. Raises PeerViolation and PeerError, and CaughtLying of who has signed
+        if what `maker` has shown before it failed proves that."""
+        shown, failure = _Slices(), None
         try:
             await self._streams.while_there(maker, self._ask(maker, case, num_draws, shown))
-        except SwarmError:
+        except SwarmError as error:
+            failure = error
+        case.committed = await self._streams.off_loop(self._committed, case.part, shown)
+        if len(case.committed) < len(shown):
+            failure = PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
+        if failure is not None:
             # what it has shown by then may be against it
-            await self._streams.off_loop(self._compare, maker, case, shown)
-            raise
-        await self._streams.off_loop(self._compare, maker, case, shown)
+            await self._compare_now(case)
+            raise failure
 
-    async def _ask(
-        self, maker: str, case: _PartAudit, num_draws: int, shown: dict[int, tuple[AuditedSlice, ...]]
-    ) -> None:
+    async def _compare_now(self, case: _PartAudit) -> None:
+        """Raises CaughtLying if a signed result does not follow from the slices that have been shown of it."""
+        lies = await self._streams.off_loop(self._lies, [case])
+        case.committed = {}
+        for error in lies:
+            raise error
+
+    async def _ask(self, maker: str, case: _PartAudit, num_draws: int, shown: _Slices) -> None:
         """Let `maker` show the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
         opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
@@ -213,7 +230,8 @@ class Auditing:
         index = next(index for index, (mine, given) in enumerate(pairs) if mine != given)
         if case.statement:
             slices = await self._streams.off_loop(made.slices_of, leaves.start + index)
-            await self._streams.off_loop(self._compare, self._streams.me, case, {index: tuple(slices)})
+            case.committed = {index: tuple(slices)}
+            await self._compare_now(case)
         raise RoundError("the part's owner has given another result than its backup makes")
 
     async def _slices(self, stream: Stream, maker: str) -> tuple[AuditedSlice, ...]:
@@ -238,20 +256,26 @@ class Auditing:
             raise PeerError("it has another result than the owner gave", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
-    def _compare(self, maker: str, case: _PartAudit, shown: Mapping[int, tuple[AuditedSlice, ...]]) -> None:
-        """Raises CaughtLying unless the signed results of leaves, by their index in the part, follow from the slices
-        that `maker` shows of them. What these prove may be against another one, who has signed. Blocks."""
-        group, scheme, first = self._group, self._streams.scheme, part_leaves(self._group, case.part).start
-        committed = {
-            first + index: slices
-            for index, slices in takewhile(lambda one: are_committed(group, first + one[0], one[1]), shown.items())
-        }
-        for leaf, result in reduced_leaves(group, scheme, committed).items():
-            signed = part_leaf(scheme.codec, group, case.part, case.data, leaf - first)
-            if result != signed:
-                raise self._caught(case, leaf, signed, committed[leaf])
-        if len(committed) < len(shown):
-            raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
+    def _committed(self, part: int, shown: _Slices) -> _Slices:
+        """Return of the leaves that are `shown` those before the first one with slices that their senders have not
+        committed to. Blocks."""
+        first = part_leaves(self._group, part).start
+        return dict(takewhile(lambda one: are_committed(self._group, first + one[0], one[1]), shown.items()))
+
+    def _lies(self, cases: Sequence[_PartAudit]) -> list[CaughtLying]:
+        """Return the proof against each who has signed a result that does not follow from the slices shown of it, which
+        may be by another one. Blocks."""
+        group, scheme, lies = self._group, self._streams.scheme, list[CaughtLying]()
+        first = {case.part: part_leaves(group, case.part).start for case in cases}
+        shown = {first[case.part] + index: slices for case in cases for index, slices in case.committed.items()}
+        results = reduced_leaves(group, scheme, shown)
+        for case in cases:
+            for index in case.committed:
+                signed, leaf = part_leaf(scheme.codec, group, case.part, case.data, index), first[case.part] + index
+                if results[leaf] != signed:
+                    lies.append(self._caught(case, leaf, signed, shown[leaf]))
+                    break
+        return lies
 
     def _caught(self, case: _PartAudit, leaf: int, result: bytes, slices: tuple[AuditedSlice, ...]) -> CaughtLying:
         """Return what `slices` prove against who has signed that `result` follows from them."""
@@ -274,7 +298,8 @@ class Auditing:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _PartAudit:
     """Holds the audit of one part: the result `data` with the hash tree over its leaves and their magnitudes, and, once
-    a maker has signed it, the `statement`, its `signer`, and the leaves that were `drawn` then."""
+    a maker has signed it, the `statement`, its `signer`, and the leaves that were `drawn` then. `committed` are the
+    slices that are still to be compared with the result."""
 
     part: int
     data: Data
@@ -283,6 +308,7 @@ class _PartAudit:
     statement: bytes = b""
     signer: str = ""
     drawn: list[int] = field(default_factory=list)
+    committed: _Slices = field(default_factory=dict)
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:

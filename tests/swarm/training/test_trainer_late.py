@@ -85,10 +85,26 @@ def test_member_that_waits_says_for_whom_and_since_when() -> None:
             await asyncio.sleep(30.0)
             named = [each.trainer.waiting for each in (first, second)]
             assert all(waiting is not None and 20.0 < waiting.seconds <= 30.0 for waiting in named)
-            assert any(waiting is not None and waiting.peers == (silent.peer_id,) for waiting in named)
+            assert all(waiting is not None and waiting.peers == (silent.peer_id,) for waiting in named)
             aborts = [event for each in (first, second) for event in each.of(RoundAborted)]
             assert {peer for event in aborts for peer in event.missing} == {silent.peer_id}
             swarm.internet.heal()
             await swarm.finish()
+
+    virtual_time.run(main())
+
+
+def test_each_member_names_all_that_are_missing_and_not_the_next_coordinator_alone() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=4, max_group=5, outer_steps=50)) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(5)]
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.05)
+            for name in ("m0", "m1", "m2"):
+                swarm.kill(name)
+            await asyncio.sleep(60.0)
+            dead = {member.peer_id for member in members[:3]}
+            named = [member.trainer.waiting for member in members[3:]]
+            assert all(waiting is not None and dead == {*waiting.peers} for waiting in named)
 
     virtual_time.run(main())

@@ -318,8 +318,9 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
 
 
 def awaited_peers(state: RoundState) -> tuple[str, ...]:
-    """Return the peers without which the round does not go on: a follower's head, the coordinator, at the coordinator
-    the absent members, and in the vote those that have not voted."""
+    """Return the peers without which the round does not go on: a follower's head, at the coordinator the absent
+    members, elsewhere those that were missing when too few were there, or else the coordinator, and in the vote those
+    that have not voted."""
     setup, group = state.setup, state.signed
     if setup.follows:
         return setup.clusters.heads_of(setup.me)[:1]
@@ -330,7 +331,9 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
         case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
             return tuple(sorted(set(setup.roster) - _ready_members(state)))
         case "forming" | "left_out" | "resting":
-            return (state.coordinator,)
+            is_short = state.attempts.short_since is not None
+            missing = {*state.faults.unreachable, *state.faults.doubted} & set(setup.roster) if is_short else set()
+            return tuple(sorted(missing)) or (state.coordinator,)
         case _:
             return ()
 

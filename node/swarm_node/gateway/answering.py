@@ -34,7 +34,7 @@ from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
 from swarm_node.gateway.request_schema import SamplingRequest
 from swarm_node.gateway.responses import ResponseBuilder, as_json, json_response, usage_of
 from swarm_node.gateway.served_models import Models
-from swarm_node.http.event_stream import DONE, EventStream, cancel_on_disconnect, event
+from swarm_node.http.event_stream import DONE, EventStream, event, wait_disconnected
 from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
@@ -123,16 +123,14 @@ class GenerationResponse(Response):
 
 async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T | Response:
     """Return what `answering` does. If the client leaves before, that is cancelled, and the response has no body."""
-    task = asyncio.create_task(answering)
-    watching = asyncio.create_task(cancel_on_disconnect(receive, task))
+    task, gone = asyncio.create_task(answering), asyncio.create_task(wait_disconnected(receive))
     try:
-        return await task
-    except asyncio.CancelledError:
-        if not watching.done() or watching.cancelled():
-            raise
-        return Response(status_code=CLIENT_GONE)
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=CLIENT_GONE)
     finally:
-        watching.cancel()
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

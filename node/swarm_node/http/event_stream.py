@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from starlette.types import Receive, Send
 
 DONE = b"data: [DONE]\n\n"
@@ -39,9 +36,3 @@ async def wait_disconnected(receive: Receive) -> None:
     """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def cancel_on_disconnect(receive: Receive, task: asyncio.Task[Any]) -> None:
-    """Cancel `task` when the client has left."""
-    await wait_disconnected(receive)
-    task.cancel()

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -150,17 +149,20 @@ def _fetch_all(model: HubModel, names: list[str], on_progress: OnProgress) -> No
     total, done = sum(sizes.values()), 0
     missing = sum(size - _part_bytes(model, name) for name, size in sizes.items() if not _is_there(model, name))
     if (free := shutil.disk_usage(model.directory).free) < missing:
-        raise _no_room(model, f"{missing} bytes are missing and {free} free")
-    on_progress(0, total)
+        raise ConfigError(
+            f"no room in {model.directory} for {model.model_id}: {missing} bytes are missing and {free} free",
+            remedy="free some, or name another cache directory",
+        )
+
+    def on_bytes(num_bytes: int) -> None:
+        on_progress(done + num_bytes, total)
+
+    on_bytes(0)
     for name, size in sizes.items():
         if not _is_there(model, name):
-            _fetch(model, name, size, partial(_report, on_progress, done, total))
+            _fetch(model, name, size, on_bytes)
         done += size
-        on_progress(done, total)
-
-
-def _report(on_progress: OnProgress, before: int, total: int, num_bytes: int) -> None:
-    on_progress(before + num_bytes, total)
+        on_bytes(0)
 
 
 def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
@@ -244,12 +246,6 @@ def _write_atomically(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, "utf-8")
     part.replace(path)
-
-
-def _no_room(model: HubModel, why: str) -> ConfigError:
-    return ConfigError(
-        f"no room in {model.directory} for {model.model_id}: {why}", remedy="free some, or name another cache directory"
-    )
 
 
 @contextmanager

@@ -128,9 +128,9 @@ class Node:
     network: Network
     membership: Membership
     steps: StartupSteps
+    lending: Lending
+    link_use: LinkUse
     limits: TrafficLimits = NO_LIMITS
-    lending: Lending | None = None
-    link_use: LinkUse | None = None
     role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
@@ -152,7 +152,7 @@ class Node:
     @property
     def break_now(self) -> Break | None:
         """Return the break that the node has now, or None if it lends."""
-        return self.lending.break_at(time.time()) if self.lending else None
+        return self.lending.break_at(time.time())
 
     async def announce(self) -> None:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
@@ -184,7 +184,6 @@ class Node:
 
     async def status(self) -> StatusReply:
         pause, lending = self.break_now, self.lending
-        budget_bytes = lending.budget_bytes if lending else 0
         paths = self.peer_paths()
         return StatusReply(
             peer_id=self.network.peer_id,
@@ -202,8 +201,8 @@ class Node:
             memory_bytes=resident_bytes(),
             pause=pause.pause if pause else "",
             lends_again_at=pause.until if pause else None,
-            month_bytes=lending.month_bytes if lending and budget_bytes else 0,
-            month_budget_bytes=budget_bytes,
+            month_bytes=lending.month_bytes if lending.budget_bytes else 0,
+            month_budget_bytes=lending.budget_bytes,
             paths=count_paths(paths),
             peers=await list_peers(paths, self.membership, self.names),
             relaying=relay_status(self.relay_counts()),
@@ -214,7 +213,7 @@ class Node:
 
     def _limit_status(self) -> LimitStatus:
         config, now_s = self.config, asyncio.get_running_loop().time()
-        up_bytes_per_s, down_bytes_per_s = self.link_use.bytes_per_s(now_s) if self.link_use else (0.0, 0.0)
+        up_bytes_per_s, down_bytes_per_s = self.link_use.bytes_per_s(now_s)
         return LimitStatus(
             max_upload_bytes_per_s=config.max_upload,
             max_download_bytes_per_s=config.max_download,

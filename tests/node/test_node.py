@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from swarm.network.traffic import PeerPath
+from swarm.network.traffic import PeerPath, Traffic
 from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway.role import GatewayRole
+from swarm_node.lending.lending import Lending
+from swarm_node.lending.traffic_count import LinkUse
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity, FirstTokenWait, Node, RoleName
 from swarm_node.roles.helper import StandbyRole
@@ -39,6 +41,8 @@ def node_with(activity: Activity, role: RoleName, announced: list[NodeRecord], *
         "hardware": hardware,
         "network": SimpleNamespace(addrs=no_addrs, peer_id=peer_id_of(bytes(32)), network_id="net"),
         "membership": SimpleNamespace(announce=announced.append, rtts_ms=no_round_trips),
+        "lending": Lending((), 0, cast(Any, None), Traffic()),
+        "link_use": LinkUse(Traffic()),
     }
     unused = dict.fromkeys(("home", "identity", "emitter", "steps"), cast(Any, None))
     return Node(**parts, **unused, activity=activity, role=role, **more)

@@ -20,7 +20,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.lending import shifts
 from swarm_node.lending.hours import parse_window
 from swarm_node.lending.lending import Lending
-from swarm_node.lending.traffic_count import MonthlyTraffic
+from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.shutdown import Shutdown
@@ -91,6 +91,7 @@ def _play(
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
                 lending=lending,
+                link_use=LinkUse(Traffic()),
             )
             node.shutdown.grace_s = GRACE_S
             await case(node, lending, out)

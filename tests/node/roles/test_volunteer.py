@@ -17,6 +17,7 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.traffic import Traffic
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
@@ -24,6 +25,8 @@ from swarm.training.run.run_copy import serve_run
 from swarm.training.run.run_file import sign_run
 from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm_node.events.emitter import Emitter
+from swarm_node.lending.lending import Lending
+from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic
 from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer
 from swarm_node.roles.helper import MAX_POSTPONED, HelperRole, ModelNeed, RunNeed
@@ -92,6 +95,8 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 network=mine,
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
+                lending=Lending((), 0, MonthlyTraffic(tmp_path / "traffic.json", 0.0), Traffic()),
+                link_use=LinkUse(Traffic()),
             )
             await test(node, other, others)
         await internet.close()

@@ -26,7 +26,7 @@ FOUND_S = QUIET_S + SILENT_S + ROUND_S
 MOST_S = INTERVAL_S + FOUND_S + MISSING_S + GRACE_S + ROUND_S
 """The time between two steps of the others: it may be drawn to form the next group, and who does form it may not have
 found out itself that it is silent."""
-NUM_STEPS = 11
+NUM_STEPS = 14
 
 
 @pytest.fixture(autouse=True)

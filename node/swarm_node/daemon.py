@@ -29,9 +29,9 @@ from swarm_protocol.identity import Identity
 
 from swarm_node import control, diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
-from swarm_node.lending.lending import Lending, keep_counting
+from swarm_node.lending.lending import Lending
 from swarm_node.lending.shifts import run_in_shifts
-from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_sampling
+from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_counting, keep_sampling
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
 from swarm_node.machine.measuring import keep_measuring
@@ -148,7 +148,8 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     identity = Identity.load(home.identity)
     limits = _limits(config)
     traffic = Traffic(limits)
-    lending = Lending(config.hours, config.monthly_traffic, MonthlyTraffic(home.traffic, time.time()), traffic)
+    month = MonthlyTraffic(home.traffic, time.time())
+    lending = Lending(config.hours, config.monthly_traffic, month)
     use = LinkUse(traffic)
     async with _on_network(config, home, role, traffic) as network, Membership(network) as membership:
         node = Node(
@@ -188,7 +189,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             if role.computes and config.probe != "off":
                 watches.append(tasks.create_task(keep_measuring(node), name="measure"))
             if lending.budget_bytes:
-                watches.append(tasks.create_task(keep_counting(lending), name="count the month's traffic"))
+                watches.append(tasks.create_task(keep_counting(month, traffic), name="count the month's traffic"))
             shutdown.grace_s = config.drain_s
             await (run_in_shifts(node, role, lending, network.allow_relaying) if lending.is_limited else role.run(node))
             shutdown.finished.set()

@@ -201,7 +201,7 @@ class Node:
             memory_bytes=resident_bytes(),
             pause=pause.pause if pause else "",
             lends_again_at=pause.until if pause else None,
-            month_bytes=lending.month_bytes if lending.budget_bytes else 0,
+            month_bytes=lending.month.num_bytes if lending.budget_bytes else 0,
             month_budget_bytes=lending.budget_bytes,
             paths=count_paths(paths),
             peers=await list_peers(paths, self.membership, self.names),

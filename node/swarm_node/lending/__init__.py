@@ -1,1 +1,1 @@
-"""Decides when a node lends its machine: `hours` of the day, and `lending`, which also counts the month's traffic."""
+"""Decides when a node lends its machine: by the `hours` of the day, and by the traffic of the month that it counts."""

@@ -2,14 +2,15 @@
 
     HOME/traffic.json   {"unit": "byte", "months": {"2026-11": …}}
 
-`MonthlyTraffic` counts over restarts: `lending` has it write the file, and a node that is killed forgets what came
-since. The file holds the last few months, so that a clock that is wrong for a while, as of a machine that has just
+`MonthlyTraffic` counts over restarts: `keep_counting` has it write the file, and a node that is killed forgets what
+came since. The file holds the last few months, so that a clock that is wrong for a while, as of a machine that has just
 started, has no month counted anew. If it is broken, the month is, with a warning.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 
 from swarm_node.storage.home import JsonMemory
 
+COUNT_S = 5.0
+SAVE_S = 30.0
 SAMPLE_S = 2.0
 NUM_SAMPLES = 6
 """The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
@@ -61,6 +64,21 @@ class MonthlyTraffic:
     def save(self) -> None:
         """Write the count to disk. Blocks. A disk that refuses is only a warning."""
         self._memory.keep(self._months)
+
+
+async def keep_counting(month: MonthlyTraffic, traffic: Traffic) -> None:
+    """Count until cancelled, and save every SAVE_S and at the end."""
+    saved_s = -SAVE_S
+    try:
+        while True:
+            month.update(traffic.total_bytes, time.time())
+            if (now_s := asyncio.get_running_loop().time()) - saved_s >= SAVE_S:
+                saved_s = now_s
+                await asyncio.to_thread(month.save)
+            await asyncio.sleep(COUNT_S)
+    finally:
+        month.update(traffic.total_bytes, time.time())
+        month.save()
 
 
 def next_month(at: float) -> float:

@@ -24,7 +24,7 @@ NOW = _at("2026-11-23T12:00:00")
 
 def _lending(path: Path, budget_bytes: int, *windows: str, at: float = NOW) -> tuple[Lending, Traffic]:
     traffic = Traffic()
-    return Lending(tuple(map(parse_window, windows)), budget_bytes, MonthlyTraffic(path, at), traffic), traffic
+    return Lending(tuple(map(parse_window, windows)), budget_bytes, MonthlyTraffic(path, at)), traffic
 
 
 def test_month_is_counted_over_restarts_and_begins_anew_with_the_next(tmp_path: Path) -> None:
@@ -32,18 +32,18 @@ def test_month_is_counted_over_restarts_and_begins_anew_with_the_next(tmp_path: 
     for _ in range(3):
         lending, traffic = _lending(path, 10 * GB)
         traffic.sent_in_turn("peer", 2 * GB)
-        lending.count(NOW)
+        lending.month.update(traffic.total_bytes, NOW)
         traffic.received_in_turn("peer", GB)
-        lending.count(NOW)
-        lending.count(NOW)
-        lending.save()
-    assert lending.month_bytes == 9 * GB
+        lending.month.update(traffic.total_bytes, NOW)
+        lending.month.update(traffic.total_bytes, NOW)
+        lending.month.save()
+    assert lending.month.num_bytes == 9 * GB
     assert lending.break_at(NOW) is None
     traffic.sent_in_turn("peer", GB)
     later = _at("2026-12-01T00:00:01")
-    lending.count(later)
-    assert lending.month_bytes == GB
-    assert _lending(path, 10 * GB, at=later)[0].month_bytes == 0
+    lending.month.update(traffic.total_bytes, later)
+    assert lending.month.num_bytes == GB
+    assert _lending(path, 10 * GB, at=later)[0].month.num_bytes == 0
 
 
 @pytest.mark.parametrize("wrong", ["1970-01-01T12:00:00", "2026-12-01T00:00:01", "2038-01-19T00:00:00"])
@@ -51,37 +51,37 @@ def test_clock_that_is_wrong_for_a_while_has_no_month_counted_anew(tmp_path: Pat
     path = tmp_path / "traffic.json"
     lending, traffic = _lending(path, 10 * GB)
     traffic.sent_in_turn("peer", 2 * GB)
-    lending.count(NOW)
-    lending.save()
+    lending.month.update(traffic.total_bytes, NOW)
+    lending.month.save()
     lending, traffic = _lending(path, 10 * GB, at=_at(wrong))
     traffic.sent_in_turn("peer", GB)
-    lending.count(_at(wrong))
-    lending.save()
-    assert lending.month_bytes == GB
+    lending.month.update(traffic.total_bytes, _at(wrong))
+    lending.month.save()
+    assert lending.month.num_bytes == GB
     traffic.sent_in_turn("peer", GB)
-    lending.count(NOW)
-    assert lending.month_bytes == 3 * GB
-    lending.save()
-    assert _lending(path, 10 * GB)[0].month_bytes == 3 * GB
+    lending.month.update(traffic.total_bytes, NOW)
+    assert lending.month.num_bytes == 3 * GB
+    lending.month.save()
+    assert _lending(path, 10 * GB)[0].month.num_bytes == 3 * GB
 
 
 def test_only_the_months_that_were_counted_last_are_remembered(tmp_path: Path) -> None:
     lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
     traffic.sent_in_turn("peer", GB)
     for year in range(2000, 2026):
-        lending.count(NOW)
-        lending.count(_at(f"{year}-01-01T12:00:00"))
-        lending.save()
-    assert _lending(tmp_path / "traffic.json", 10 * GB)[0].month_bytes == GB
+        lending.month.update(traffic.total_bytes, NOW)
+        lending.month.update(traffic.total_bytes, _at(f"{year}-01-01T12:00:00"))
+        lending.month.save()
+    assert _lending(tmp_path / "traffic.json", 10 * GB)[0].month.num_bytes == GB
 
 
 def test_node_stops_near_the_end_of_its_budget_until_the_next_month(tmp_path: Path) -> None:
     lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
     traffic.sent_in_turn("peer", int((1 - RESERVE) * 10 * GB) - 1)
-    lending.count(NOW)
+    lending.month.update(traffic.total_bytes, NOW)
     assert lending.break_at(NOW) is None
     traffic.sent_in_turn("peer", 1)
-    lending.count(NOW)
+    lending.month.update(traffic.total_bytes, NOW)
     pause = lending.break_at(NOW)
     assert pause is not None
     assert (pause.pause, pause.until) == ("budget", _at("2026-12-01T00:00:00"))
@@ -91,7 +91,7 @@ def test_node_stops_near_the_end_of_its_budget_until_the_next_month(tmp_path: Pa
 def test_used_up_budget_ends_in_the_first_hours_of_the_next_month_in_which_the_node_lends(tmp_path: Path) -> None:
     lending, traffic = _lending(tmp_path / "traffic.json", GB, "09:00-17:00")
     traffic.sent_in_turn("peer", GB)
-    lending.count(NOW)
+    lending.month.update(traffic.total_bytes, NOW)
     pause = lending.break_at(NOW)
     assert pause is not None
     assert pause.until == _at("2026-12-01T09:00:00")

@@ -68,9 +68,7 @@ def _play(
         monkeypatch.setattr(shifts, "time", clock)
         monkeypatch.setattr("swarm_node.node.time", clock)
         network, emitter = internet.network(), Emitter(json=True, out=out, err=io.StringIO())
-        lending = Lending(
-            tuple(map(parse_window, hours)), 0, MonthlyTraffic(tmp_path / "traffic.json", MORNING), traffic=Traffic()
-        )
+        lending = Lending(tuple(map(parse_window, hours)), 0, MonthlyTraffic(tmp_path / "traffic.json", MORNING))
         async with Membership(network) as membership:
             node = Node(
                 config=resolve({"home": str(tmp_path)}, env={}),

@@ -95,7 +95,7 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 network=mine,
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
-                lending=Lending((), 0, MonthlyTraffic(tmp_path / "traffic.json", 0.0), Traffic()),
+                lending=Lending((), 0, MonthlyTraffic(tmp_path / "traffic.json", 0.0)),
                 link_use=LinkUse(Traffic()),
             )
             await test(node, other, others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -62,14 +62,17 @@ bodies = st.fixed_dictionaries(likely, optional={field: values for field in FIEL
 wild = st.dictionaries(st.sampled_from(FIELDS), values, max_size=8) | values
 
 
-def _send(send: Callable[[httpx.AsyncClient], Any]) -> httpx.Response:
-    async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(ScriptedClient()), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway/v1") as client:
-            response: httpx.Response = await send(client)
-            return response
+Post = Callable[[str, bytes, str], httpx.Response]
 
-    return asyncio.run(main())
+
+@pytest.fixture(scope="module")
+def post() -> Iterator[Post]:
+    """`post("completions", content, "application/json")`: what one gateway answers to all requests of these tests."""
+    transport = httpx.ASGITransport(create_app(ScriptedClient()), raise_app_exceptions=True)
+    client = httpx.AsyncClient(transport=transport, base_url="http://gateway/v1")
+    with asyncio.Runner() as runner:
+        yield lambda path, content, kind: runner.run(client.post(path, content=content, headers={"content-type": kind}))
+        runner.run(client.aclose())
 
 
 def _check(response: httpx.Response) -> None:
@@ -84,15 +87,14 @@ def _check(response: httpx.Response) -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["completions", "chat/completions"]), bodies | wild)
-def test_any_json_is_answered_or_refused(path: str, body: Any) -> None:
-    content = json.dumps(body).encode()
-    _check(_send(lambda client: client.post(path, content=content, headers={"content-type": "application/json"})))
+def test_any_json_is_answered_or_refused(post: Post, path: str, body: Any) -> None:
+    _check(post(path, json.dumps(body).encode(), "application/json"))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from(["application/json", "text/plain", "application/json; charset=utf-16"]))
-def test_any_bytes_are_refused(content: bytes, kind: str) -> None:
-    _check(_send(lambda client: client.post("completions", content=content, headers={"content-type": kind})))
+def test_any_bytes_are_refused(post: Post, content: bytes, kind: str) -> None:
+    _check(post("completions", content, kind))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ position changes every token after it. Everything is drawn from one seed; a thou
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import itertools
@@ -53,6 +54,7 @@ def ready(length: int, max_step_tokens: int) -> SequenceReady:
     return SequenceReady(sequence_id=bytes(16), max_step_tokens=max_step_tokens, length=length)
 
 
+@functools.lru_cache(maxsize=2**14)  # servers and checks compute the same positions again and again
 def run_blocks(states: States, x: bytes) -> States:
     """One position through blocks that each remember what came before: the new states, the last one the output."""
     new = []

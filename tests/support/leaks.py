@@ -78,9 +78,20 @@ def _descriptors() -> dict[object, str]:
 
 def _children() -> dict[object, str]:
     found: dict[object, str] = {}
+    if _has_none():
+        return found
     for child in psutil.Process().children(recursive=True):
         # a child may end meanwhile; one that has and was not waited for counts
         with suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline()) if child.status() != psutil.STATUS_ZOMBIE else "ended, not waited for"
             found[child.pid, child.create_time()] = f"process {child.pid} {command[:100]}"
     return found
+
+
+def _has_none() -> bool:
+    """Return whether the system says that this process has no children. psutil looks through those of all processes."""
+    children = []
+    # a thread may end meanwhile: then nothing is known
+    with suppress(FileNotFoundError, ProcessLookupError):
+        children = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    return bool(children) and not any(children)

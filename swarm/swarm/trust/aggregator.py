@@ -122,10 +122,12 @@ def shares(weight_LM: Whole) -> Doubles:
 def weighted_median(value_LM: Doubles, weight_LM: Whole) -> Doubles:
     """Return of each leaf the lowest value that, with all below it, has at least half of the weight [L]."""
     order_LM = np.argsort(value_LM, axis=1, kind="stable")
-    below_LM = np.cumsum(np.take_along_axis(weight_LM, order_LM, axis=1), axis=1)
+    # of a few small leaves, `np.take_along_axis` would take as long as all else here
+    rows_L = np.arange(len(value_LM))
+    below_LM = np.cumsum(weight_LM[rows_L[:, None], order_LM], axis=1)
     first_L = np.argmax(2 * below_LM >= below_LM[:, -1:], axis=1)
-    middle_L = np.take_along_axis(order_LM, first_L[:, None], axis=1)
-    return np.take_along_axis(value_LM, middle_L, axis=1)[:, 0]
+    median_L: Doubles = value_LM[rows_L, order_LM[rows_L, first_L]]
+    return median_L
 
 
 def distances(products_LMM: Doubles, coefficients_LM: Doubles) -> Doubles:

@@ -111,7 +111,7 @@ class _Measurement:
         step = 1.0 if outer.optimizer == "average" else outer.learning_rate
         before, moved_N, found = self._loss(self.theta_N), self.theta_N.clone(), dict[str, int]()
         for peer, slice_F in slices.items():
-            moved_N[self.where] = self.theta_N[self.where] - step * slice_F
+            torch.sub(self.theta_N[self.where], slice_F, alpha=step, out=moved_N[self.where])
             found[peer] = effect_of(before - self._loss(moved_N), self.scale)
         return found
 

@@ -40,7 +40,7 @@ from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
 from swarm.training.member import held_out_effects, reductions
-from swarm.training.member.attempt_calls import AttemptCalls
+from swarm.training.member.report_calls import ReportCalls, TakenReports
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
@@ -57,7 +57,8 @@ FEATURES: dict[str, list[tuple[Any, str]]] = {
     "commitments": [(reductions, "committed_tree"), (made_part.MadePart, "check")],
     "audits": [
         (audit, "hashed_part"),
-        (audit.Auditing, "_compare"),
+        (audit.Auditing, "_committed"),
+        (audit.Auditing, "_lies"),
         (made_part.MadePart, "slices_of"),
     ],
     "signatures, votes and locks": [(RunSignatures, name) for name in SIGNATURES],
@@ -127,9 +128,9 @@ class ByteKinds:
             patch.setattr(PartStreams, "open", counted_open)
             for name in ("answer", "_ask"):
                 patch.setattr(Auditing, name, self._of_kind("audits", getattr(Auditing, name)))
-            patch.setattr(RoundDriver, "_sign", self._of_calls("groups", RoundDriver._sign))
-            for kind, name in (("votes", "cast"), ("reports", "report")):
-                patch.setattr(AttemptCalls, name, self._of_calls(kind, getattr(AttemptCalls, name)))
+            patch.setattr(RoundDriver, "_cast", self._of_calls("votes", RoundDriver._cast))
+            patch.setattr(TakenReports, "sign", self._of_calls("groups", TakenReports.sign))
+            patch.setattr(ReportCalls, "send", self._of_calls("reports", ReportCalls.send))
             yield
 
     def _of_kind(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,13 +144,15 @@ class ByteKinds:
         return marked
 
     def _of_calls(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        async def marked(sender: RoundDriver | AttemptCalls, *arguments: Any) -> Any:
-            calls = sender.calls if isinstance(sender, RoundDriver) else sender
-            before = calls.bytes_sent
+        async def marked(sender: RoundDriver | TakenReports | ReportCalls, *arguments: Any) -> Any:
+            def num_bytes() -> int:
+                return sender.num_vote_bytes if isinstance(sender, RoundDriver) else sender.bytes_sent
+
+            before = num_bytes()
             try:
                 return await method(sender, *arguments)
             finally:
-                self.sent[kind] += calls.bytes_sent - before
+                self.sent[kind] += num_bytes() - before
 
         return marked
 

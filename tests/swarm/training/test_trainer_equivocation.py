@@ -49,9 +49,9 @@ def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, t
                 other = context.signatures.sign_vote(replace(action.vote, outcome=outcome))
                 for vote, peers in tells(own, other, action.peers):
                     for peer in peers:
-                        driver.calls._background.create_task(driver.calls._send_vote(peer, vote.to_bytes()))
+                        driver._background.create_task(driver._send_vote(peer, vote.to_bytes()))
 
-            driver.calls.cast = cast  # type: ignore[method-assign]
+            driver._cast = cast  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     return Liar

@@ -1,5 +1,8 @@
 """Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
+Votes are written to disk and sent here. `report_calls` carries reports and signed groups, `cluster_role` the work of
+followers, and `reductions` the slices.
+
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
 ask meanwhile comes in through `round_service`, which calls the public methods.
 """
@@ -10,26 +13,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol.commit_messages import Abort, VoteReply
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowReply, FollowRequest
-from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.evidence.interval_audits import DrawnInterval
-from swarm.training.member.attempt_calls import AttemptCalls, PendingReports
-from swarm.training.member.cluster_head import ClusterHead
-from swarm.training.member.follower import StepFollower
+from swarm.training.member.cluster_role import ClusterRole
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.peer_queries import PeerQueries
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
 from swarm.training.member.reductions import Reductions, commit_slices
+from swarm.training.member.report_calls import ReportCalls, TakenReports
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers, num_lacking
@@ -39,11 +42,10 @@ from swarm.training.round.round_events import (
     Announce,
     Ask,
     CastVote,
-    CredentialsExpired,
     Event,
     Finish,
     GiveUp,
-    Grouped,
+    Lost,
     Offered,
     Query,
     Recover,
@@ -52,6 +54,7 @@ from swarm.training.round.round_events import (
     ShowEvidence,
     Sign,
     Tick,
+    Voted,
 )
 from swarm.training.round.round_state import (
     HeldLock,
@@ -63,10 +66,14 @@ from swarm.training.round.round_state import (
     with_coordinator,
 )
 from swarm.training.state.certificate_history import Proof
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import ContributionLate, Waiting
 
 logger = logging.getLogger(__name__)
+
+ANNOUNCE_TIMEOUT_S = 0.5
+"""Time for which leaving an attempt waits until the others have heard why."""
 
 
 class RoundDriver:
@@ -103,11 +110,9 @@ class RoundDriver:
         self._on_abort = on_abort
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        on_reduced_weight = partial(self.log.refuse, weight=DOWNWEIGHTED)
         self.reductions = Reductions(
-            context,
-            self.feed,
-            on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
-            convict=convictions.convict,
+            context, self.feed, on_reduced_weight=on_reduced_weight, convict=convictions.convict
         )
         self._queries = PeerQueries(
             context,
@@ -118,8 +123,15 @@ class RoundDriver:
             spawn=self._spawn,
             on_certificate=convictions.hear,
         )
-        self._head, self._follower = self._cluster_role()
-        self._reports = PendingReports(self.feed)
+        self._role = ClusterRole(
+            context,
+            self.setup,
+            began_at=state.began_at,
+            on_reduced_weight=on_reduced_weight,
+            on_certificate=self._take_certificate,
+            on_hurry=self.hurry,
+            on_abort=on_abort,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -134,7 +146,17 @@ class RoundDriver:
             feed=self.feed,
             heard=convictions.heard,
         )
-        self.calls = AttemptCalls(context, self._queries, self.groups, feed=self.feed, background=background)
+        self._report_calls = ReportCalls(context, self._queries, self.groups, feed=self.feed)
+        self._reports = TakenReports(
+            context,
+            self.setup,
+            self.groups,
+            feed=self.feed,
+            look_at=self.look_at,
+            on_left_out=partial(self.log.refuse, weight=LEFT_OUT),
+        )
+        self._background = background
+        self.num_vote_bytes = 0
 
     @property
     def setup(self) -> RoundSetup:
@@ -162,8 +184,8 @@ class RoundDriver:
 
     @property
     def bytes_sent(self) -> int:
-        followed = self._follower.bytes_sent if self._follower else 0
-        return self.calls.bytes_sent + self.reductions.bytes_sent + followed
+        senders = (self._report_calls, self._reports, self.reductions, self._role)
+        return self.num_vote_bytes + sum(each.bytes_sent for each in senders)
 
     @property
     def promise(self) -> Promise:
@@ -187,7 +209,7 @@ class RoundDriver:
     @property
     def is_led(self) -> bool:
         """Return whether a head is there that will tell this trainer what is committed."""
-        return self._follower is not None and self._follower.is_led
+        return self._role.is_led
 
     def lost_contribution(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
@@ -214,8 +236,7 @@ class RoundDriver:
             self._group = tasks
             try:
                 self._spawn(self._offer_contribution(), "offer")
-                if self._follower is not None:
-                    self._spawn(self._follower.run(), "follow")
+                self._spawn(self._role.run(), "follow")
                 while not self._certificate:
                     if self._intervals.is_leaving and may_leave_now(self._state):
                         return b""
@@ -253,8 +274,7 @@ class RoundDriver:
         for task in self._tasks:
             task.cancel()
         self.reductions.close()
-        if self._head is not None:
-            self._head.finish(self._certificate)
+        self._role.finish(self._certificate)
         self._drop_contribution()
         self._reports.close()
 
@@ -279,8 +299,7 @@ class RoundDriver:
         """Take the work of `peer`, which follows this member; it waits here until the step is over."""
         if peer in self._state.faults.convicted:
             raise PeerRefused("evidence convicts it of a lie")
-        if self._head is not None and request.state_digest == self.setup.state_digest:
-            await self._head.serve(peer, stream, request.credential)
+        if await self._role.take_work(peer, request, stream):
             return
         self.look_at(peer)  # or this member is behind
         certificate = self._context.replica.position().certificate
@@ -322,15 +341,15 @@ class RoundDriver:
                 self._attempt_tasks.add(task)
                 task.add_done_callback(self._attempt_tasks.discard)
             case Reply(peer=peer, reply=reply):
-                self._reply(peer, reply)
+                self._reports.reply(peer, reply)
             case Query(peers=peers, hurry=hurry):
                 self._query_or_hurry(peers, hurry=hurry)
             case Sign():
-                await self._sign(action)
+                await self._reports.sign(action)
             case CastVote():
-                await self.calls.cast(action)
+                await self._cast(action)
             case Announce(abort=abort, peers=peers):
-                await self.calls.announce(abort, peers)
+                await self._announce(abort, peers)
             case ShowEvidence(peers=peers):
                 self._convictions.show(peers)
             case GiveUp():
@@ -347,11 +366,7 @@ class RoundDriver:
         if offer.delta_F is not None:
             self.log.add("interval", offer.interval_s)
         offer = replace(offer, contribution=replace(offer.contribution, leaving=self._intervals.is_leaving))
-        if self._head is not None:
-            offer = await self._head.gather(offer)
-        if self._follower is not None:
-            self._follower.bring(offer)
-        offer = await commit_slices(self._context, self.setup, offer)
+        offer = await commit_slices(self._context, self.setup, await self._role.bring_in(offer))
         self.offer = offer
         self.feed(Offered(contribution=offer.contribution, interval_s=offer.interval_s))
 
@@ -360,31 +375,6 @@ class RoundDriver:
         until the next collection."""
         if self.offer is not None:
             self.offer = replace(self.offer, delta_F=None, tree=None)
-        if self._follower is not None:
-            self._follower.drop()
-
-    def _cluster_role(self) -> tuple[ClusterHead | None, StepFollower | None]:
-        context, setup = self._context, self.setup
-        if setup.me in setup.clusters.heads:
-            head = ClusterHead(
-                context,
-                setup,
-                began_at=self._state.began_at,
-                on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
-            )
-            return head, None
-        if not setup.follows:
-            return None, None
-        reason = f"the run is full: {context.replica.config.max_trainers} trainers have a place in it"
-        full = GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason, missing=())
-        follower = StepFollower(
-            context,
-            setup,
-            on_certificate=self._take_certificate,
-            on_hurry=self.hurry,
-            on_full=lambda: self._on_abort(full),
-        )
-        return None, follower
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
@@ -406,7 +396,7 @@ class RoundDriver:
         """Return the work of `action`, which ends with the attempt at the latest."""
         match action:
             case Ask():
-                return self.calls.send_report(action)
+                return self._report_calls.send(action)
             case Reduce(signed=signed):
                 return self.reductions.reduce(signed, self.offer)
             case Recover():
@@ -423,16 +413,6 @@ class RoundDriver:
         for task in self._attempt_tasks:
             task.cancel()
 
-    def _reply(self, peer: str, reply: ReadyReply) -> None:
-        if reply.kind == "behind":
-            # or this member is behind
-            self.look_at(peer)
-            position = self._context.replica.position()
-            reply = ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
-        if reply.kind == "left_out":
-            self.log.refuse(peer, reply.reason, LEFT_OUT)
-        self._reports.answer(peer, reply)
-
     def _query_or_hurry(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:
             if peer != self._context.network.peer_id:
@@ -440,19 +420,40 @@ class RoundDriver:
             elif hurry:
                 self.hurry()
 
-    async def _sign(self, action: Sign) -> None:
-        await self._context.failpoints.reached("round.sign")
-        context, at = self._context, self._context.network.now()
-        if any(grant_of(each).expires_at <= at for each in action.group.credentials):
-            # every member would refuse a group that is signed now
-            self.feed(CredentialsExpired(at=at))
-            return
-        signed = context.signatures.sign_group(action.group, at, self.setup.sequence)
-        self.groups.add(signed)
-        await self._context.failpoints.reached("round.signed")
-        for peer in action.group.peer_ids:
-            self.calls.bytes_sent += len(signed.data)
-            self._reply(peer, ReadyReply(kind="group", group=signed.data))
-        for peer, reason in action.left_out.items():
-            self._reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
-        self.feed(Grouped(signed=signed))
+    async def _cast(self, action: CastVote) -> None:
+        """Sign the vote, and send it to the group. `_keep_promise` has written it to disk."""
+        await self._context.failpoints.reached("round.vote")
+        vote = self._context.signatures.sign_vote(action.vote)
+        data = vote.to_bytes()
+        self.feed(Voted(peer=self._context.network.peer_id, vote=vote))
+        for peer in action.peers:
+            self.num_vote_bytes += len(data)
+            # others may still need this vote when this member has seen enough of them
+            self._background.create_task(self._send_vote(peer, data), name=f"vote to {short_id(peer)}")
+
+    async def _send_vote(self, peer: str, data: bytes) -> None:
+        context, lost = self._context, None
+        try:
+            reply = await context.network.call(peer, context.methods.vote, data, timeout_s=CALL_TIMEOUT_S)
+            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
+        except (PeerTimeout, PeerUnreachable) as error:
+            lost = Lost(peer=peer, reason=error.message)
+        except SwarmError as error:
+            logger.warning("%s did not take a vote: %s", short_id(peer), error)
+        await context.failpoints.reached("round.voted")
+        if lost is not None:
+            self.feed(lost)
+
+    async def _announce(self, abort: Abort, peers: tuple[str, ...]) -> None:
+        """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
+        network, method, data = self._context.network, self._context.methods.abort, abort.to_bytes()
+
+        async def tell(peer: str) -> None:
+            try:
+                await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
+            except SwarmError as error:
+                logger.debug("could not tell %s why this member left: %s", short_id(peer), error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(tell(peer))

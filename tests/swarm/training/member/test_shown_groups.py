@@ -136,7 +136,7 @@ def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another(
 
     class Withholding(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            reply = driver._reply
+            reply = driver._reports.reply
 
             def keep_back(peer: str, answer: ReadyReply) -> None:
                 others = [each for each in driver.setup.roster if each != context.network.peer_id]
@@ -145,7 +145,7 @@ def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another(
                     return
                 reply(peer, answer)
 
-            driver._reply = keep_back  # type: ignore[method-assign]
+            driver._reports.reply = keep_back  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     async def main() -> None:

@@ -1,18 +1,15 @@
-"""Carries what members tell each other in the attempts of one step: reports and answers, votes, and why one leaves.
+"""Carries the reports of one step to the coordinators of its attempts, and their answers.
 
-`AttemptCalls` sends what the state machine decides; `PendingReports` keeps the reports that came to this member as
-their coordinator. The driver of the step owns both.
+`ReportCalls` sends this member's report; `TakenReports` keeps those that came to this member as their coordinator, and
+signs the group. The driver of the step owns both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
-from swarm_protocol.commit_messages import Abort, VoteReply
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
-from swarm_protocol.identity import short_id
+from swarm_protocol.errors import SwarmError
 from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
@@ -21,7 +18,6 @@ from swarm.training.member.peer_queries import PeerQueries
 from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import (
     Ask,
-    CastVote,
     CredentialsExpired,
     Event,
     Grouped,
@@ -29,14 +25,12 @@ from swarm.training.round.round_events import (
     Lost,
     Moved,
     Reported,
-    Voted,
+    Sign,
     Withdrew,
 )
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
-
-logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Time for which a coordinator keeps a report waiting before the member has to send it again. A coordinator that is
@@ -44,33 +38,21 @@ stopped, but whose connection does not break, is noticed after at most this and 
 MISSING_S = 1.0
 """Time within which a coordinator that was missing in an earlier attempt has to answer a small call. It has been waited
 for at length in that attempt, and each further attempt that it coordinates would cost the others as long again."""
-ANNOUNCE_TIMEOUT_S = 0.5
-"""Time for which leaving an attempt waits until the others have heard why."""
 
 
-class AttemptCalls:
-    """Send this member's reports and votes, and count the bytes. `feed` takes the events that follow from the answers.
-
-    `background` outlives the step: others may still need a vote when this member has seen enough of them.
-    """
+class ReportCalls:
+    """Send this member's reports, and count the bytes. `feed` takes the events that follow from the answers."""
 
     def __init__(
-        self,
-        context: RunContext,
-        queries: PeerQueries,
-        groups: ShownGroups,
-        *,
-        feed: Callable[[Event], None],
-        background: asyncio.TaskGroup,
+        self, context: RunContext, queries: PeerQueries, groups: ShownGroups, *, feed: Callable[[Event], None]
     ) -> None:
         self.bytes_sent = 0
         self._context = context
         self._queries = queries
         self._groups = groups
         self._feed = feed
-        self._background = background
 
-    async def send_report(self, action: Ask) -> None:
+    async def send(self, action: Ask) -> None:
         """Report to the coordinator until it decides."""
         await self._context.failpoints.reached("round.ready")
         context, peer, num_bytes = self._context, action.peer, 0
@@ -110,54 +92,34 @@ class AttemptCalls:
                 further = await self._queries.overtaken(peer, reply.certificate)
                 return further or Lost(peer=peer, reason="it starts from another state")
 
-    async def cast(self, action: CastVote) -> None:
-        await self._context.failpoints.reached("round.vote")
-        vote = self._context.signatures.sign_vote(action.vote)
-        data = vote.to_bytes()
-        self._feed(Voted(peer=self._context.network.peer_id, vote=vote))
-        for peer in action.peers:
-            self.bytes_sent += len(data)
-            # others may still need this vote when this member has seen enough of them
-            self._background.create_task(self._send_vote(peer, data), name=f"vote to {short_id(peer)}")
 
-    async def _send_vote(self, peer: str, data: bytes) -> None:
-        context, lost = self._context, None
-        try:
-            reply = await context.network.call(peer, context.methods.vote, data, timeout_s=CALL_TIMEOUT_S)
-            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
-        except (PeerTimeout, PeerUnreachable) as error:
-            lost = Lost(peer=peer, reason=error.message)
-        except SwarmError as error:
-            logger.warning("%s did not take a vote: %s", short_id(peer), error)
-        await context.failpoints.reached("round.voted")
-        if lost is not None:
-            self._feed(lost)
+class TakenReports:
+    """Keep the reports that wait at this member, their coordinator, for what the state machine answers: one of each
+    peer. Count the bytes of the groups that it signs. `on_left_out` is called with each peer that is left out, and why.
+    """
 
-    async def announce(self, abort: Abort, peers: tuple[str, ...]) -> None:
-        """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
-        network, method, data = self._context.network, self._context.methods.abort, abort.to_bytes()
-
-        async def tell(peer: str) -> None:
-            try:
-                await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
-            except SwarmError as error:
-                logger.debug("could not tell %s why this member left: %s", short_id(peer), error)
-
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(tell(peer))
-
-
-class PendingReports:
-    """Keep the reports that wait here for what the state machine answers, one of each peer."""
-
-    def __init__(self, feed: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        setup: RoundSetup,
+        groups: ShownGroups,
+        *,
+        feed: Callable[[Event], None],
+        look_at: Callable[[str], None],
+        on_left_out: Callable[[str, str], None],
+    ) -> None:
+        self.bytes_sent = 0
+        self._context = context
+        self._setup = setup
+        self._groups = groups
         self._feed = feed
+        self._look_at = look_at
+        self._on_left_out = on_left_out
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
 
     async def take(self, peer: str, ready: Ready) -> ReadyReply:
-        """Take the report of `peer`, which waits here until `answer`, or for POLL_S."""
-        self.answer(peer, ReadyReply(kind="pending"))
+        """Take the report of `peer`, which waits here until it is answered, or for POLL_S."""
+        self._answer(peer, ReadyReply(kind="pending"))
         answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
         self._waiting[peer] = answer
         self._feed(Reported(peer=peer, ready=ready))
@@ -171,12 +133,40 @@ class PendingReports:
                 self._feed(Withdrew(peer=peer))
             raise
 
-    def answer(self, peer: str, reply: ReadyReply) -> None:
-        """Answer `peer`, if its report waits here."""
-        if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
-            waiting.set_result(reply)
+    async def sign(self, action: Sign) -> None:
+        """Sign the group, and answer the reports of its members with it."""
+        await self._context.failpoints.reached("round.sign")
+        context, at = self._context, self._context.network.now()
+        if any(grant_of(each).expires_at <= at for each in action.group.credentials):
+            # every member would refuse a group that is signed now
+            self._feed(CredentialsExpired(at=at))
+            return
+        signed = context.signatures.sign_group(action.group, at, self._setup.sequence)
+        self._groups.add(signed)
+        await self._context.failpoints.reached("round.signed")
+        for peer in action.group.peer_ids:
+            self.bytes_sent += len(signed.data)
+            self.reply(peer, ReadyReply(kind="group", group=signed.data))
+        for peer, reason in action.left_out.items():
+            self.reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
+        self._feed(Grouped(signed=signed))
+
+    def reply(self, peer: str, reply: ReadyReply) -> None:
+        """Answer the report of `peer` as the state machine has decided, if it waits here."""
+        if reply.kind == "behind":
+            # or this member is behind
+            self._look_at(peer)
+            position = self._context.replica.position()
+            reply = ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
+        if reply.kind == "left_out":
+            self._on_left_out(peer, reply.reason)
+        self._answer(peer, reply)
 
     def close(self) -> None:
         """Tell all peers whose reports wait here to report again."""
         for peer in list(self._waiting):
-            self.answer(peer, ReadyReply(kind="pending"))
+            self._answer(peer, ReadyReply(kind="pending"))
+
+    def _answer(self, peer: str, reply: ReadyReply) -> None:
+        if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
+            waiting.set_result(reply)

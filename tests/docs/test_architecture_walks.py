@@ -26,8 +26,9 @@ def hops(walk: str) -> list[tuple[str, str]]:
 
 
 def file_of(path: str) -> Path:
-    found = [each for each in (ROOT / "swarm" / "swarm").rglob(Path(path).name) if each.as_posix().endswith(f"/{path}")]
-    found += [ROOT / path] if (ROOT / path).is_file() else []
+    packages = [ROOT / each for each in ("swarm", "node", "protocol", "compression")]
+    named = [each for package in packages for each in package.rglob(Path(path).name)]
+    found = [each for each in named if each.as_posix().endswith(f"/{path}")]
     assert len(found) == 1, f"{path} names {len(found)} files"
     return found[0]
 
@@ -65,3 +66,10 @@ def test_walk_numbers_each_file_that_its_hops_name_and_takes_few(walk: str) -> N
     named = {path for _, text in hops(walk) for path in re.findall(r"`([\w/]+\.py)`", text)}
     assert not named - files, "a file that a hop names is passed, too"
     assert len(files) <= NUM_FILES.get(walk, 5)
+
+
+def test_names_in_the_text_between_hops_are_in_the_files_that_it_says() -> None:
+    told = re.findall(r"`(_?\w+(?:\.\w+)?)` in\s+`([\w/]+\.py)`", PAGE)
+    assert len(told) > 30
+    for name, path in told:
+        assert_is_in(name, path)

@@ -53,7 +53,7 @@ def create(flags: Flags) -> int:
         )
     owned.renew_own()
     invitation = owned.invite(rights, lifetime_s=lifetime_s, seeds=seeds, node=node, note=note)
-    give_word(invitation.text(), options["out"], emitter)
+    give_text(invitation.text(), options["out"], emitter)
     emitter.emit(
         "invited",
         serial=f"{invitation.terms.serial:016x}",
@@ -67,13 +67,14 @@ def create(flags: Flags) -> int:
     return 0
 
 
-def give_word(word: str, out: Path | None, emitter: Emitter) -> None:
-    """Print an invitation, or write it to `out`: before it is told that there is one, since a disk may be full."""
+def give_text(text: str, out: Path | None, emitter: Emitter) -> None:
+    """Print an invitation or a vouch, or write it to `out`: before it is told that there is one, as a disk may be
+    full."""
     if out is None:
-        emitter.result(word)
+        emitter.result(text)
         return
     with explained(f"write {out}", option="--out"):
-        write_private(out, word.encode() + b"\n")
+        write_private(out, text.encode() + b"\n")
 
 
 def show(flags: Flags) -> int:

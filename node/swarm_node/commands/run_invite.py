@@ -30,7 +30,7 @@ from swarm_protocol.run_credentials import (
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
-from swarm_node.commands.invite import give_word, lifetime_of, peer_option
+from swarm_node.commands.invite import give_text, lifetime_of, peer_option
 from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import utc
@@ -74,7 +74,7 @@ def invite(flags: Flags) -> int:
     terms = invitation.terms
     assert terms is not None
     others = "one node that has it" if max_uses == 1 else f"the first {max_uses} nodes"
-    give_word(invitation.text(), out, emitter)
+    give_text(invitation.text(), out, emitter)
     emitter.emit(
         "run_invited",
         run=run.run_id,
@@ -167,7 +167,7 @@ def vouch(flags: Flags) -> int:
     run = load_signed_run(path)
     _check_vouching(run, Home(flags.resolve().home))
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
-    give_word(word.text(), out, emitter)
+    give_text(word.text(), out, emitter)
     emitter.emit(
         "vouched",
         run=run.run_id,

@@ -28,7 +28,6 @@ from swarm_node.settings.parsers import MAX_DURATION_S, length_of_time
 
 MAX_MEMBERS_BYTES = 1 << 16
 
-
 _EVERY = length_of_time(1, MAX_DURATION_S, "such as 30m, 12h or 7d")
 
 

@@ -126,7 +126,10 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
     task, gone = asyncio.create_task(answering), asyncio.create_task(wait_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=CLIENT_GONE)
+        if task.done():
+            return task.result()
+        gone.result()  # raises what receiving has raised
+        return Response(status_code=CLIENT_GONE)
     finally:
         gone.cancel()
         task.cancel()

@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from openai.types import Completion
+from starlette.types import Message
 from swarm.client.request import ContextExceeded
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.metrics import TraceStore
 from swarm_node.http import server
@@ -363,3 +365,21 @@ def test_trace_store_keeps_a_finished_trace_as_it_was() -> None:
     store.finish("a")
     value["tokens"] = 2
     assert store.get("a") == {"tokens": 1}
+
+
+def test_failure_to_hear_of_the_client_ends_the_answer_and_is_raised() -> None:
+    ended = asyncio.Event()
+
+    async def broken() -> Message:
+        await asyncio.sleep(0)  # the answer has begun
+        raise RuntimeError("the connection broke")
+
+    async def answering() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(RuntimeError, match="the connection broke"):
+        asyncio.run(until_gone(broken, answering()))
+    assert ended.is_set()

@@ -74,7 +74,7 @@ def read_model(
 
 
 def whole_model(files: ModelFiles) -> Any:
-    """Build the whole model without memory. Raises ConfigError for a family that cannot be cut."""
+    """Build the whole model without memory. Raises ConfigError as `causal_lm_class` does."""
     model_class = causal_lm_class(files.config)
     with BUILDING, torch.device("meta"):
         return model_class(copy.deepcopy(files.config))

@@ -1,6 +1,6 @@
 """The request that a pipeline answers, and the token that may have gone with a lost server.
 
-Both are plain values of the pipeline, without I/O.
+Both are plain values of the pipeline, without I/O. A request also notes in the traces of stages what a token took.
 """
 
 from __future__ import annotations

@@ -123,29 +123,14 @@ class RoundDriver:
             spawn=self._spawn,
             on_certificate=convictions.hear,
         )
-        self._role = ClusterRole(
-            context,
-            self.setup,
-            began_at=state.began_at,
-            on_reduced_weight=on_reduced_weight,
-            on_certificate=self._take_certificate,
-            on_hurry=self.hurry,
-            on_abort=on_abort,
-        )
+        self._role = self._cluster_role(on_reduced_weight)
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
         self._kept: tuple[int, HeldLock | None, OwnPrepareVote | None] | None = None
-        self.groups = ShownGroups(
-            context,
-            self.setup.roster,
-            attempt=lambda: self.attempt,
-            coordinator=lambda: self._state.coordinator,
-            feed=self.feed,
-            heard=convictions.heard,
-        )
+        self.groups = self._shown_groups()
         self._report_calls = ReportCalls(context, self._queries, self.groups, feed=self.feed)
         self._reports = TakenReports(
             context,
@@ -375,6 +360,27 @@ class RoundDriver:
         until the next collection."""
         if self.offer is not None:
             self.offer = replace(self.offer, delta_F=None, tree=None)
+
+    def _cluster_role(self, on_reduced_weight: Callable[[str, str], None]) -> ClusterRole:
+        return ClusterRole(
+            self._context,
+            self.setup,
+            began_at=self._state.began_at,
+            on_reduced_weight=on_reduced_weight,
+            on_certificate=self._take_certificate,
+            on_hurry=self.hurry,
+            on_abort=self._on_abort,
+        )
+
+    def _shown_groups(self) -> ShownGroups:
+        return ShownGroups(
+            self._context,
+            self.setup.roster,
+            attempt=lambda: self.attempt,
+            coordinator=lambda: self._state.coordinator,
+            feed=self.feed,
+            heard=self._convictions.heard,
+        )
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""

@@ -10,11 +10,7 @@ from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 
 _READ = ("device", "dtype", "kv_bytes", "max_step_tokens", "published")
-
-
-def options_of_load(options: ServerOptions) -> ServerOptions:
-    """Return the options that `deployment.load` reads, without the others: equal ones lead to equal spans."""
-    return ServerOptions(**{name: getattr(options, name) for name in _READ})
+"""The options that `deployment.load` reads: equal ones lead to equal spans."""
 
 
 def sharing_load() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
@@ -22,6 +18,7 @@ def sharing_load() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
     load_once = functools.cache(load)
 
     def shared_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-        return load_once(directory, start, end, options_of_load(options))
+        read = ServerOptions(**{name: getattr(options, name) for name in _READ})
+        return load_once(directory, start, end, read)
 
     return shared_load

@@ -92,7 +92,7 @@ def iso(at: float) -> str:
 
 def named(name: str | None, peer_id: str) -> str:
     """Return a name for people: the peer's own, or its id's end."""
-    return plain(name or "", MAX_NAME_CHARS) or short_id(peer_id)
+    return plain(name or "", MAX_NAME_CHARS) or short_id(plain(peer_id))
 
 
 def in_url(text: str) -> str:

@@ -71,6 +71,7 @@ def test_plain_text_is_one_line_without_what_hides_or_reorders(text: str, limit:
 
 def test_a_name_that_shows_nothing_is_the_end_of_the_peer_id() -> None:
     assert wording.named("\u200b \x00", "12D3KooWabcdefgh") == "…abcdefgh"
+    assert "\u202e" not in wording.named(None, "12D3KooWab\u202ecdefgh"), "an id may come from a database"
     assert wording.named("heron", "12D3KooWabcdefgh") == "heron"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,24 +12,22 @@ from unittest.mock import patch
 
 from node.gateway.scripted_client import openai_client
 from openai import AsyncOpenAI
-from support.loaded_spans import options_of_load
+from support.loaded_spans import sharing_load
 from support.plain_records import node_record
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.client.async_client import ClientOptions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.serving.server.deployment import LoadedSpan, load
+from swarm.serving.server.deployment import LoadedSpan
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.http.server import listen, serving
 
-
-@functools.cache
-def _load_once(directory: Path, start: int, end: int, options: ServerOptions, _copy: int) -> LoadedSpan:
-    return load(directory, start, end, options)
+COPIES: defaultdict[int, Callable[[Path, int, int, ServerOptions], LoadedSpan]] = defaultdict(sharing_load)
+"""What loads a span for the first server of a swarm that serves it, for the second, and so on."""
 
 
 def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
@@ -39,7 +36,7 @@ def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
 
     def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
         num_loaded[directory, start, end] += 1
-        return _load_once(directory, start, end, options_of_load(options), num_loaded[directory, start, end])
+        return COPIES[num_loaded[directory, start, end]](directory, start, end, options)
 
     return cached_load
 

@@ -7,10 +7,10 @@ signs the group. The driver of the step owns both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.run_credentials import grant_of
+from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.allreduce.peer_connections import SILENT_S
@@ -64,7 +64,7 @@ class ReportCalls:
         try:
             while reply.kind == "pending":
                 at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
-                if any(grant_of(each).expires_at <= at for each in action.ready.credentials):
+                if _any_expires_by(at, action.ready.credentials):
                     # the coordinator would refuse the report, and seem to be gone
                     self._feed(CredentialsExpired(at=at))
                     return
@@ -137,7 +137,7 @@ class TakenReports:
         """Sign the group, and answer the reports of its members with it."""
         await self._context.failpoints.reached("round.sign")
         context, at = self._context, self._context.network.now()
-        if any(grant_of(each).expires_at <= at for each in action.group.credentials):
+        if _any_expires_by(at, action.group.credentials):
             # every member would refuse a group that is signed now
             self._feed(CredentialsExpired(at=at))
             return
@@ -170,3 +170,7 @@ class TakenReports:
     def _answer(self, peer: str, reply: ReadyReply) -> None:
         if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
             waiting.set_result(reply)
+
+
+def _any_expires_by(at: float, credentials: Iterable[RunCredential]) -> bool:
+    return any(grant_of(each).expires_at <= at for each in credentials)

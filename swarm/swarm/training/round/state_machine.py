@@ -115,8 +115,8 @@ def begin(
     """Return the state at the beginning of the member's interval.
 
     `accused` are the peers that it saw break the protocol at earlier steps, and `convicted` those of them whom evidence
-    convicts. `promise` is its newest one, also of an
-    earlier process. `interval_s` is the duration of its last interval; 0 if it had none. `began_at` is now.
+    convicts. `promise` is its newest one, also of an earlier process. `interval_s` is the duration of its last
+    interval; 0 if it had none. `began_at` is now.
     """
     convicted_of = dict.fromkeys(convicted, CONVICTED)
     faults = Faults(accused={**convicted_of, **accused}, convicted=convicted)

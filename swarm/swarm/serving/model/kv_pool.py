@@ -176,5 +176,5 @@ class Prefault:
             self._thread.submit(self._pool.make_resident, first, end)
 
     def close(self, *, wait: bool) -> None:
-        """Request no more pages; with `wait`, block until those requested are resident."""
+        """Drop the requests that wait; with `wait`, block until the one under way has ended."""
         self._thread.shutdown(wait=wait, cancel_futures=True)

@@ -139,6 +139,8 @@ def test_engine_asks_at_its_start_and_as_its_sequences_grow(monkeypatch: pytest.
         await generate(sequence, prompt_of(PAGE_TOKENS), 2 * PAGE_TOKENS)
         assert engine.pages.num_touched == 3
         sequence.close()
+        # its thread takes requests in their order, and an engine that closes drops those that still wait
+        engine._prefault._thread.submit(lambda: None).result()
 
     with_engine(work, num_pages=20)
     assert asked == [(0, 4), (4, 6)]

@@ -37,7 +37,7 @@ _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""
 
 LINGER_S = 5.0
-"""Time for the last frames to reach the other side, and for a caller to leave once its handler has returned."""
+"""Time for the last frames of a side that leaves to reach the other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,8 @@ class Libp2pStream:
         self._attached = asyncio.Event()  # wakes who waits for another byte stream
         self._finished = False
         self._error: SwarmError | None = None
+        self.num_signs = 0
+        """Frames that have come, acknowledgements included: of one that takes data there is one a second at least."""
 
     # --- what users of a stream see ---------------------------------------------------------------------------------
 
@@ -158,13 +160,12 @@ class Libp2pStream:
             violation.peer_id = self.peer_id
             self._fail(violation)
 
-    async def end(self, error: BaseException | None = None) -> None:
-        """Tell the other side that this side has ended, and why if it failed."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell the other side that this side has ended, and why if it failed. It hears so as long as `pump` runs."""
         if not self._is_over:
             last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
             self._put(last)
             self._finished = True
-            await self._drain()
 
     def leave(self) -> None:
         """Tell the other side that nobody is here any more, and close. Bytes already sent still leave; nothing more is
@@ -223,6 +224,7 @@ class Libp2pStream:
         return self._unread.announce(length)
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
+        self.num_signs += 1
         if kind == Kind.ACK:
             self._is_acknowledged = True
             if self._sent is not None:

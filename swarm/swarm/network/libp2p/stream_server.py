@@ -30,6 +30,14 @@ MAX_STREAMS_PER_PEER = 256
 MAX_STREAMS = 4096
 """Streams of all peers: sixteen peers with as many as one may have, or a thousand with a few."""
 
+QUIET_S = 15.0
+"""Time without a sign of a caller, once its handler has returned, after which it is taken to have left. What the last
+frames wait behind on a slow link delays one by seconds."""
+
+MAX_LINGER_S = 400.0
+"""Maximum time for the last frames to reach a caller: a full window over the slowest link that a node may have (see
+`traffic.MIN_BYTES_PER_S`) takes less."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -103,8 +111,8 @@ class StreamServer:
         try:
             await asyncio.wait((pump, handling), return_when=asyncio.FIRST_COMPLETED)
             if handling.done():
-                await stream.end(handling.result())
-                await asyncio.wait((pump,), timeout=LINGER_S)
+                stream.end(handling.result())
+                await _linger(stream, pump)
         except asyncio.CancelledError:
             stream.give_way(PeerUnreachable("the peer has closed"))
             raise
@@ -112,6 +120,15 @@ class StreamServer:
             handling.cancel()
             pump.cancel()
             await asyncio.wait((pump, handling))
+
+
+async def _linger(stream: Libp2pStream, pump: asyncio.Task[None]) -> None:
+    """Wait until the caller has left, for as long as it shows that what was sent still comes to it."""
+    loop = asyncio.get_running_loop()
+    until, num_signs = loop.time() + MAX_LINGER_S, -1
+    while not pump.done() and num_signs != stream.num_signs and loop.time() < until:
+        num_signs = stream.num_signs
+        await asyncio.wait((pump,), timeout=QUIET_S)
 
 
 async def _refuse(stream: Libp2pStream) -> None:

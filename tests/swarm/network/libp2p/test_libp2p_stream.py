@@ -132,7 +132,9 @@ def test_side_whose_long_frame_is_under_way_hears_that_the_path_works_and_answer
             await _until_heard(receiver)
             written = list[object]()
             sender._outbox.write = lambda frame, **_: written.append(frame)  # type: ignore[method-assign]
+            num_signs = sender.num_signs
             await _until_heard(sender)
+            assert sender.num_signs == num_signs + 1
             assert not sender.acknowledge()
             assert written == []
             sender._writer.write(body[50_000:])

@@ -80,11 +80,13 @@ class StreamServer:
         protocol, handler, max_bytes = self._handlers[info.proto]
         with self._slots.taken(peer_id) as has_room:
             try:
+                if has_room and not await self._admits(peer_id, protocol):
+                    return
+                async with asyncio.timeout(OPENING_TIMEOUT_S):
+                    stream_id = await reader.readexactly(ID_BYTES)
                 if not has_room:
                     await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
-                elif await self._admits(peer_id, protocol):
-                    async with asyncio.timeout(OPENING_TIMEOUT_S):
-                        stream_id = await reader.readexactly(ID_BYTES)
+                else:
                     raw = (reader, writer)
                     with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:
                         await self._handle(stream, handler)

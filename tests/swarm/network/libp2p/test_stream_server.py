@@ -1,15 +1,24 @@
-"""How long an accepted stream is kept once its handler has ended."""
+"""How long an accepted stream is kept once its handler has ended, or where it is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from swarm.network import framing
+from swarm.network.framing import Kind
 from swarm.network.interface import Stream
+from swarm.network.libp2p import stream_server
+from swarm.network.libp2p.daemon_control import write_message
+from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.stream_server import MAX_LINGER_S, QUIET_S, StreamServer
+from swarm.network.multiaddr import peer_id_bytes
 from swarm.testing import virtual_time
+from swarm_protocol.identity import Identity
+from swarm_protocol.proto import p2pd_pb2
 
 TAKES_S = 60.0
 
@@ -61,3 +70,32 @@ def test_caller_is_waited_for_while_it_takes_what_its_handler_has_sent(
         assert caller.has_left == has_left
 
     virtual_time.run(main())
+
+
+def test_caller_that_is_refused_is_waited_for_until_it_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_server, "MAX_STREAMS_PER_PEER", 0)
+
+    async def handler(_peer_id: str, _stream: Stream) -> None:
+        raise AssertionError("it was served")
+
+    async def main() -> None:
+        server = _server()
+        server._handlers["method"] = "method", handler, 0
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=far)
+        serving = asyncio.create_task(server._serve_one(*await asyncio.open_unix_connection(sock=near)))
+        caller = peer_id_bytes(Identity(bytes(32)).peer_id)
+        write_message(writer, p2pd_pb2.StreamInfo(peer=caller, addr=b"", proto="method"))
+        writer.write(b"\xff" * ID_BYTES)
+        kind, length = framing.parse_header(await reader.readexactly(framing.HEADER.size))
+        assert kind is Kind.FAILURE
+        assert b"as many streams are open" in await reader.readexactly(length)
+        writer.write(framing.frame(Kind.DATA, b"what was on its way") + framing.acknowledgement(1))
+        await asyncio.sleep(0)
+        assert not serving.done()
+        writer.write(framing.frame(Kind.END))
+        async with asyncio.timeout(5):
+            await serving
+        writer.transport.abort()
+
+    asyncio.run(main())

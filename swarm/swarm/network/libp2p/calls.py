@@ -39,7 +39,8 @@ MAX_BULK_PER_PEER = 4
 """Large requests of a peer that are received at once; others' streams wait, each with a window unread."""
 
 BULK_S = 300.0
-"""The largest message over a slow uplink, of 250 kB/s."""
+"""Time for a large request to come, or a large response to leave: the largest message over a slow uplink, of 250 kB/s.
+"""
 
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 TOKEN_BYTES = 16
@@ -109,7 +110,7 @@ class Calls:
 
     def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
         async def handle(peer_id: str, stream: Stream) -> None:
-            await stream.send(await handler(peer_id, await self._receive(peer_id, stream)))
+            await _respond(peer_id, stream, await handler(peer_id, await self._receive(peer_id, stream)))
 
         return handle
 
@@ -137,7 +138,7 @@ class Calls:
         if recipient != peer_id:
             raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
         self._drop(token)
-        await stream.send(response)
+        await _respond(peer_id, stream, response)
 
     def _keep(self, peer_id: str, response: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)
@@ -155,3 +156,12 @@ class Calls:
         """Drop a parcel; a second time does nothing."""
         _, response = self._parcels.pop(token, ("", b""))
         self._num_parcel_bytes -= len(response)
+
+
+async def _respond(peer_id: str, stream: Stream, response: bytes) -> None:
+    """Send a response. Raises PeerTimeout: one that its caller does not take is not kept for as long as it likes."""
+    try:
+        async with asyncio.timeout(BULK_S):
+            await stream.send(response)
+    except TimeoutError:
+        raise PeerTimeout("the response was not taken in time", peer_id=peer_id) from None

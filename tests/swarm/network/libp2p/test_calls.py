@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from swarm.network.libp2p.calls import MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, PARCEL_S, Calls
+from swarm.network.libp2p.calls import BULK_S, MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, PARCEL_S, Calls
 from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
@@ -97,5 +97,32 @@ def test_stream_that_asks_for_no_parcel_is_ended() -> None:
         async with asyncio.timeout(PARCEL_S + 1):
             with pytest.raises(PeerTimeout, match="did not come in time"):
                 await _calls().hand_out_parcel("caller", silent)  # type: ignore[arg-type]
+
+    virtual_time.run(main())
+
+
+class Stalled(Sender):
+    """A stream whose caller takes nothing of what it asked for."""
+
+    async def send(self, message: bytes) -> None:
+        await asyncio.Event().wait()
+
+
+def test_response_that_its_caller_does_not_take_is_given_up() -> None:
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return LARGE
+
+    async def main() -> None:
+        calls = _calls()
+        caller = Stalled(calls, "caller")
+        caller.message.set_result(LARGE)
+        fetching = Stalled(calls, "")
+        fetching.handled.cancel()
+        fetching.message.set_result((await calls.unary_answer(large)("caller", b""))[1:])
+        handing_out = asyncio.create_task(calls.hand_out_parcel("caller", fetching))  # type: ignore[arg-type]
+        async with asyncio.timeout(BULK_S + 1):
+            for stalled in (caller.handled, handing_out):
+                with pytest.raises(PeerTimeout, match="was not taken in time"):
+                    await stalled
 
     virtual_time.run(main())

@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from internet import namespaces
 
-BACKBONE = "44.10.20"
+BACKBONE, BACKBONE6 = "44.10.20", "2a44:1020::"
 PORT = 4001
 """The port that routers with forwarding forward."""
 
@@ -32,23 +32,30 @@ SPARE = range(50, 60)
 class Router:
     """A NAT. It drops what nobody behind it has asked for. `is_symmetric`: each destination sees another port of it;
     else ports are kept where they are free. `forwards`: the host to which it forwards PORT. `outer`: its address, on
-    the backbone, or on the network of the router that it is `behind`."""
+    the backbone, or on the network of the router that it is `behind`. `lan6`: its inner network of IPv6, whose hosts
+    have public addresses behind the same filter; empty if there is none."""
 
     outer: str
     lan: str  # the first three bytes of its inner network, in which it is .1
     hosts: Mapping[str, int]  # by the last byte of their address
+    outer6: str = ""
+    lan6: str = ""  # a /64, in which it is ::1
     is_symmetric: bool = False
     forwards: str = ""
     behind: str = ""
 
 
+_R1_IP6 = {"outer6": f"{BACKBONE6}21", "lan6": "2a44:1021::"}
+_R3_IP6 = {"outer6": f"{BACKBONE6}23", "lan6": "2a44:1023::"}
+_R5_IP6 = {"outer6": f"{BACKBONE6}25", "lan6": "2a44:1025::"}
+_R5B_IP6 = {"outer6": "2a44:1025::2", "lan6": "2a44:1026::"}
 ROUTERS = {
-    "r1": Router(outer=f"{BACKBONE}.21", lan="192.168.1", hosts={"home1": 2, "home1b": 3}),
+    "r1": Router(outer=f"{BACKBONE}.21", lan="192.168.1", hosts={"home1": 2, "home1b": 3}, **_R1_IP6),
     "r2": Router(outer=f"{BACKBONE}.22", lan="192.168.2", hosts={"home2": 2}),
-    "r3": Router(outer=f"{BACKBONE}.23", lan="192.168.3", hosts={"sym1": 2}, is_symmetric=True),
+    "r3": Router(outer=f"{BACKBONE}.23", lan="192.168.3", hosts={"sym1": 2}, is_symmetric=True, **_R3_IP6),
     "r4": Router(outer=f"{BACKBONE}.24", lan="192.168.4", hosts={"sym2": 2}, is_symmetric=True),
-    "r5": Router(outer=f"{BACKBONE}.25", lan="100.64.0", hosts={}),
-    "r5b": Router(outer="100.64.0.2", lan="10.64.0", hosts={"cgn1": 2}, behind="r5"),
+    "r5": Router(outer=f"{BACKBONE}.25", lan="100.64.0", hosts={}, **_R5_IP6),
+    "r5b": Router(outer="100.64.0.2", lan="10.64.0", hosts={"cgn1": 2}, behind="r5", **_R5B_IP6),
     "r6": Router(outer=f"{BACKBONE}.26", lan="192.168.6", hosts={"fwd1": 2}, forwards="fwd1"),
 }
 HOME_ROUTER = {host: name for name, router in ROUTERS.items() for host in router.hosts}
@@ -56,6 +63,22 @@ HOSTS = (*PUBLIC, *HOME_ROUTER)
 
 EVERYTHING = "-A OUTPUT -o eth0"
 """The rule that counts all that a host sends."""
+
+AT_ONCE6 = {f"ipv6/conf/{which}/accept_dad": 0 for which in ("all", "default")}
+"""An address can be used without a second in which others may say that it is theirs."""
+
+FORWARDING6 = {"ipv6/conf/all/forwarding": 1}
+FIREWALL6 = """\
+*filter
+:INPUT DROP
+:FORWARD DROP
+-A INPUT -p ipv6-icmp -j ACCEPT
+-A FORWARD -m conntrack --ctstate INVALID -j DROP
+-A FORWARD -i lan -j ACCEPT
+-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+COMMIT
+"""
+"""Neighbours are found by ICMPv6. Addresses stay as they are, and what nobody behind has asked for is dropped."""
 
 STRICT_TRACKING = {"netfilter/nf_conntrack_tcp_loose": 0}
 """A connection that a router has forgotten is dead: it takes up none in the midst."""
@@ -81,13 +104,18 @@ class Lab:
         for each in ("wan", *HOSTS, *ROUTERS):
             namespaces.add(self.namespace(each))
             namespaces.configure(self.namespace(each), ["link set lo up"])
-        namespaces.configure(self.namespace("wan"), ["link add br0 type bridge", "link set br0 up"])
+            namespaces.set_kernel(self.namespace(each), AT_ONCE6)
+        wan = self.namespace("wan")
+        namespaces.configure(wan, ["link add br0 type bridge", f"addr add {BACKBONE6}1/64 dev br0", "link set br0 up"])
+        namespaces.set_kernel(wan, FORWARDING6)
         for host, last in PUBLIC.items():
-            self._plug_in(host, "wan", "br0", f"{BACKBONE}.{last}")
+            self._plug_in(host, "wan", "br0", f"{BACKBONE}.{last}", address6=address6(host))
         for name, router in ROUTERS.items():
             self._build_router(name, router)
         for host in HOSTS:
-            namespaces.filter_packets(self.namespace(host), _counting())
+            namespaces.filter_packets(self.namespace(host), _counting(_addresses()))
+            addresses6 = filter(None, map(address6, HOSTS))
+            namespaces.filter_packets(self.namespace(host), _counting(addresses6), tables="ip6tables")
 
     def remove(self) -> None:
         """Remove what there is of it. Processes inside keep their namespace alive, without its name."""
@@ -107,19 +135,32 @@ class Lab:
         namespaces.configure(inner, bridge)
         namespaces.set_kernel(inner, {"ipv4/ip_forward": 1, **STRICT_TRACKING})
         namespaces.filter_packets(inner, _nat(router))
-        if router.behind:
-            self._plug_in(name, router.behind, "lan", router.outer, gateway=f"{ROUTERS[router.behind].lan}.1")
-        else:
-            self._plug_in(name, "wan", "br0", router.outer)
-        for host, last in router.hosts.items():
-            self._plug_in(host, name, "lan", f"{router.lan}.{last}", gateway=f"{router.lan}.1")
+        upstream, bridge = (router.behind, "lan") if router.behind else ("wan", "br0")
+        gateway = f"{ROUTERS[router.behind].lan}.1" if router.behind else ""
+        self._plug_in(name, upstream, bridge, router.outer, gateway=gateway, address6=router.outer6)
+        if router.lan6:
+            namespaces.set_kernel(inner, FORWARDING6)
+            namespaces.filter_packets(inner, FIREWALL6, tables="ip6tables")
+            namespaces.configure(inner, [f"addr add {router.lan6}1/64 dev lan"])
+            namespaces.configure(self.namespace(upstream), [f"route add {router.lan6}/64 via {router.outer6}"])
+        if router.lan6 and router.behind:
+            via = ROUTERS[router.behind].outer6
+            namespaces.configure(self.namespace("wan"), [f"route add {router.lan6}/64 via {via}"])
+        for host in router.hosts:
+            gateway, address = f"{router.lan}.1", f"{router.lan}.{router.hosts[host]}"
+            self._plug_in(host, name, "lan", address, gateway=gateway, address6=address6(host))
 
-    def _plug_in(self, host: str, other: str, bridge: str, address: str, *, gateway: str = "") -> None:
+    def _plug_in(
+        self, host: str, other: str, bridge: str, address: str, *, gateway: str = "", address6: str = ""
+    ) -> None:
         """Connect `eth0` of a host with a bridge of another, whose port is named after the host."""
         ours, theirs = self.namespace(host), self.namespace(other)
         namespaces.run(*f"ip link add {host} netns {theirs} type veth peer name eth0 netns {ours}".split())
         namespaces.configure(theirs, [f"link set {host} master {bridge} up"])
         up = ["link set eth0 up", f"addr add {address}/24 dev eth0", _default_route(gateway)]
+        if address6:
+            gateway6 = f"{address6.rpartition(':')[0]}:1"
+            up += [f"addr add {address6}/64 dev eth0", f"route replace default via {gateway6}"]
         namespaces.configure(ours, up)
 
     # --- what happens on the internet ---------------------------------------------------------------------------------
@@ -167,12 +208,14 @@ class Lab:
             namespaces.run(*f"tc -n {namespace} qdisc replace dev {interface} root {bucket}".split())
 
     def sent(self, host: str) -> Sent:
-        counts = namespaces.filter_counts(self.namespace(host))
-        rules = {rule: re.fullmatch(r"-A OUTPUT -d (\S+?)(?:/32)?", rule) for rule in counts}
-        return Sent(
-            total=counts[EVERYTHING],
-            to={found[1]: counts[rule] for rule, found in rules.items() if found},
-        )
+        total, to = 0, {}
+        for tables in ("iptables", "ip6tables"):
+            for rule, num_bytes in namespaces.filter_counts(self.namespace(host), tables=tables).items():
+                if found := re.fullmatch(r"-A OUTPUT -d (\S+?)(?:/32|/128)?", rule):
+                    to[found[1]] = num_bytes
+                elif rule == EVERYTHING:
+                    total += num_bytes
+        return Sent(total=total, to=to)
 
 
 def remove_abandoned() -> None:
@@ -187,18 +230,29 @@ def lan_of(host: str) -> str:
     return f"{ROUTERS[HOME_ROUTER[host]].lan}.0/24"
 
 
+def address6(host: str) -> str:
+    """Return the host's address of IPv6, which no router rewrites; empty if it has none."""
+    if host in PUBLIC:
+        return f"{BACKBONE6}{PUBLIC[host]}"
+    router = ROUTERS[HOME_ROUTER[host]]
+    return f"{router.lan6}{router.hosts[host]}" if router.lan6 else ""
+
+
 def _default_route(gateway: str) -> str:
     """The backbone has no way out. With a route it looks as if it had one, and what is sent there arrives nowhere."""
     return f"route replace default {f'via {gateway}' if gateway else 'dev eth0'}"
 
 
-def _counting() -> str:
+def _counting(addresses: Iterable[str]) -> str:
     """Rules without a target count, and do nothing else."""
+    rules = [EVERYTHING, *(f"-A OUTPUT -d {each}" for each in addresses)]
+    return "\n".join(["*filter", *rules, "COMMIT", ""])
+
+
+def _addresses() -> list[str]:
     addresses = [f"{BACKBONE}.{last}" for last in (*PUBLIC.values(), *SPARE)]
     networks = [f"{router.lan}.0/24" for router in ROUTERS.values()]
-    addresses += [router.outer for router in ROUTERS.values() if not router.behind]
-    rules = [EVERYTHING, *(f"-A OUTPUT -d {each}" for each in (*addresses, *networks))]
-    return "\n".join(["*filter", *rules, "COMMIT", ""])
+    return [*addresses, *networks, *(router.outer for router in ROUTERS.values() if not router.behind)]
 
 
 def _nat(router: Router) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from internet import namespaces, talker
-from internet.lab import PORT, Lab
+from internet.lab import PORT, Lab, address6
 from support.forked_node import Begin
 from support.node_process import Node
 
 NETWORK = ("--network-id", "lab")
 JOIN = ("join", *NETWORK, "--probe", "off", "--device", "cpu", "--threads", "1")
 LISTEN = ("--listen", "/ip4/0.0.0.0/tcp/{port}")
+LISTEN_BOTH = (*LISTEN, "--listen", "/ip6/::/tcp/{port}")
 START_S = 60.0
 
 
@@ -66,6 +67,7 @@ class LabNode(Node):
     peer_id: str
     public: tuple[str, ...]
     """Where others of the lab reach it, if it is on a public host."""
+    public6: tuple[str, ...]
 
     def __init__(self, *arguments: object, host: str, port: int, home: Path, begin: Begin) -> None:
         super().__init__(*arguments, home=home, is_forked=True, begin=begin)
@@ -92,8 +94,8 @@ class LabNodes:
         self._folder = folder
         self._nodes: list[LabNode] = []
 
-    def seed(self, host: str = "seed", *, peers: Sequence[str] = ()) -> LabNode:
-        node = self.start(host, "seed", *NETWORK, peers=peers)
+    def seed(self, host: str = "seed", *, peers: Sequence[str] = (), listen: Sequence[str] = LISTEN) -> LabNode:
+        node = self.start(host, "seed", *NETWORK, peers=peers, listen=listen)
         return self.wait_ready(node)
 
     def talkers(
@@ -146,6 +148,7 @@ class LabNodes:
         ready = node.wait_for("ready", START_S)
         node.peer_id = str(ready["peer_id"])
         node.public = (f"/ip4/{self.lab.address(node.host)}/tcp/{node.port}/p2p/{node.peer_id}",)
+        node.public6 = (f"/ip6/{address6(node.host)}/tcp/{node.port}/p2p/{node.peer_id}",)
         return node
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 FOLDER = Path("/run/netns")
-PROGRAMS = ("ip", "tc", "iptables-restore", "iptables-save")
+PROGRAMS = ("ip", "tc", *(f"{kind}-{what}" for kind in ("iptables", "ip6tables") for what in ("restore", "save")))
 CLONE_NEWNET = 0x40000000
 
 _NETLINK_NETFILTER = 12
@@ -115,14 +115,14 @@ def configure(name: str, commands: Iterable[str]) -> None:
     run("ip", "-n", name, "-batch", "-", text="\n".join(commands))
 
 
-def filter_packets(name: str, rules: str) -> None:
-    """Set packet filters of a namespace, in the form that iptables-save writes."""
-    run("ip", "netns", "exec", name, "iptables-restore", text=rules)
+def filter_packets(name: str, rules: str, *, tables: str = "iptables") -> None:
+    """Set packet filters of a namespace, in the form that iptables-save writes. `tables`: ip6tables for IPv6."""
+    run("ip", "netns", "exec", name, f"{tables}-restore", text=rules)
 
 
-def filter_counts(name: str) -> dict[str, int]:
+def filter_counts(name: str, *, tables: str = "iptables") -> dict[str, int]:
     """Return the bytes that each rule of a namespace's filter table has counted."""
-    lines = run("ip", "netns", "exec", name, "iptables-save", "-c", "-t", "filter").splitlines()
+    lines = run("ip", "netns", "exec", name, f"{tables}-save", "-c", "-t", "filter").splitlines()
     rules = [re.fullmatch(r"\[\d+:(\d+)\] (.*)", line) for line in lines]
     return {rule[2]: int(rule[1]) for rule in rules if rule}
 

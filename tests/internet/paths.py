@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from internet.lab import HOME_ROUTER, PUBLIC, Lab, Sent, lan_of
+from internet.lab import HOME_ROUTER, PUBLIC, Lab, Sent, address6, lan_of
 
 LOOK_S = 0.5
 MIN_DIRECT_BYTES = 200
@@ -54,7 +54,7 @@ class PairMeter:
 
     def _direct_bytes(self, sent: Sent) -> int:
         one, other = self._pair
-        direct = sent.to[self._lab.address(other)]
+        direct = sent.to[self._lab.address(other)] + sent.to.get(address6(other), 0)
         is_neighbour = other not in PUBLIC and HOME_ROUTER.get(one) == HOME_ROUTER[other]
         return direct + (sent.to[lan_of(other)] if is_neighbour else 0)
 

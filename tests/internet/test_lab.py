@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from internet import namespaces
-from internet.lab import BACKBONE, HOSTS, PORT, Lab, remove_abandoned
+from internet.lab import BACKBONE, HOSTS, PORT, Lab, address6, remove_abandoned
 from internet.lab_nodes import LabNodes
 from internet.paths import PairMeter
 
@@ -20,15 +20,17 @@ SHORT_S = 1.0
 """Longer than anything takes to arrive in the lab."""
 
 
-def listening(lab: Lab, host: str) -> socket.socket:
-    return namespaces.inside(lab.namespace(host), lambda: socket.create_server(("", PORT), reuse_port=True))
+def listening(lab: Lab, host: str, *, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
+    return namespaces.inside(
+        lab.namespace(host), lambda: socket.create_server(("", PORT), family=family, reuse_port=True)
+    )
 
 
 def dial(lab: Lab, host: str, address: str, *, port: int = PORT, own_port: int = 0) -> socket.socket:
     """Raises TimeoutError if nobody answers."""
 
     def connect() -> socket.socket:
-        connection = socket.socket()
+        connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         connection.settimeout(SHORT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         connection.bind(("", own_port))
@@ -71,6 +73,20 @@ def test_routers_drop_what_nobody_asked_for_unless_they_forward_it(lab: Lab) -> 
         assert seen[0] == lab.address("home1")
     with listening(lab, "home1b") as server, dial(lab, "home1", "192.168.1.3"):
         server.accept()[0].close()
+
+
+def test_homes_of_ip6_have_public_addresses_and_drop_what_nobody_asked_for(lab: Lab) -> None:
+    assert [host for host in HOSTS if not address6(host)] == ["home2", "sym2", "fwd1"]
+    for host in ("home1", "sym1", "cgn1"):
+        with listening(lab, "open1", family=socket.AF_INET6) as server, dial(lab, host, address6("open1")):
+            connection, seen = server.accept()
+            connection.close()
+            assert seen[0] == address6(host)
+        with listening(lab, host, family=socket.AF_INET6), pytest.raises(TimeoutError):
+            dial(lab, "open1", address6(host))
+    with listening(lab, "home1b", family=socket.AF_INET6) as server, dial(lab, "home1", address6("home1b")):
+        server.accept()[0].close()
+    assert lab.sent("home1").to[address6("home1b")] > 0
 
 
 def exchange(one: socket.socket, other: socket.socket) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from swarm.network.discovery.dns_lookup import is_localhost
 from swarm.network.discovery.peer_names import is_named
+from swarm.network.libp2p.path_watch import has_public_ip6
 from swarm.network.multiaddr import dialable, ip_of, is_loopback
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol import limits
@@ -143,7 +144,7 @@ def choose_listen(config: Config) -> Config:
 
     A node that listens on loopback alone can be reached from beyond its machine through relays only. So, unless
     `listen` is set, a node that joins through a peer beyond this machine, given or remembered, listens on all
-    interfaces, at any free port.
+    interfaces, at any free port. It listens by IPv6, too, where this machine has that or a peer's address shows it.
     """
     if "listen" in config.origins:
         return config
@@ -151,7 +152,7 @@ def choose_listen(config: Config) -> Config:
     beyond = [addr for addr in known if not _is_on_this_machine(addr)]
     if not beyond:
         return config
-    has_ip6 = any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
+    has_ip6 = has_public_ip6() or any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
     return config.model_copy(update={"listen": (*ALL_IP4, *(ALL_IP6 if has_ip6 else ()))})
 
 

@@ -33,6 +33,7 @@ from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
+from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
 from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure
@@ -41,7 +42,7 @@ from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.dialler import judged
+from swarm.network.paths.dialler import DIRECT_S, ip4_first, judged
 from swarm.network.private.private_gate import PrivateGate
 
 T = TypeVar("T")
@@ -58,6 +59,8 @@ MAX_NEARBY_DIALS = 16
 HEAD_START_S = 1.0
 """Time for the given peers before remembered ones are tried, too. It ends early if all given peers fail."""
 
+IP4_HEAD_START_S = 0.5
+"""Time for a given peer's IPv4 address before its IPv6 address is tried, too (see `dialler.ip4_first`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +118,7 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
     """Reach `peer_id` at `addrs` and check that we can work together, clocks aside. Raises PeerError."""
     try:
         async with asyncio.timeout(SEED_TIMEOUT_S):
-            await host.control.connect(peer_id, addrs)
+            await _dial(host, peer_id, addrs)
             greeting = await greet(host, peer_id, network_id)
     except TimeoutError:
         raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
@@ -123,6 +126,16 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
         raise PeerUnreachable(dial_failure(str(error)), peer_id=peer_id) from None
     check_hello(hello_of(network_id), greeting.hello, peer_id)
     return greeting
+
+
+async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:
+    """Connect to a peer, by IPv4 if it has both IP versions and answers in time. Raises what `Control` raises."""
+    *first, last = ip4_first(addrs)
+    for way in first:
+        with contextlib.suppress(ControlError, TimeoutError):
+            async with asyncio.timeout(DIRECT_S):
+                return await host.control.connect(peer_id, way)
+    return await host.control.connect(peer_id, last)
 
 
 Attempts = dict[asyncio.Task[Greeting], PeerAddr | Contact]
@@ -187,6 +200,12 @@ async def join(
     return entry
 
 
+async def _connect_given(host: Host, addr: PeerAddr, network_id: str, *, has_ip4: bool) -> Greeting:
+    if has_ip4 and addr.addr.startswith("/ip6/"):
+        await asyncio.sleep(IP4_HEAD_START_S)
+    return await connect(host, addr.peer_id, [addr.addr], network_id)
+
+
 async def _attempt(
     host: Host,
     given: Sequence[PeerAddr],
@@ -195,8 +214,10 @@ async def _attempt(
     find_nearby: FindNearby | None,
 ) -> Attempts:
     """Dial the given peers, then others until one has answered. Returns all dials, of which none still runs."""
+    by_ip4 = {addr.peer_id for addr in given if addr.addr.startswith("/ip4/")}
     attempts: Attempts = {
-        asyncio.create_task(connect(host, addr.peer_id, [addr.addr], network_id)): addr for addr in given
+        asyncio.create_task(_connect_given(host, addr, network_id, has_ip4=addr.peer_id in by_ip4)): addr
+        for addr in given
     }
 
     def is_over() -> bool:

@@ -212,6 +212,7 @@ LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{peer(1)}"
 PUBLIC = f"{ADDR}/p2p/{peer(2)}"
 PUBLIC_IP6 = f"/ip6/2001:db8::7/tcp/4001/p2p/{peer(3)}"
 ON_LOOPBACK, EVERYWHERE = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/0",)
+BY_BOTH = (*EVERYWHERE, "/ip6/::/tcp/0")
 
 
 @pytest.mark.parametrize(
@@ -225,12 +226,16 @@ ON_LOOPBACK, EVERYWHERE = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/0",)
         ([f"/ip4/192.168.1.7/tcp/4001/p2p/{peer(1)}"], EVERYWHERE),
         (["swarm.example.org"], EVERYWHERE),
         ([LOCAL, PUBLIC], EVERYWHERE),
-        ([PUBLIC_IP6], (*EVERYWHERE, "/ip6/::/tcp/0")),
+        ([PUBLIC_IP6], BY_BOTH),
     ],
 )
+@pytest.mark.parametrize("machines", ["IPv4", "both"])
 def test_node_listens_beyond_its_machine_if_a_given_peer_is_there(
-    peers: list[str], listen: tuple[str, ...], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, peers: list[str], listen: tuple[str, ...], machines: str, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(remembered_peers, "has_public_ip6", lambda: machines == "both")
+    if machines == "both" and listen == EVERYWHERE:
+        listen = BY_BOTH
     assert choose_listen(resolve({"home": str(tmp_path), "peers": peers}, env={})).listen == listen
 
 
@@ -241,7 +246,10 @@ def test_node_listens_where_it_was_told_to(tmp_path: Path) -> None:
     assert choose_listen(resolve({"home": str(tmp_path), "peers": [PUBLIC]}, env={})).listen == ()
 
 
-def test_node_without_given_peers_listens_as_those_need_that_it_remembers(tmp_path: Path) -> None:
+def test_node_without_given_peers_listens_as_those_need_that_it_remembers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remembered_peers, "has_public_ip6", lambda: False)
     config = resolve({"home": str(tmp_path)}, env={})
     path = Home(config.home).peers
     write(path, config.network_id, [replace(entry(1, first_seen=time.time(), last_seen=time.time()), addrs=(ADDR,))])

@@ -51,6 +51,25 @@ def test_node_that_came_back_elsewhere_is_found_there(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_ip4_there", [True, False])
+def test_node_that_is_given_both_ip_versions_of_a_peer_is_connected_by_ip4_where_that_answers(
+    is_ip4_there: bool, tmp_path: Path
+) -> None:
+    """Which a NAT's port is known by; see `swarm.network.paths.dialler.ip4_first`."""
+
+    async def main() -> None:
+        listen = [*(["/ip4/127.0.0.1/tcp/0"] if is_ip4_there else []), "/ip6/::1/tcp/0"]
+        async with await libp2p_node(tmp_path / "seed", listen=tuple(listen)) as seed:
+            given = sorted(await seed.addrs(), reverse=True)
+            if not is_ip4_there:
+                given.append(f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{seed.peer_id}")
+            async with await libp2p_node(tmp_path / "a", peers=given, listen=tuple(listen)) as a:
+                [addr] = (await a._host.connected_peers())[seed.peer_id]
+                assert addr.startswith("/ip4/" if is_ip4_there else "/ip6/")
+
+    asyncio.run(main())
+
+
 def test_nodes_that_share_a_seed_reach_each_other_without_being_told_where_also_when_it_is_gone(
     tmp_path: Path,
 ) -> None:

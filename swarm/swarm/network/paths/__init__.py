@@ -8,7 +8,8 @@ A direct path comes to be like this, with the module of each step:
 2. A node that calls a peer without a connection passes the peer's announced addresses to `dialler`. `dial_policy` drops
    those that are not worth a dial. The peer is dialled at its direct addresses first.
 3. If none of these answers, `introductions` asks a relay of the peer to introduce the two to each other: the relay
-   tells each where it sees the other one. The peer with the smaller id then dials the other one.
+   tells each where it sees the other one, and what that one claims of the other IP version. The peer with the smaller
+   id then dials the other one.
 4. Meanwhile the other one opens its NAT for this dial with a SYN of its own (`opener`), and passes the connection that
    comes of it to its libp2p daemon.
 5. If that fails, too, the pair is connected through the relay, and `direct_paths.Upgrades` tries later to move it to a

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Connect, Host
-from swarm.network.multiaddr import is_private, is_relayed, relay_addr_of, relay_of
+from swarm.network.multiaddr import ip_of, is_private, is_relayed, relay_addr_of, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
 
@@ -21,8 +21,9 @@ LOCAL_S = 1.0
 nobody does."""
 
 DIRECT_S = 3.0
-"""Time for a dial to public addresses of a peer that relays lead to as well: twice across the world, and a SYN that was
-lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers do."""
+"""Time for a dial to public addresses of a peer that can be reached in another way as well: twice across the world, and
+a SYN that was lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers
+do."""
 
 RELAYED_AGAIN_S = 0.4
 """Time for introductions to a peer that only a relay led to until its connection was lost: three round trips across an
@@ -45,6 +46,19 @@ def judged(connect: Connect, policy: DialPolicy) -> Connect:
         await connect(peer_id, worth)
 
     return dial
+
+
+def ip4_first(addrs: Sequence[str]) -> list[Sequence[str]]:
+    """Return `addrs` in the order in which they are dialled: of a peer with public ones of both IP versions, those of
+    IPv4 first.
+
+    Only a peer that is connected by IPv4 can tell this node at which port its NAT is reached. Addresses of IPv6 are
+    not rewritten on the way, and so known without anybody's help.
+    """
+    public = [addr for addr in addrs if (ip := ip_of(addr)) is not None and ip.version == 4 and not is_private(addr)]
+    others = [addr for addr in addrs if addr not in public]
+    has_both = public and any(ip.version == 6 for addr in others if (ip := ip_of(addr)) is not None)
+    return [public, others] if has_both else [addrs]
 
 
 class Dialler:
@@ -72,10 +86,11 @@ class Dialler:
         direct = [addr for addr in worth if not is_relayed(addr)]
         relayed = [addr for addr in worth if is_relayed(addr)]
         failure = ControlError(_NOWHERE)
-        if direct:
+        ways = ip4_first(direct) if direct else []
+        for way in ways:
             try:
-                async with asyncio.timeout(_patience_s(direct) if relayed else None):
-                    return await self._host.control.connect(peer_id, direct)
+                async with asyncio.timeout(_patience_s(way) if relayed or way is not ways[-1] else None):
+                    return await self._host.control.connect(peer_id, way)
             except ControlError as error:
                 failure = error
             except TimeoutError:

@@ -96,7 +96,7 @@ class DirectPaths:
         surroundings = Surroundings(
             policy=self.policy,
             listen_endpoints=endpoints,
-            own_addrs=lambda: self.own.direct,
+            own_addrs=lambda: self.own.possible,
             is_public=lambda: self.own.reachability == "public",
             own_relays=lambda: self._reservations.held,
             reserved=lambda: self._relay.reserved,
@@ -112,7 +112,7 @@ class DirectPaths:
             carried=self._introductions.carried,
             on_change=self.update,
         )
-        self._upgrades = Upgrades(self._host, replace, lambda: bool(endpoints) and not self.own.is_behind_symmetric_nat)
+        self._upgrades = Upgrades(self._host, replace, lambda: bool(endpoints) and self.own.can_be_opened)
         await self._introductions.serve()
         await self.own.serve()
         await self.own.refresh()

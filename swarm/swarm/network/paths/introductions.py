@@ -5,9 +5,13 @@ sees the other one, at the same moment, and both act by the same rule: the one w
 one opens its NAT towards it (`opener`), and dials itself if it finds that the first one can be dialled as it is. So it
 makes no difference who asked, and two who ask at once do not disturb each other.
 
-What is refused: a relay introduces only peers that hold a reservation with it, and passes on no address but those at
-which it sees the asker or that share their IP (in a network behind one NAT also private ones). A node acts only on the
-word of relays that it chose, on few addresses, and not often: what a relay names as a peer's may be anybody's.
+A relay sees a peer at one IP version, and the two may have a direct path by the other one alone. So each of them also
+claims an IP of the other version, which the relay passes on: an address of IPv6 that is its own, or the one of IPv4 at
+which others see it.
+
+What is refused: a relay introduces only peers that hold a reservation with it, and passes on no further addresses but
+those that share the IP at which it sees the peer (in a network behind one NAT also private ones). A node acts only on
+the word of relays that it chose, on few addresses, and not often: what a relay names as a peer's may be anybody's.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ POLL_S = 0.02
 MAX_POLL_S = 0.2
 """Time between two looks whether the peer has connected itself; it grows by half."""
 
-MAX_ADDRS = 3
+MAX_ADDRS = 4
 """Addresses of a peer to which this node sends something: of each IP version at ports of one public IP, and of one
 private IP, which a neighbour has."""
 
@@ -69,7 +73,7 @@ class Surroundings:
 
     policy: Callable[[], DialPolicy]
     listen_endpoints: Mapping[int, ListenEndpoint]  # by IP version
-    own_addrs: Callable[[], Sequence[str]]  # direct ones
+    own_addrs: Callable[[], Sequence[str]]  # direct ones, also those at which a NAT or a filter has to be opened
     is_public: Callable[[], bool]
     own_relays: Callable[[], Collection[str]]  # the peers that relay for this node
     reserved: Callable[[], Collection[str]]  # the peers for which this node relays
@@ -253,18 +257,13 @@ class Introductions:
         return _direct((await self._host.connected_peers()).get(peer_id, ()))
 
     def _shared_addrs(self) -> Addrs:
-        """Return this node's own addresses, for a peer that shares its network, or its IP with a forwarded port."""
-        return _direct(self._here.own_addrs())[:MAX_ADDRS]
+        """Return this node's own addresses, for a peer that shares its network, its IP with a forwarded port, or its IP
+        version where that is not the relay's."""
+        return _one_of_each_kind(_direct(self._here.own_addrs()))
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return the addresses that this node takes, and of these one IP of each version and kind."""
-        ips: dict[object, object] = {}
-        found = []
-        for addr in _direct(self._here.policy().worth_dialling(addrs)):
-            ip = ip_of(addr)
-            if ip is not None and ips.setdefault((ip.version, is_private(addr)), ip) == ip:
-                found.append(addr)
-        return tuple(found[:MAX_ADDRS])
+        """Return the addresses that this node takes."""
+        return _one_of_each_kind(_direct(self._here.policy().worth_dialling(addrs)))
 
 
 class RateLimit:
@@ -291,9 +290,28 @@ def _ips(addrs: Iterable[str]) -> set[object]:
     return {ip_of(addr) for addr in addrs}
 
 
+def _one_of_each_kind(addrs: Iterable[str]) -> tuple[str, ...]:
+    """Return of `addrs` those at one IP of each version, public and private."""
+    ips: dict[object, object] = {}
+    found = []
+    for addr in addrs:
+        ip = ip_of(addr)
+        if ip is not None and ips.setdefault((ip.version, is_private(addr)), ip) == ip:
+            found.append(addr)
+    return tuple(found[:MAX_ADDRS])
+
+
 def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
-    """Return the addresses at which a peer is seen, and of those that it claims the ones that share their IP, or are
-    private where both peers share it. Nothing else is passed on: a peer could have strangers' machines dialled."""
-    ips = _ips(seen)
-    also = (addr for addr in dialable(claims) if ip_of(addr) in ips or (are_neighbours and is_private(addr)))
-    return tuple(dict.fromkeys((*seen, *_direct(also))))[:MAX_ADDRS]
+    """Return the addresses at which a peer is seen, and of those that it claims the ones that share their IP, are
+    private where both peers share it, or have one IP of a version at which it is not seen. Of all else nothing is
+    passed on: a peer could have strangers' machines dialled."""
+    ips, versions = _ips(seen), {ip.version for addr in seen if (ip := ip_of(addr)) is not None}
+
+    def may_be_its_own(addr: str) -> bool:
+        ip = ip_of(addr)
+        if ip in ips or is_private(addr):
+            return ip in ips or are_neighbours
+        return ip is not None and ip.version not in versions
+
+    also = filter(may_be_its_own, _direct(dialable(claims)))
+    return _one_of_each_kind(dict.fromkeys((*seen, *also)))

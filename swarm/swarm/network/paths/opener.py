@@ -106,6 +106,8 @@ async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[async
                 sock.setblocking(False)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if sock.family == socket.AF_INET6:  # as the daemon does: the same port of IPv4 may be another's
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 sock.bind(bind)
                 await loop.sock_connect(sock, there)
                 return await asyncio.open_connection(sock=sock)

@@ -14,7 +14,7 @@ cost nothing, all peers together are bounded, too: at most a tenth of one core. 
 
 A peer may lie about where it sees this node, and which addresses it reaches. So no single one decides where there are
 others to ask: two that agree do, and peers at one IP, which may all be one machine, count once. With two peers that
-differ nothing is decided.
+differ nothing is decided. Each IP version is a question of its own, which goes to the peers that are connected by it.
 
 State belongs to the network's loop, whose clock it reads.
 """
@@ -74,8 +74,15 @@ MAX_PER_PEER = 5
 MAX_PER_PERIOD = 60
 
 
+IP_VERSIONS = (4, 6)
+
 NUM_AGREEING = 2
 """Peers that have to say the same, where as many have answered."""
+
+
+def of_version(version: int, addrs: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `addrs` that are of an IP version."""
+    return tuple(addr for addr in addrs if (ip := ip_of(addr)) is not None and ip.version == version)
 
 
 def choose_observers(peers: Mapping[str, IpAddress], num: int) -> list[str]:
@@ -168,7 +175,9 @@ class OwnAddresses:
         `relayed` returns the addresses through relays; `carried` are peers of which this node sees a wrong address."""
         self.reachability: Reachability = "unknown"
         self.measured = asyncio.Event()
-        self.is_open = False  # whether an address was confirmed that no NAT's memory stands behind
+        self.is_open = False
+        """True once an address was confirmed that no NAT's memory stands behind: of IPv4, which all peers have, unless
+        this node listens on IPv6 alone."""
         self.daemons: tuple[str, ...] = ()
         """The daemon's own addresses."""
         self._host = host
@@ -176,6 +185,7 @@ class OwnAddresses:
         self._announced = tuple(announced)
         self._named_ports = [endpoint[1] for addr in announced if not ip_of(addr) and (endpoint := tcp_endpoint(addr))]
         self._listen_endpoints = listen_endpoints
+        self._first_version = min(listen_endpoints, default=4)
         self._asked = asked
         self._relayed = relayed
         self._carried = carried
@@ -197,12 +207,30 @@ class OwnAddresses:
     def direct(self) -> tuple[str, ...]:
         """The addresses without a relay under which others may reach this node, without /p2p."""
         is_local = all(map(is_loopback, self.daemons)) or any(map(is_loopback, self._seen_at))
+        first = of_version(self._first_version, self.daemons)
         own = [
             addr
             for addr in self.daemons
-            if (is_local or not is_loopback(addr)) and (is_private(addr) or not self._was_asked)
+            if (is_local or not is_loopback(addr)) and (is_private(addr) or (addr in first and not self._was_asked))
         ]
         return tuple(dict.fromkeys((*self._announced, *self._confirmed, *own)))
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The addresses at which a peer may reach this node while it lets that peer in: the direct ones, where peers
+        see it, and its own address of IPv6."""
+        return tuple(dict.fromkeys((*self.direct, *self._seen_at, *self._own_ip6())))
+
+    @property
+    def can_be_opened(self) -> bool:
+        """Return whether a peer may reach this node while it lets that peer in: no NAT gives it another port for each
+        peer, or it has an address of IPv6."""
+        return not self.is_behind_symmetric_nat or bool(self._own_ip6())
+
+    def _own_ip6(self) -> list[str]:
+        """Return the public addresses of IPv6 from which this node's connections come."""
+        sources = source_addresses()
+        return [addr for addr in of_version(6, self.daemons) if str(ip_of(addr)) in sources and not is_private(addr)]
 
     def to_announce(self) -> tuple[str, ...]:
         """Return what others are told: direct addresses and those through relays."""
@@ -215,10 +243,21 @@ class OwnAddresses:
     async def observe(self) -> None:
         """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
         await self.refresh()
-        seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
-        self._seen_at = seen_addrs(seen)
-        self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
+        peers = await self._direct_peers()
+        found = await asyncio.gather(*(self._observe_by(version, peers.get(version, ())) for version in IP_VERSIONS))
+        self._seen_at = tuple(addr for addrs in found for addr in addrs)
         self._on_change()
+
+    async def _observe_by(self, version: int, peers: Sequence[str]) -> Sequence[str]:
+        """Return the addresses of an IP version at which `peers`, which are connected by it, see this node."""
+        answers = await asyncio.gather(*map(self._ask_seen, peers))
+        seen = [found for addrs in answers if (found := of_version(version, addrs))]
+        if not seen:  # a NAT is not forgotten while all peers are connected by IPv6
+            here = {ip_of(addr) for addr in self.daemons}
+            return [addr for addr in of_version(version, self._seen_at) if version == 4 or ip_of(addr) in here]
+        if version == 4:
+            self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
+        return seen_addrs(seen)
 
     async def run(self) -> None:
         """Have the addresses confirmed, and again when they change. Where the daemon cannot be asked, that is told once
@@ -256,10 +295,10 @@ class OwnAddresses:
 
     async def _is_seen_elsewhere(self) -> bool:
         """Return whether a peer sees this node at an IP at which it was not seen before."""
-        for peer_id in (await self._direct_peers())[:1]:
-            seen = await self._ask_seen(peer_id)
-            return bool(seen) and not {ip_of(addr) for addr in seen} & {ip_of(addr) for addr in self._seen_at}
-        return False
+        known = {ip_of(addr) for addr in self._seen_at}
+        asked = [peers[0] for peers in (await self._direct_peers()).values()]
+        answers = await asyncio.gather(*map(self._ask_seen, asked))
+        return any(seen and not known & {ip_of(addr) for addr in seen} for seen in answers)
 
     def _candidates(self) -> list[str]:
         """Return addresses at which others may reach this node, the likeliest first."""
@@ -278,21 +317,32 @@ class OwnAddresses:
 
     async def _confirm(self) -> None:
         candidates = self._candidates() if self._listen_endpoints else []
+        peers = await self._direct_peers() if candidates else {}
+        found = await asyncio.gather(
+            *(self._reached_by(peers[version], of_version(version, candidates)) for version in peers)
+        )
+        if answers := {version: addrs for version, addrs in zip(peers, found, strict=True) if addrs is not None}:
+            self._was_asked = True
+            for version in IP_VERSIONS:
+                before = of_version(version, self._confirmed)
+                answers.setdefault(version, tuple(addr for addr in before if addr in candidates))
+            self._confirmed = tuple(addr for version in IP_VERSIONS for addr in answers[version])
+            lasting = list(filter(self._is_lasting, self._confirmed))
+            self.is_open = bool(of_version(self._first_version, lasting))
+            logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
+        self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
+        self._on_change()
+
+    async def _reached_by(self, peers: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the candidates that `peers` have reached; None if nobody has tried. All are of one IP version."""
         request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
         answers: list[list[str]] = []
-        peers = await self._direct_peers() if candidates else []
-        while peers and not are_decided(answers):
+        while candidates and peers and not are_decided(answers):
             asked, peers = peers[:NUM_AGREEING], peers[NUM_AGREEING:]
             for answer in await asyncio.gather(*(self._ask(peer_id, DIAL_BACK, request) for peer_id in asked)):
                 if answer is not None:
                     answers.append([addr for addr in answer.addrs if addr in candidates])
-        if answers:
-            self._was_asked = True
-            self._confirmed = reached_addrs(answers, candidates)
-            self.is_open = any(map(self._is_lasting, self._confirmed))
-            logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
-        self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
-        self._on_change()
+        return reached_addrs(answers, candidates) if answers else None
 
     def _is_lasting(self, addr: str) -> bool:
         """Return whether no NAT's memory stands behind an address that was reached: it is one of this machine's, or one
@@ -300,16 +350,15 @@ class OwnAddresses:
         endpoint = tcp_endpoint(addr)
         return addr in (*self._announced, *self.daemons) or (endpoint is not None and endpoint[1] in self._named_ports)
 
-    async def _direct_peers(self) -> list[str]:
+    async def _direct_peers(self) -> dict[int, list[str]]:
+        """Return the peers to ask, by the IP version at which they are connected: they see this node at that one."""
         connected = await self._host.connected_peers()
-        ips = {
-            peer_id: ip
-            for peer_id in self._asked()
-            if peer_id not in self._carried
-            for addr in filter(is_tcp_by_ip, connected.get(peer_id, ()))
-            if (ip := ip_of(addr)) is not None
-        }
-        return choose_observers(ips, NUM_ASKED)
+        ips: dict[int, dict[str, IpAddress]] = {}
+        for peer_id in self._asked():
+            for addr in filter(is_tcp_by_ip, connected.get(peer_id, ())):
+                if peer_id not in self._carried and (ip := ip_of(addr)) is not None:
+                    ips.setdefault(ip.version, {})[peer_id] = ip
+        return {version: choose_observers(peers, NUM_ASKED) for version, peers in ips.items()}
 
     async def _ask_seen(self, peer_id: str) -> tuple[str, ...]:
         answer = await self._ask(peer_id, OBSERVE, b"")

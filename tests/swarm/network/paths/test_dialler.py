@@ -19,6 +19,7 @@ from swarm_protocol.identity import Identity
 
 PEER, RELAY, OTHER_RELAY = (Identity(bytes([i]) * 32).peer_id for i in (1, 2, 3))
 FAR, LAN, FOREIGN_LAN = "/ip4/44.7.7.7/tcp/4001", "/ip4/192.168.1.9/tcp/4001", "/ip4/10.9.9.9/tcp/4001"
+FAR_IP6 = "/ip6/2a00:7::7/tcp/4001"
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{RELAY}/p2p-circuit"
 OTHER_CIRCUIT = f"/ip4/44.2.2.2/tcp/4001/p2p/{OTHER_RELAY}/p2p-circuit"
 
@@ -69,6 +70,19 @@ def test_direct_address_is_enough() -> None:
         assert world.log == [("dial", (FAR, LAN))], "the private address of another network is not dialled"
 
     run(case, reached=[FAR])
+
+
+@pytest.mark.parametrize("answers", ["IPv4", "IPv6"])
+def test_peer_with_both_ip_versions_is_dialled_by_ip4_first(answers: str) -> None:
+    async def case(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        await world.dialler.connect(PEER, (FAR_IP6, LAN, FAR, CIRCUIT))
+        dials = [("dial", (FAR,)), ("dial", (FAR_IP6, LAN))]
+        assert world.log == dials[: 1 if answers == "IPv4" else 2]
+        assert loop.time() - began_at == (0 if answers == "IPv4" else dialler.DIRECT_S)
+
+    run(case, reached=[FAR] if answers == "IPv4" else [FAR_IP6], silent=[FAR])
 
 
 def test_introduction_comes_before_the_relay_that_makes_it() -> None:

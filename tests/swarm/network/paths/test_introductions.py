@@ -21,6 +21,7 @@ from swarm_protocol.path_messages import Introduction, PathAnswer
 LESSER, GREATER, RELAY, OTHER = sorted(Identity(bytes([i]) * 32).peer_id for i in range(1, 5))
 NAT_1, NAT_2, PUBLIC = "/ip4/44.0.0.1/tcp/4001", "/ip4/44.0.0.2/tcp/4001", "/ip4/44.0.0.9/tcp/4001"
 LAN_1, LAN_2 = "/ip4/192.168.1.2/tcp/4001", "/ip4/192.168.1.3/tcp/4001"
+IP6, IP6_2 = "/ip6/2a00:1450::1/tcp/4001", "/ip6/2a00:1450::2/tcp/4001"
 VICTIM = "/ip4/44.9.9.9/tcp/22"
 ENDPOINTS = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
 
@@ -181,6 +182,31 @@ def test_relay_tells_no_address_but_those_that_it_sees_itself() -> None:
     run(case)
 
 
+@pytest.mark.parametrize(
+    ("seen", "claims", "told"),
+    [
+        (NAT_1, (IP6, IP6_2, VICTIM), (NAT_1, IP6)),
+        (NAT_1, (LAN_1, "/ip6/fd00::1/tcp/1", "/ip6/::1/tcp/1", "/ip6/fe80::1/tcp/1", IP6), (NAT_1, IP6)),
+        (IP6, (IP6_2, NAT_1, VICTIM), (IP6, NAT_1)),
+    ],
+)
+def test_relay_tells_of_the_version_by_which_it_does_not_see_a_peer_one_ip_that_this_claims(
+    seen: str, claims: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    async def case(world: World) -> None:
+        heard: list[Introduction] = []
+
+        async def taken(_relay: str, data: bytes) -> bytes:
+            heard.append(Introduction.from_bytes(data))
+            return PathAnswer(agreed=True).to_bytes()
+
+        await world.greater.serve(f"net/{INTRODUCED}", taken)
+        await world.ask(world.lesser, addrs=claims)
+        assert heard[0].addrs == told
+
+    run(case, seen=(seen, NAT_2))
+
+
 def test_relay_tells_neighbours_behind_one_nat_their_private_addresses() -> None:
     async def case(world: World) -> None:
         answer = await world.ask(world.lesser, addrs=(LAN_1,))
@@ -231,15 +257,14 @@ def test_peer_acts_on_the_word_of_its_relays_only_and_not_too_often() -> None:
 
 def test_relay_has_nothing_sent_to_more_than_one_public_ip_of_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
-    ip6 = "/ip6/2a00:1450::1/tcp/4001"
 
     async def case(world: World) -> None:
-        addrs = (NAT_1, VICTIM, "/ip4/44.0.0.1/tcp/22", ip6, ip6.replace("::1", "::2"))
+        addrs = (NAT_1, VICTIM, "/ip4/44.0.0.1/tcp/22", IP6, IP6_2)
         message = Introduction(peer_id=LESSER, addrs=addrs).to_bytes()
         assert PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
         await asyncio.sleep(1)
         assert {host for host, _ in opened} == {"44.0.0.1"}, "this node has no listener of IPv6"
-        assert world.of[GREATER]._usable(addrs) == (NAT_1, "/ip4/44.0.0.1/tcp/22", ip6)
+        assert world.of[GREATER]._usable(addrs) == (NAT_1, "/ip4/44.0.0.1/tcp/22", IP6)
         assert world.of[GREATER]._usable((NAT_1, LAN_1, VICTIM)) == (NAT_1, LAN_1)
 
     run(case)

@@ -35,6 +35,7 @@ from swarm_protocol.path_messages import PathAddrs, PathAnswer
 NODE, *PEERS = (Identity(bytes([i]) * 32).peer_id for i in range(1, 7))
 NAT, LAN, HERE = "/ip4/44.0.0.1/tcp/4001", "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
 MAPPED = "/ip4/44.0.0.1/tcp/55555"
+IP6 = "/ip6/2a00:1450::2/tcp/4001"
 NAMES = ("/dns4/seed.example/tcp/4001", "/dns4/seed.example/tcp/5001")
 VICTIM = "/ip4/44.9.9.9/tcp/4001"
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEERS[0]}/p2p-circuit"
@@ -203,6 +204,88 @@ def test_liar_that_is_asked_first_does_not_hide_a_node_or_give_it_a_symmetric_na
         assert not world.own.is_behind_symmetric_nat
 
     run(case)
+
+
+def two_versions(world: World, monkeypatch: pytest.MonkeyPatch, *, by_ip4: int) -> None:
+    """Have the node listen by both versions, and its peers be connected by IPv4 as far as `by_ip4` of them, the others
+    by IPv6."""
+    monkeypatch.setattr(own_addresses, "source_addresses", lambda: ("192.168.1.2", "2a00:1450::2"))
+    ip6 = ListenEndpoint(bind=("::", 4001), reach=("::1", 4001))
+    world.own._listen_endpoints = {**ENDPOINTS, 6: ip6}
+    for number, peer in enumerate(world.peers):
+        world.node.peers[peer.peer_id] = (f"/ip{4 if number < by_ip4 else 6}/{_ip_of_peer(number, by_ip4)}/tcp/4001",)
+        peer.peers[NODE] = (NAT,) if number < by_ip4 else (IP6,)
+
+
+def _ip_of_peer(number: int, by_ip4: int) -> str:
+    return f"44.{number}.0.1" if number < by_ip4 else f"2a00:{number + 1:x}::1"
+
+
+@pytest.mark.parametrize("by_ip4", [2, 4, 0])
+def test_peers_of_each_ip_version_decide_what_is_announced_of_that_version(
+    monkeypatch: pytest.MonkeyPatch, by_ip4: int
+) -> None:
+    let_in(monkeypatch, NAT, IP6)
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=by_ip4)
+        await world.measure()
+        confirmed = {2: (NAT, IP6), 4: (NAT,), 0: (IP6,)}[by_ip4]
+        assert world.own.to_announce() == (*confirmed, LAN)
+        assert world.own.is_open is (by_ip4 > 0), "peers without IPv6 need relays to a node that IPv4 does not reach"
+
+    run(case, own=(HERE, NAT, LAN, IP6), num_peers=4)
+
+
+def test_address_of_ip6_that_nobody_confirmed_is_told_to_those_only_that_are_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_in(monkeypatch)
+    stable, private = "/ip6/2a00:1450::99/tcp/4001", "/ip6/fd00::2/tcp/4001"
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=4)
+        await world.own.refresh()
+        assert world.own.to_announce() == (LAN, private), "a firewall drops what nobody behind it has asked for"
+        await world.measure()
+        assert world.own.to_announce() == (LAN, private)
+        assert world.own.possible == (LAN, private, NAT, IP6), "of several, the one that connections come from"
+
+    run(case, own=(HERE, LAN, stable, IP6, private), num_peers=4)
+
+
+def test_nat_of_ip4_is_remembered_while_all_peers_are_connected_by_ip6(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=4)
+        await world.measure()
+        two_versions(world, monkeypatch, by_ip4=0)
+        await world.measure()
+        assert {NAT, IP6} <= {*world.own.possible}
+        two_versions(world, monkeypatch, by_ip4=4)
+        world.node.own = (HERE, LAN)  # the provider gives no address of IPv6 any more
+        await world.measure()
+        assert IP6 not in world.own.possible
+
+    run(case, own=(HERE, LAN, IP6), num_peers=4)
+
+
+def test_node_behind_a_symmetric_nat_can_be_opened_by_ip6(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=4)
+        for number, peer in enumerate(world.peers):
+            peer.peers[NODE] = (f"/ip4/44.0.0.1/tcp/{51000 + number}",)
+        await world.measure()
+        assert world.own.is_behind_symmetric_nat
+        assert world.own.can_be_opened
+        world.node.own = (HERE, LAN)
+        await world.own.refresh()
+        assert not world.own.can_be_opened
+
+    run(case, own=(HERE, LAN, IP6), num_peers=4)
 
 
 def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,51 @@
+"""Hosts with IPv6 beside IPv4. They need no NAT there, but their routers drop what nobody behind them has asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from bench.report import Report
+from internet.lab import address6
+from internet.lab_nodes import LISTEN_BOTH, LabNodes
+from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE
+from internet.paths import PairMeter
+
+pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
+
+BY_DEFAULT: Sequence[str] = ()
+PAIRS = [
+    # one version has a path: IPv6 where the NATs of IPv4 allow none, IPv4 where one of the two has nothing else
+    pytest.param("sym1", "cgn1", BY_DEFAULT, id="symmetric+carrier", marks=pytest.mark.quick),
+    pytest.param("sym1", "home1", BY_DEFAULT, id="symmetric+NAT"),
+    pytest.param("home1", "home2", LISTEN_BOTH, id="two versions+IPv4", marks=pytest.mark.quick),
+    pytest.param("home2", "home1", BY_DEFAULT, id="IPv4+two versions"),
+    pytest.param("home1", "home1b", BY_DEFAULT, id="behind one router"),
+    pytest.param("cgn1", "open1", LISTEN_BOTH, id="carrier+public"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "listen"), PAIRS)
+@pytest.mark.parametrize("seeds_versions", ["IPv4", "both"])
+def test_pair_finds_the_version_that_has_a_direct_path(
+    nodes: LabNodes, figures: Report, one: str, other: str, listen: Sequence[str], seeds_versions: str
+) -> None:
+    seed = nodes.seed(listen=LISTEN_BOTH)
+    peers = seed.public if seeds_versions == "IPv4" else (*seed.public6, *seed.public)
+    caller, called = nodes.talkers(one, other, peers=peers, listen=listen)
+    meter = PairMeter(nodes.lab, one, other)
+    calling = caller.tell("call", peer=called.peer_id, num=10_000, pause_s=0.1, num_bytes=2000)
+    direct_s = meter.wait_direct(within_s=1.2 * MAX_DIRECT_S)
+    meter = PairMeter(nodes.lab, one, other)
+    assert caller.tell("drink", peer=called.peer_id, num=32).result()["num"] == 32
+    shares = meter.shares()
+    ip6_bytes = nodes.lab.sent(one).to.get(address6(other), 0)
+    figures.row(
+        f"{one} + {other}, seed {seeds_versions}",
+        direct_after_s="never" if direct_s is None else direct_s,
+        seed_share=shares.seed_share,
+        ip6_bytes=ip6_bytes,
+    )
+    assert calling.end()["failures"] == []
+    assert direct_s is not None
+    assert shares.seed_share <= MAX_SEED_SHARE

@@ -66,7 +66,7 @@ class CallMessage(StrictBody):
         return {"id": self.id, "type": "function", "function": function}
 
 
-Content = Text | Annotated[list[TextPart], Field(max_length=http_limits.MAX_MESSAGE_PARTS)]
+Content = Text | Annotated[list[TextPart], Field(max_length=http_limits.MAX_MESSAGE_PARTS, fail_fast=True)]
 Name = Annotated[str, Field(max_length=256)]
 
 
@@ -96,7 +96,7 @@ class AssistantMessage(StrictBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[CallMessage], Field(max_length=http_limits.MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[list[CallMessage], Field(max_length=http_limits.MAX_TOOL_CALLS, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> AssistantMessage:
@@ -214,11 +214,15 @@ class ChatRequest(SamplingRequest):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True)
+    ]
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, OrDefault(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0
-    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])] = Field(
+        default_factory=list
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[bool, OrDefault(True)] = True
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (

@@ -41,11 +41,10 @@ from swarm_node.gateway.responses import Detokenized, TokenList, json_response, 
 from swarm_node.gateway.served_models import Models
 from swarm_node.http.rate_limit import RateLimiter
 
-Inputs = Annotated[
-    list[Text | TokenIds],
-    BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
-    Field(min_length=1, max_length=http_limits.MAX_EMBEDDING_INPUTS),
+ManyInputs = Annotated[
+    list[Text | TokenIds], Field(min_length=1, max_length=http_limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 ]
+Inputs = Annotated[ManyInputs, BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | ManyInputs)]
 
 
 class EmbeddingRequest(StrictBody):
@@ -89,8 +88,12 @@ class TokenizeChat(StrictBody):
     }
 
     model: ModelName
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True)
+    ]
+    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])] = Field(
+        default_factory=list
+    )
     add_generation_prompt: Annotated[bool, OrDefault(True)] = True
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
         Field(default_factory=dict)
@@ -110,7 +113,7 @@ class DetokenizeRequest(StrictBody):
     """The body of `/detokenize`."""
 
     model: ModelName
-    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS, fail_fast=True)]
 
 
 class Texts:

@@ -10,9 +10,14 @@ import openai as api
 import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import Sampling
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.chat_schema import ChatRequest
+from swarm_node.gateway.request_schema import CompletionRequest, StrictBody
+from swarm_node.gateway.texts import DetokenizeRequest, EmbeddingRequest, TokenizeChat
+from swarm_protocol import limits
 
 HELLO = [{"role": "user", "content": "hi"}]
 PLAIN: dict[str, dict[str, Any]] = {
@@ -330,3 +335,44 @@ def test_number_as_text_is_no_number() -> None:
             await openai.post("/completions", body={**PLAIN["/completions"], "max_tokens": "5"}, cast_to=object)
 
     converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
+
+
+MANY = 20_000
+CHAT = {"model": "tiny", "messages": HELLO}
+COMPLETION = {"model": "tiny", "prompt": "hi"}
+UNREADABLE = {f"\ud800{number}": 1 for number in range(MANY)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {**COMPLETION, **{f"field {number}": 1 for number in range(MANY)}}),
+        (CompletionRequest, {**COMPLETION, "prompt": [{}] * MANY}),
+        (CompletionRequest, {**COMPLETION, "prompt": [[-1] * MANY] * 16}),
+        (CompletionRequest, {**COMPLETION, "stop": [1] * MANY}),
+        (CompletionRequest, {**COMPLETION, "stop_token_ids": [-1] * MANY}),
+        (CompletionRequest, {**COMPLETION, "logit_bias": {f"token {number}": 1 for number in range(MANY)}}),
+        (ChatRequest, {**CHAT, "messages": [{}] * MANY}),
+        (ChatRequest, {**CHAT, "messages": [{"role": "user", "content": [{}] * 64}] * 1024}),
+        (ChatRequest, {**CHAT, "messages": [{"role": "assistant", "tool_calls": [{}] * 128}] * 1024}),
+        (ChatRequest, {**CHAT, "tools": [{}] * MANY}),
+        (ChatRequest, {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": UNREADABLE}}]}),
+        (EmbeddingRequest, {"model": "tiny", "input": [[-1] * MANY] * 64}),
+        (TokenizeChat, {**CHAT, "messages": [{}] * MANY}),
+        (TokenizeChat, {**CHAT, "tools": [{}] * MANY}),
+        (DetokenizeRequest, {"model": "tiny", "tokens": [-1] * MANY}),
+    ],
+)
+def test_few_errors_are_found_in_a_body_with_many(kind: type[StrictBody], body: dict[str, Any]) -> None:
+    """Else one body of some megabytes would take a gateway's loop for half a minute, and gigabytes of memory."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 4
+
+
+def test_too_many_biases_are_refused_by_their_number() -> None:
+    biases = {str(token_id): 1 for token_id in range(limits.MAX_BIASES + 1)}
+    [error] = _errors("/completions", [{"logit_bias": biases}])
+    assert (error["param"], error["message"]) == ("logit_bias", f"logit_bias: there are more than {limits.MAX_BIASES}")
+    biases.popitem()
+    assert len(_asked("/completions", {"logit_bias": biases}).sampling.logit_bias) == limits.MAX_BIASES

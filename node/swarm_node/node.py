@@ -77,9 +77,9 @@ class StartupSteps:
         self._num_steps = num_steps
         self._num_done = 0
 
-    def more(self, num_steps: int) -> None:
-        """Announce `num_steps` more steps."""
-        self._num_steps += num_steps
+    def expect(self, num_steps: int) -> None:
+        """Announce that `num_steps` steps follow those that are done."""
+        self._num_steps = self._num_done + num_steps
 
     def done(self, title: str, detail: str) -> None:
         self._num_done += 1

@@ -23,16 +23,13 @@ async def run_in_shifts(node: Node, role: NodeRole, lending: Lending, on_shift: 
 
     `on_shift` is told whether a shift begins, or a break.
     """
-    has_begun = False
     while not node.shutdown.leaving.is_set():
         if (pause := lending.break_at(time.time())) is not None:
             on_shift(False)
             await _rest(node, lending, pause)
             continue
         on_shift(True)
-        if has_begun:
-            node.steps.more(role.num_steps)
-        has_begun = True
+        node.steps.expect(role.num_steps)
         if not await _work_a_shift(node, role, lending):
             return
 

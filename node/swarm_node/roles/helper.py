@@ -143,7 +143,6 @@ class HelperRole(IdleRole):
         super().__init__(config)
         self._postponed: dict[str, tuple[float, str]] = {}  # until when, and why
         self._reported = ""
-        self._num_taken = 0
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)
@@ -177,9 +176,7 @@ class HelperRole(IdleRole):
         except SwarmError as error:
             self._postpone(need.name, error.message, RETRY_S)
             return False
-        if self._num_taken:
-            node.steps.more(self.num_steps)
-        self._num_taken += 1
+        node.steps.expect(self.num_steps)
         self._reported = ""
         node.steps.done("looks", need.why)
         try:

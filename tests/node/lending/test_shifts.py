@@ -130,6 +130,29 @@ def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_th
     _play(case, tmp_path, monkeypatch, hours=("11:01-11:03", "11:04-11:05"))
 
 
+def test_steps_of_a_shift_follow_those_of_the_shift_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Helper(Work):
+        """Does its steps once it has found work, as a node that looks for work does; in the second shift."""
+
+        async def run(self, node: Node) -> None:
+            if self.log:
+                node.steps.expect(self.num_steps)
+                for _ in range(self.num_steps):
+                    node.steps.done("works", "")
+            await super().run(node)
+
+    async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
+        running = asyncio.create_task(shifts.run_in_shifts(node, Helper(drain_s=0), lending, bool))
+        await asyncio.sleep(270)
+        node.shutdown.request("test")
+        await running
+        lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        steps = [(line["number"], line["of"]) for line in lines if line["event"] == "step"]
+        assert steps == [(1, Helper.num_steps), (2, Helper.num_steps)]
+
+    _play(case, tmp_path, monkeypatch, hours=("11:01-11:03", "11:04-11:05"))
+
+
 def test_work_that_does_not_finish_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
         work, began_s = Work(drain_s=1e6), asyncio.get_running_loop().time()

@@ -177,6 +177,9 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         await helping
         events = [json.loads(line) for line in node.emitter._out.getvalue().splitlines()]  # type: ignore[attr-defined]
         assert [event["event"] for event in events[:5]] == ["waiting", "step", "warning", "step", "waiting"]
+        steps = [(event["number"], event["of"]) for event in events if event["event"] == "step"]
+        first = HelperRole.num_steps
+        assert steps == [(1, first), (2, first + 1), (3, first + 2)], "what was given up left steps out"
         assert events[0]["reason"].startswith("nobody serves a model or trains a run")
         assert events[1]["detail"] == "run bad has only 1 member"
         assert events[4]["reason"] == "bad: it broke; good: it is finished here"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -26,6 +27,7 @@ from swarm_protocol.control_messages import (
     StatusReply,
     TrainingStatus,
 )
+from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
@@ -40,6 +42,8 @@ from swarm_node.node_status import count_paths, list_peers, relay_status
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
+
+logger = logging.getLogger(__name__)
 
 RelayUse = Literal["none", "serve", "use", "auto"]
 RoleName: TypeAlias = records.Role
@@ -155,7 +159,15 @@ class Node:
         return self.lending.break_at(time.time())
 
     async def announce(self) -> None:
-        """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
+        """Publish what this node is now; again whenever that has changed. Its models and runs membership adds.
+
+        While the network cannot say where the node listens, its record before stays.
+        """
+        try:
+            addrs = await self.network.addrs()
+        except PeerError as error:
+            logger.warning("what this node is now is not announced yet: %s", error)
+            return
         speeds = self.hardware.speeds
         free_bytes, _ = self.hardware.read_memory()
         first_token = self.activity.first_token()
@@ -163,7 +175,7 @@ class Node:
         record = NodeRecord(
             name=self.config.name,
             version=software_version(),
-            addrs=(await self.network.addrs())[: limits.MAX_ADDRS],
+            addrs=addrs[: limits.MAX_ADDRS],
             device=self.hardware.device_name,
             memory_bytes=self.hardware.memory_bytes,
             free_memory_bytes=min(free_bytes, self.hardware.memory_bytes),

@@ -21,6 +21,7 @@ from swarm_node.roles.seed import SeedRole
 from swarm_node.roles.volunteer import VolunteerRole
 from swarm_node.settings.config import Config
 from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import NodeRecord, PathCounts, PathKind
 
@@ -80,6 +81,22 @@ def test_record_counts_the_connected_peers_by_their_paths() -> None:
     paths = {f"peer {number}": PeerPath(kind=kind, sent_bytes=1, received_bytes=2) for number, kind in enumerate(kinds)}
     record = record_of(Activity(), "", peer_paths=lambda: paths)
     assert record.paths == PathCounts(direct=1, dialled_back=1, punched=2, relayed=1)
+
+
+def test_record_stays_as_it_was_while_the_network_does_not_say_where_the_node_listens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The node goes on with its work, for example where no file is left for a moment to ask libp2p's daemon."""
+    announced: list[NodeRecord] = []
+    node = node_with(Activity(), "volunteer", announced)
+
+    async def unknown() -> tuple[str, ...]:
+        raise PeerUnreachable("libp2p's daemon does not answer: too many open files")
+
+    node.network = cast(Any, SimpleNamespace(addrs=unknown))
+    asyncio.run(node.announce())
+    assert announced == []
+    assert "is not announced yet: libp2p's daemon does not answer: too many open files" in caplog.text
 
 
 def test_roles_have_the_names_that_records_know() -> None:

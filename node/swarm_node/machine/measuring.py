@@ -16,6 +16,8 @@ import sys
 from dataclasses import replace
 from typing import NoReturn
 
+from swarm_protocol.errors import reason_of
+
 from swarm_node.machine.hardware import Speeds
 from swarm_node.node import Node
 
@@ -49,7 +51,20 @@ def is_idle(node: Node) -> bool:
 
 
 async def measured_apart(node: Node) -> Speeds | None:
-    """Return the best figures so far, or None with a warning if the process failed."""
+    """Return the best figures so far, or None with a warning if the machine cannot be measured now."""
+    try:
+        return await _measured(node)
+    except TimeoutError:
+        reason = f"it takes longer than {TIMEOUT_S:.0f} s"
+    except (OSError, ValueError, TypeError) as error:
+        reason = reason_of(error)
+    logger.warning("the machine's speed could not be measured again: %s", reason)
+    return None
+
+
+async def _measured(node: Node) -> Speeds:
+    """Raises OSError if no process can be started, ValueError or TypeError for one that fails or answers without sense,
+    TimeoutError for one that takes too long."""
     arguments = (node.hardware.device, str(node.home.cache), str(node.config.threads))
     # the modules that are found here, and none that lie in the current directory
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -63,14 +78,10 @@ async def measured_apart(node: Node) -> Speeds | None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, complaint = await process.communicate()
-        if process.returncode == 0:
-            return Speeds(**json.loads(output))
-        reason = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
-    except TimeoutError:
-        reason = f"it takes longer than {TIMEOUT_S:.0f} s"
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    logger.warning("the machine's speed could not be measured again: %s", reason)
-    return None
+    if process.returncode != 0:
+        raise ValueError(complaint.decode(errors="replace").strip().rpartition("\n")[2][:200])
+    return Speeds(**json.loads(output))

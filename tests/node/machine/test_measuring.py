@@ -99,12 +99,31 @@ def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
     )
 
 
-def test_a_process_that_fails_is_no_measurement(
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise RuntimeError('no memory is left')", "RuntimeError: no memory is left"),
+        ("print('a library says hello')", "Expecting value: line 1 column 1"),
+        ("print('[]')", "argument after ** must be a mapping"),
+        ("""print('{"prefill_tokens_per_s": -1}')""", "-1 is not a speed"),
+    ],
+)
+def test_a_process_that_fails_or_answers_without_sense_is_no_measurement(
+    program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measuring, "_PROGRAM", program)
+    assert asyncio.run(measuring.measured_apart(node_of(tmp_path))) is None
+    [line] = caplog.messages
+    assert line.startswith("the machine's speed could not be measured again: ")
+    assert reason in line
+
+
+def test_a_process_that_cannot_be_started_is_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(measuring, "_PROGRAM", "raise RuntimeError('no memory is left')")
+    monkeypatch.setattr(measuring.sys, "executable", str(tmp_path / "gone"))
     assert asyncio.run(measuring.measured_apart(node_of(tmp_path))) is None
-    assert "could not be measured again: RuntimeError: no memory is left" in caplog.text
+    assert "could not be measured again: no such file or directory" in caplog.text
 
 
 class Looks(SeedRole):

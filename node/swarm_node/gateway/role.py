@@ -109,7 +109,7 @@ class GatewayRole(NodeRole):
 
         `app` is all that is served, `dashboard` the part of it that shows the network.
         """
-        async with serving(checked(app, node.config), self._listener) as url:
+        async with serving(checked(app, node.config), self._listener, grace_s=node.config.drain_s) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"

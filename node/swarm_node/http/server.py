@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import math
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from typing import ClassVar
@@ -40,14 +41,16 @@ HTTP_WRITE_TIMEOUT_S = 30.0
 """A reader that does not take what is buffered within this time is assumed to be gone."""
 
 SHUTDOWN_GRACE_S = 5.0
-"""The time that a shutdown waits for running answers."""
+"""The time that a shutdown waits for running answers, where they are short."""
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None) -> AsyncIterator[str]:
+async def serving(
+    app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None, grace_s: float = SHUTDOWN_GRACE_S
+) -> AsyncIterator[str]:
     """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
 
-    Leaving gives running answers SHUTDOWN_GRACE_S to finish.
+    Leaving gives running answers `grace_s` to finish, and ends those that have not.
     """
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
@@ -60,7 +63,7 @@ async def serving(app: ASGIApp, listener: socket.socket, *, max_connections: int
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=int(SHUTDOWN_GRACE_S),
+        timeout_graceful_shutdown=math.ceil(grace_s),
     )
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
@@ -68,14 +71,26 @@ async def serving(app: ASGIApp, listener: socket.socket, *, max_connections: int
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         server.should_exit = True
-        await running
-        listener.close()
+        try:
+            await running
+        finally:
+            listener.close()
+            await _end(server.server_state.tasks)
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _end(answering: Collection[asyncio.Task[None]]) -> None:
+    """Cancel the answers that still run, and wait until they have freed what they hold."""
+    for task in answering:
+        if not task.cancelling():
+            task.cancel()
+    if answering:
+        await asyncio.wait(tuple(answering))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -86,7 +101,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second of what no name server can be asked for
         raise _no_address(host, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,12 +123,12 @@ def is_local(host: str) -> bool:
     """Return whether only programs on this machine reach `host`. Raises StartError if it is no address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise _no_address(host, error) from error
     return all(ipaddress.ip_address(str(address[0]).split("%", 1)[0]).is_loopback for *_, address in found)
 
 
-def _no_address(host: str, error: OSError) -> StartError:
+def _no_address(host: str, error: Exception) -> StartError:
     return StartError(f"--host {host} is not an address of this machine: {reason_of(error)}", remedy="use 127.0.0.1")
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from node.gateway.scripted_client import ScriptedClient
+from starlette.types import ASGIApp
 from support.node_settings import resolve
 from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway import http_limits, role
+from swarm_node.gateway.app import create_app
 from swarm_node.gateway.role import GatewayRole, options, pins
 from swarm_node.http.rate_limit import Rates
 from swarm_node.metrics.metric_registry import Registry
@@ -127,6 +132,23 @@ def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
     assert list(options.used.of("tiny")) == ["r"]
     options.used.add("other", "s")
     assert list(used_in(Home(tmp_path).revisions, "net").of("other")) == ["s"]
+
+
+def test_answers_that_run_when_the_node_leaves_get_the_time_of_work_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve({"port": "0", "dashboard": "false", "drain_s": "70"}, env={})
+    gateway, graces_s = GatewayRole(config), list[float]()
+
+    @asynccontextmanager
+    async def serving(_app: ASGIApp, listener: socket.socket, *, grace_s: float) -> AsyncIterator[str]:
+        graces_s.append(grace_s)
+        yield "http://127.0.0.1"
+        listener.close()
+
+    monkeypatch.setattr(role, "serving", serving)
+    node: Any = MagicMock(config=config, shutdown=Shutdown())
+    node.shutdown.request("enough")
+    asyncio.run(gateway._serve(node, create_app(ScriptedClient())))
+    assert graces_s == [70]
 
 
 @pytest.mark.parametrize("text", ["tiny", "tiny@main", "tiny@1a2b3c4", "@1a2b3c4d5e", "tiny@1A2B3C4D5E"])

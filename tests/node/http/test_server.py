@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
-from openai import AsyncOpenAI
+from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedToken, converse, openai_client
+from openai import APIError, AsyncOpenAI
+from swarm_node.gateway.app import create_app
 from swarm_node.http import server
 from swarm_protocol.errors import StartError
 
@@ -121,6 +122,69 @@ def test_reader_that_stops_is_cut_off_and_everyone_else_answered(
     assert client.num_finished == 2
 
 
+def test_answer_that_runs_when_the_server_ends_is_finished() -> None:
+    go_on = asyncio.Event()
+    client = ScriptedClient(script=[ScriptedToken("a"), go_on, ScriptedToken("b", "stop")])
+
+    async def main() -> None:
+        listener = server.listen("127.0.0.1", 0)
+        address = listener.getsockname()
+        async with server.serving(create_app(client), listener, grace_s=10) as url:
+            openai = openai_client(url, timeout_s=10)
+            stream = await openai.completions.create(model="tiny", prompt="hi", stream=True)
+            texts = [(await anext(stream)).choices[0].text]
+
+            async def read_on() -> None:
+                while await _is_listening(address):
+                    await asyncio.sleep(0.01)
+                go_on.set()
+                texts.extend([chunk.choices[0].text async for chunk in stream])
+
+            reading = asyncio.create_task(read_on())
+        await reading
+        await openai.close()
+        assert "".join(texts) == "ab"
+
+    asyncio.run(main())
+
+
+async def _is_listening(address: tuple[str, int]) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*address)
+    except ConnectionError:
+        return False
+    writer.close()
+    return True
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_answers_that_run_when_the_server_ends_have_ended_with_it(is_cancelled: bool) -> None:
+    client = ScriptedClient(script=[ScriptedToken("a"), Hang()])
+
+    async def served(urls: asyncio.Queue[str]) -> None:
+        async with server.serving(create_app(client), server.listen("127.0.0.1", 0), grace_s=0) as url:
+            urls.put_nowait(url)
+            await client.reached.wait()
+            if is_cancelled:
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        urls = asyncio.Queue[str]()
+        serving = asyncio.create_task(served(urls))
+        async with openai_client(await urls.get(), timeout_s=10) as openai:
+            asking = asyncio.create_task(openai.completions.create(model="tiny", prompt="hi"))
+            await client.reached.wait()
+            if is_cancelled:
+                serving.cancel()
+            await asyncio.wait({serving})
+            assert serving.cancelled() == is_cancelled
+            assert (client.num_open, client.num_finished) == (0, 1)
+            await asyncio.wait({asking})
+            assert isinstance(asking.exception(), APIError)
+
+    asyncio.run(main())
+
+
 def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (256, 4096))
     assert server.default_max_connections() == 128
@@ -135,6 +199,13 @@ def test_listen_on_a_name_that_leads_nowhere_says_what_the_resolver_said(monkeyp
     monkeypatch.setattr(server.socket, "getaddrinfo", unknown)
     with pytest.raises(StartError, match="nohost is not an address of this machine: name or service not known:"):
         server.is_local("nohost")
+
+
+@pytest.mark.parametrize("host", ["x" * 64, "attic..lan"])
+def test_name_that_no_name_server_can_be_asked_for_is_no_address(host: str) -> None:
+    for look_up in (server.is_local, lambda name: server.listen(name, 0)):
+        with pytest.raises(StartError, match=f"^--host {host} is not an address of this machine: "):
+            look_up(host)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])

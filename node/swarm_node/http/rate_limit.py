@@ -127,4 +127,5 @@ def _duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:
         return f"{seconds:.3g}s"
-    return f"{int(seconds // 60)}m{math.ceil(seconds % 60)}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s"

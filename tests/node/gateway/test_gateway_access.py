@@ -142,6 +142,8 @@ def test_overdrawn_tokens_are_paid_with_time() -> None:
     limiter.settle(limiter.reserve(10), 120)
     assert limiter.headers()["x-ratelimit-remaining-tokens"] == "0"
     assert limiter.headers()["x-ratelimit-reset-tokens"] == "2m0s"
+    clock.now_s += 0.5
+    assert limiter.headers()["x-ratelimit-reset-tokens"] == "2m0s", "no minute has sixty seconds left over"
     with pytest.raises(HttpError):
         limiter.reserve(1)
     clock.now_s += 62

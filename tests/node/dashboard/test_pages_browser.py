@@ -211,6 +211,38 @@ def test_a_lost_connection_is_said_and_comes_back(page: Page, swarms: Swarms) ->
     expect(page.locator(".notice")).to_have_count(0)
 
 
+SHOWING = """
+    let isHidden = true;
+    const opened = [];
+    Object.defineProperty(Document.prototype, "hidden", { get: () => isHidden });
+    window.EventSource = class extends EventSource {
+        constructor(...given) {
+            super(...given);
+            opened.push(this);
+        }
+    };
+    window.numOpen = () => opened.filter((one) => one.readyState !== EventSource.CLOSED).length;
+    window.show = (isShown) => {
+        isHidden = !isShown;
+        document.dispatchEvent(new Event("visibilitychange"));
+    };
+"""
+
+
+def test_a_page_has_one_stream_while_it_is_looked_at_and_else_none(page: Page, swarms: Swarms) -> None:
+    page.add_init_script(SHOWING)
+    page.goto(swarms["small"][1].url)
+    expect(page.locator("#live-state")).to_have_text("Paused")
+    assert page.evaluate("numOpen()") == 0, "it was opened behind another page"
+    page.evaluate("show(true)")
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true})); show(true)")
+    assert page.evaluate("numOpen()") == 1, "it came back from the browser's cache"
+    page.evaluate("show(false)")
+    assert page.evaluate("numOpen()") == 0
+    expect(page.locator("#live-state")).to_have_text("Paused")
+
+
 def test_figures_that_nobody_looked_at_are_as_old_as_they_are(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     fresh = source.shown

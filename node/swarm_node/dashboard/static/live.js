@@ -39,6 +39,7 @@ function tick() {
 }
 
 function connect() {
+  close(); // a page that comes back from the browser's cache is shown twice
   retryAt = Infinity;
   heard = seconds();
   source = new EventSource("/api/v1/events");
@@ -94,8 +95,8 @@ async function refresh() {
   }
 }
 
-// a page that nobody looks at holds no connection
-document.addEventListener("visibilitychange", () => {
+// a page that nobody looks at holds no connection, also one that is opened in a tab behind this one
+function follow() {
   if (document.hidden) {
     close();
     retryAt = Infinity;
@@ -103,9 +104,11 @@ document.addEventListener("visibilitychange", () => {
   } else {
     connect();
   }
-});
+}
+
+document.addEventListener("visibilitychange", follow);
 window.addEventListener("pagehide", close);
-window.addEventListener("pageshow", (event) => event.persisted && connect());
+window.addEventListener("pageshow", (event) => event.persisted && follow());
 
 function offerCopies() {
   for (const button of document.querySelectorAll("button.copy[hidden]")) button.hidden = false;
@@ -129,5 +132,5 @@ document.addEventListener("click", (event) => {
 });
 
 offerCopies();
-connect();
+follow();
 setInterval(tick, 500);

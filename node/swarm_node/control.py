@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -40,7 +41,7 @@ async def serving(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     mask = os.umask(0o177)  # the socket is made by the bind below, so it is private from its first moment
     try:
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(_address(path))
     except RuntimeError as error:  # all that gRPC says of a failed bind
         raise StartError(
             f"cannot open the control socket {path}", remedy="look what is in its place, or choose another --home"
@@ -73,7 +74,7 @@ class ControlClient:
                 f"no daemon is running in {self._home.path}",
                 remedy="start one with `swarm-node join`, or name its directory with --home",
             )
-        with grpc.insecure_channel(f"unix:{self._home.socket}", options=_OPTIONS) as channel:
+        with grpc.insecure_channel(_address(self._home.socket), options=_OPTIONS) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{method}")
             try:
                 answer: bytes = ask(request, timeout=DEADLINE_S, wait_for_ready=True)
@@ -85,6 +86,11 @@ class ControlClient:
                     remedy=f"it may still be starting; if this lasts, read {self._home.log} and `kill {pid}`",
                 ) from error
         return answer
+
+
+def _address(path: Path) -> str:
+    """Return a socket's address as gRPC reads it: a URI, in which some characters of a path mean something else."""
+    return f"unix:{quote(path.as_posix())}"
 
 
 def _unary(handler: Callable[[Any], Awaitable[Any]], parse: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:

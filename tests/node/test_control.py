@@ -110,6 +110,17 @@ def test_socket_with_a_long_path_works(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("name", ["100%41", "my#home", "a?b", "ein Haus für mich"])
+def test_socket_is_in_its_home_whatever_the_home_is_called(name: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        home = Home(tmp_path / name)
+        async with daemon(home):
+            assert await asyncio.to_thread(ControlClient(home).status) == REPLY
+            assert stat.S_ISSOCK(home.socket.stat().st_mode)
+
+    asyncio.run(scene())
+
+
 def test_client_without_a_daemon_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerUnreachable, match="no daemon is running") as error:
         ControlClient(Home(tmp_path)).status()

@@ -10,6 +10,7 @@ started, has no month counted anew. If it is broken, the month is, with a warnin
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from datetime import datetime
@@ -47,6 +48,7 @@ class MonthlyTraffic:
         self._months = self._memory.read(_checked) or {}  # by month; the one that was counted last is last
         self._month = _month_of(at)
         self._metered_bytes = 0
+        self._saving = threading.Lock()  # what is saved at the end waits for a save that is under way
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +65,8 @@ class MonthlyTraffic:
 
     def save(self) -> None:
         """Write the count to disk. Blocks. A disk that refuses is only a warning."""
-        self._memory.keep(self._months)
+        with self._saving:
+            self._memory.keep(dict(self._months))
 
 
 async def keep_counting(month: MonthlyTraffic, traffic: Traffic) -> None:

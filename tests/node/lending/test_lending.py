@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from swarm.network.traffic import Traffic
 from swarm_node.lending.hours import parse_window
 from swarm_node.lending.lending import RESERVE, Lending
-from swarm_node.lending.traffic_count import MonthlyTraffic, next_month
+from swarm_node.lending.traffic_count import MonthlyTraffic, keep_counting, next_month
+from swarm_node.storage import home
+from swarm_node.storage.home import replace_json
 
 GB = 10**9
 
@@ -63,6 +67,35 @@ def test_clock_that_is_wrong_for_a_while_has_no_month_counted_anew(tmp_path: Pat
     assert lending.month.num_bytes == 3 * GB
     lending.month.save()
     assert _lending(path, 10 * GB)[0].month.num_bytes == 3 * GB
+
+
+def test_last_save_waits_for_the_one_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, log = tmp_path / "traffic.json", list[str]()
+    is_writing, may_write = threading.Event(), threading.Event()
+
+    def write(where: Path, value: object) -> None:
+        log.append("begins")
+        is_writing.set()
+        assert may_write.wait(10)
+        replace_json(where, value)
+        log.append("ends")
+
+    monkeypatch.setattr(home, "replace_json", write)
+
+    async def main() -> None:
+        traffic = Traffic()
+        month = MonthlyTraffic(path, NOW)
+        counting = asyncio.create_task(keep_counting(month, traffic))
+        await asyncio.to_thread(is_writing.wait, 10)
+        traffic.sent_in_turn("peer", GB)
+        threading.Timer(0.05, may_write.set).start()
+        counting.cancel()
+        await asyncio.wait((counting,))
+        assert month.num_bytes == GB
+
+    asyncio.run(main())
+    assert log == ["begins", "ends"] * 2
+    assert list(json.loads(path.read_text())["months"].values()) == [GB]
 
 
 def test_only_the_months_that_were_counted_last_are_remembered(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ expire.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from swarm_protocol import limits
@@ -31,7 +33,7 @@ from swarm_protocol.network_invitation import (
 from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
 
 from swarm_node.storage import kept_invitation
-from swarm_node.storage.home import Home, read_json, replace_json
+from swarm_node.storage.home import Home, explained, read_json, replace_json
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_ISSUED = 10_000
@@ -64,7 +66,8 @@ class _Book:
 
 
 class OwnedNetwork:
-    """Reads the home's files anew for each command. Raises ConfigError for files that are broken."""
+    """Reads the home's files anew for each command, and before each change. Raises ConfigError for files that are
+    broken."""
 
     def __init__(self, home: Home) -> None:
         if not os.path.lexists(home.network_key):
@@ -116,30 +119,31 @@ class OwnedNetwork:
         """Sign an invitation and enter it into the book. Raises ConfigError if anything is out of bounds or the book is
         full."""
         now = time.time()
-        kept = self._with_room(now)
-        try:
-            invitation = invite(
-                self._owner,
-                rights=rights,
-                now=now,
-                lifetime_s=lifetime_s,
-                secret=bytes.fromhex(self._book.secret),
-                seeds=seeds,
+        with self._changing():
+            kept = self._with_room(now)
+            try:
+                invitation = invite(
+                    self._owner,
+                    rights=rights,
+                    now=now,
+                    lifetime_s=lifetime_s,
+                    secret=bytes.fromhex(self._book.secret),
+                    seeds=seeds,
+                    node=node,
+                )
+            except ValueError as error:
+                raise ConfigError(
+                    f"such an invitation cannot be signed: {error}", remedy="see swarm-node invite --help"
+                ) from None
+            entry = IssuedInvitation(
+                serial=serial_text(invitation.terms.serial),
+                rights=tuple(invitation.terms.rights),
+                issued_at=now,
+                expires_at=invitation.expires_at,
                 node=node,
+                note=note,
             )
-        except ValueError as error:
-            raise ConfigError(
-                f"such an invitation cannot be signed: {error}", remedy="see swarm-node invite --help"
-            ) from None
-        entry = IssuedInvitation(
-            serial=serial_text(invitation.terms.serial),
-            rights=tuple(invitation.terms.rights),
-            issued_at=now,
-            expires_at=invitation.expires_at,
-            node=node,
-            note=note,
-        )
-        self._save(replace(self._book, issued=(*kept, entry)))
+            self._save(replace(self._book, issued=(*kept, entry)))
         return invitation
 
     def _with_room(self, now: float) -> list[IssuedInvitation]:
@@ -158,7 +162,10 @@ class OwnedNetwork:
 
     def revoke(self, serial: str) -> IssuedInvitation:
         """Enter a revocation, and keep the new list for this home's nodes. Raises ConfigError."""
-        now = time.time()
+        with self._changing():
+            return self._revoke(serial, time.time())
+
+    def _revoke(self, serial: str, now: float) -> IssuedInvitation:
         found = next((each for each in self._book.issued if each.serial == serial.lower()), None)
         if found is None:
             raise ConfigError(f"no invitation has the serial {serial[:40]!r}", remedy="see swarm-node invite list")
@@ -177,6 +184,16 @@ class OwnedNetwork:
         signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
         kept_invitation.keep_revocations(self._home, self.network_id, signed)
         return entry
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the book alone, read anew: what another command has entered meanwhile must not be lost."""
+        with explained("lock"):
+            key = self._home.network_key.open("r+b")
+        with key:
+            fcntl.flock(key, fcntl.LOCK_EX)
+            self._book = self._read()
+            yield
 
     def _save(self, book: _Book) -> None:
         _write(self._home, book)

@@ -134,6 +134,19 @@ def test_invite_with_a_full_book_is_refused_and_forgets_no_revocation(
     assert set(listed.serials) == {revoked.terms.serial, last.terms.serial}
 
 
+def test_commands_at_the_same_time_lose_nothing_that_another_has_signed(tmp_path: Path) -> None:
+    first = OwnedNetwork.create(Home(tmp_path))
+    second = OwnedNetwork(Home(tmp_path))
+    serials = [serial_text(each.invite(RIGHTS, lifetime_s=3600).terms.serial) for each in (first, second)]
+    assert [each.serial for each in OwnedNetwork(Home(tmp_path)).issued][1:] == serials
+    for each, serial in zip((first, second), serials, strict=True):
+        each.revoke(serial)
+    listed = open_revocations(
+        kept_invitation.read_revocations(Home(tmp_path)), network_id=first.network_id, now=time.time()
+    )
+    assert (listed.number, [serial_text(each) for each in listed.serials]) == (2, serials)
+
+
 def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None:
     """The older list is that of a daemon in the owner's home, which has not heard yet what `swarm-node invite revoke`
     wrote there."""

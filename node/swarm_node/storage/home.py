@@ -28,6 +28,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
+LOOK_S = 0.2
+"""Time for which a lock may be that of commands that look whether a daemon has the home."""
+
 _PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
 
 NEW_SUFFIX = ".new"
@@ -139,10 +143,7 @@ class Home:
         with explained("lock the home directory"):
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._taken(os.pread(descriptor, _PID_BYTES, 0).strip()) from None
+            self._take(descriptor)
             with explained("write to the home directory"):
                 os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
             # we hold the lock, so the process that made this socket is gone
@@ -152,6 +153,20 @@ class Home:
         finally:
             os.close(descriptor)
 
+    def _take(self, descriptor: int) -> None:
+        """Lock the home, which a command that asks for its `owner` holds for a moment. Raises ConfigError if a daemon
+        has it."""
+        until_s = time.monotonic() + LOOK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise self._taken(os.pread(descriptor, _PID_BYTES, 0).strip()) from None
+                time.sleep(LOOK_S / 20)
+            else:
+                return
+
     def owner(self) -> int | None:
         """Return the pid of the daemon that uses this home now."""
         try:
@@ -159,7 +174,7 @@ class Home:
         except OSError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             text = os.pread(descriptor, _PID_BYTES, 0).strip()
             return int(text) if text.isdigit() else 0

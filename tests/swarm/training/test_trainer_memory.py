@@ -9,17 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 from support.faults import Fault, FaultScript
-from support.training_swarm import Swarm, SyntheticInner
+from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
+from swarm.training.allreduce.parts import PartResult
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.one_device import OneDevice, next_token_loss
+from swarm.training.member.reductions import NUM_KEPT
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.errors import PeerUnreachable
 from torch import Tensor, nn
 
 
@@ -96,6 +99,28 @@ def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig,
     virtual_time.run(main())
     assert len(seen) == len(names) * len(phases)
     assert (max(seen) - before) / len(names) / num_values <= PARAMETER_BYTES - 4
+
+
+def test_attempts_that_fail_keep_no_more_than_two_reductions() -> None:
+    names, seen = ("a", "b"), list[int]()
+
+    def fail(_who: str) -> None:
+        seen.append(sum(type(each) is PartResult and len(each.data) > 0 for each in gc.get_objects()))
+        raise PeerUnreachable("it fails again")
+
+    script = FaultScript([Fault(who="a", phase="round.reducing", what=fail, nth=nth) for nth in range(1, 7)])
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=1), script) as swarm:
+            for name in names:
+                await swarm.join(name)
+            await swarm.finish_after(script)
+
+    gc.collect()
+    virtual_time.run(main())
+    num_parts = len(names) * len(names)
+    assert seen[0] == num_parts
+    assert max(seen) == NUM_KEPT * num_parts
 
 
 def test_gradient_has_memory_during_an_interval_only(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:

@@ -46,6 +46,9 @@ SLICES_S = 1.0
 complete."""
 GROUP_WAIT_S = 5.0
 """Time for which a member's stream waits for this member to hear of its group."""
+NUM_KEPT = 2
+"""Number of a step's reductions that are kept, some two bytes a value each with int8: one outcome may be resumed while
+another is tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +80,13 @@ class Reductions:
         self._auditing: dict[bytes, Auditing] = {}
         self._chance = random.SystemRandom()
         self._entries: dict[bytes, _GroupEntry] = {}
-        self._butterflies: list[Butterfly] = []  # those of failed attempts, too: their streams may still be served
+        # that of the last attempt, too: its streams may still be served
+        self._butterflies: dict[bytes, Butterfly] = {}
+        self._bytes_of_dropped = 0
 
     @property
     def bytes_sent(self) -> int:
-        return sum(butterfly.bytes_sent for butterfly in self._butterflies)
+        return self._bytes_of_dropped + sum(butterfly.bytes_sent for butterfly in self._butterflies.values())
 
     async def reduce(self, signed: SignedGroup, offer: IntervalOffer | None) -> None:
         """Take part in the group's reduction with what this member offers, and audit the others. Ends with Reduced,
@@ -109,7 +114,8 @@ class Reductions:
         auditing = self._auditing[signed.digest] = Auditing(butterfly, signed, _Statements(context), self._chance)
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
         self._entry(signed.digest).butterfly.set_result(butterfly)
-        self._butterflies.append(butterfly)
+        self._butterflies[signed.digest] = butterfly
+        self._drop_old()
         try:
             parts = await butterfly.run()
         except BaseException:
@@ -244,9 +250,18 @@ class Reductions:
         for entry in self._entries.values():
             if not entry.butterfly.done():
                 entry.butterfly.set_result(None)
-        for butterfly in self._butterflies:
+        for butterfly in self._butterflies.values():
             butterfly.drop()
         self._auditing.clear()
+
+    def _drop_old(self) -> None:
+        """Drop all but the newest NUM_KEPT reductions: attempts that fail one after the other would fill the memory."""
+        for digest in list(self._butterflies)[:-NUM_KEPT]:
+            butterfly = self._butterflies.pop(digest)
+            self._bytes_of_dropped += butterfly.bytes_sent
+            butterfly.drop()
+            self._auditing.pop(digest, None)
+            self._entries.pop(digest, None)
 
     def _entry(self, digest: bytes) -> _GroupEntry:
         if digest not in self._entries:

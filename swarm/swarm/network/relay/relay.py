@@ -305,7 +305,8 @@ class Circuit:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # one of the two has left or is cut off, and its circuit ends with it
             while data := await reader.read(self._budget.piece_bytes):
-                self._counts.throttled_s += await self._budget.take(self._peers, len(data))
+                waited_s = await self._budget.take(self._peers, len(data))
+                self._counts.throttled_s += waited_s  # read only now: other circuits add theirs meanwhile
                 write(writer, data)
                 await writer.drain()
                 self._num_bytes += len(data)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from swarm.network.libp2p.host import RawStream
 from swarm.network.relay.relay import Circuit, RelayCounts
-from swarm.network.relay.relay_access import RelayBudget
+from swarm.network.relay.relay_access import Ends, RelayBudget
 from swarm.testing import virtual_time
 
 IDLE_S = 100.0
@@ -103,3 +103,31 @@ def test_defect_costs_a_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) 
 
     virtual_time.run(main())
     assert "a circuit failed" in caplog.text
+
+
+class NotedBudget(RelayBudget):
+    """Adds up what all circuits have waited."""
+
+    waited_s = 0.0
+
+    async def take(self, ends: Ends, num_bytes: int) -> float:
+        waited_s = await super().take(ends, num_bytes)
+        self.waited_s += waited_s
+        return waited_s
+
+
+def test_time_that_circuits_wait_side_by_side_is_counted_for_each() -> None:
+    async def main() -> None:
+        budget, counts = NotedBudget(100_000), RelayCounts()
+        circuits = []
+        for number in range(3):
+            one, other = end(), end()
+            one[0].feed_data(bytes(300_000))
+            one[0].feed_eof()
+            peers = f"source {number}", f"target {number}"
+            circuits.append(Circuit(cast("RawStream", one), cast("RawStream", other), counts, budget, peers))
+        await asyncio.gather(*(circuit.run(IDLE_S) for circuit in circuits))
+        assert counts.throttled_s == pytest.approx(budget.waited_s)
+        assert counts.throttled_s > 10
+
+    virtual_time.run(main())

@@ -86,9 +86,12 @@ async def open_path(here: ListenEndpoint, there: tuple[str, int], opened: Callab
         if not (proposal := await _proposal(reader)):
             return False
         inside = await asyncio.open_connection(*here.reach)
-        write(inside[1], first + proposal)
-        opened()
-        await Circuit((reader, writer), inside, RelayCounts()).run(IDLE_S)
+        try:
+            write(inside[1], first + proposal)
+            opened()
+            await Circuit((reader, writer), inside, RelayCounts()).run(IDLE_S)
+        finally:
+            inside[1].transport.abort()
         return True
     except asyncio.IncompleteReadError:
         raise NotALibp2pHost from None

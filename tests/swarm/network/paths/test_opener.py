@@ -72,6 +72,37 @@ def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
     run(case())
 
 
+def test_opener_that_is_cancelled_leaves_both_sides() -> None:
+    async def case() -> None:
+        num_left, all_left = 0, asyncio.Event()
+
+        async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_left
+            writer.write(GREETING + PROPOSAL)
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            num_left += 1
+            if num_left == 2:
+                all_left.set()
+
+        there, own = free_port(), free_port()
+        servers = await listener(there, stay), await listener(own, stay)
+        place, opened = ListenEndpoint(bind=("127.0.0.1", free_port()), reach=("127.0.0.1", own)), asyncio.Event()
+        opening = asyncio.create_task(open_path(place, ("127.0.0.1", there), opened.set))
+        await opened.wait()
+        opening.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await asyncio.wait((opening,))
+                await all_left.wait()
+        for server in servers:
+            server.close()
+        assert num_left == len(servers)
+
+    asyncio.run(case())  # uvloop would wait at its end for what is left open
+
+
 def test_opener_that_finds_a_listener_leaves_and_the_same_ports_can_be_used_at_once() -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING)

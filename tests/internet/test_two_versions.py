@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from bench.report import Report
+from internet import namespaces
 from internet.lab import address6
 from internet.lab_nodes import LISTEN_BOTH, LabNodes
 from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE
@@ -49,3 +50,20 @@ def test_pair_finds_the_version_that_has_a_direct_path(
     assert calling.end()["failures"] == []
     assert direct_s is not None
     assert shares.seed_share <= MAX_SEED_SHARE
+
+
+@pytest.mark.parametrize(("lacking", "other", "is_direct"), [("home1", "sym1", True), ("open2", "home2", False)])
+def test_host_without_ip4_reaches_hosts_with_both_directly_and_those_with_ip4_alone_over_a_relay(
+    nodes: LabNodes, figures: Report, lacking: str, other: str, is_direct: bool
+) -> None:
+    namespaces.run(*f"ip -4 -n {nodes.lab.namespace(lacking)} addr flush dev eth0".split())
+    seed = nodes.seed(listen=LISTEN_BOTH)
+    caller, called = nodes.talkers(lacking, other, peers=(*seed.public6, *seed.public), listen=BY_DEFAULT)
+    meter = PairMeter(nodes.lab, lacking, other)
+    calling = caller.tell("call", peer=called.peer_id, num=10_000, pause_s=0.1, num_bytes=2000)
+    direct_s = meter.wait_direct(within_s=1.2 * MAX_DIRECT_S if is_direct else 2.0)
+    told = calling.end()
+    figures.row(f"{lacking} without IPv4 + {other}", direct_after_s=direct_s or "never", first_call_s=told["first_s"])
+    assert told["failures"] == []
+    assert told["num"] > 1
+    assert (direct_s is not None) == is_direct

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
@@ -157,14 +157,13 @@ class ModelCatalog:
         self._seen = NewestItems[str, tuple[float, Servers]](MAX_MODELS)
         self._convictions = convictions
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
+        self._turn = asyncio.Lock()
+        self._failure: tuple[float, PeerTimeout] | None = None  # of the last look at all, and when that began
         self._warned = NewestItems[tuple[str, str], None](MAX_WARNED)
 
     async def models(self) -> list[ModelStatus]:
         """Return the models of which some part is served. Raises PeerTimeout."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._all[0] >= MODELS_FRESH_S:
-            names = await self._membership.models()
-            self._all = (now_s, {name: await self._membership.servers(name) for name in names})
+        if await self._look_at_all():
             async with asyncio.TaskGroup() as tasks:
                 for name, servers in self._all[1].items():
                     tasks.create_task(self._learn(name, servers))
@@ -226,6 +225,25 @@ class ModelCatalog:
         self._used.add(chosen.name, chosen.revision.digest)
         if chosen.published is not None and not chosen.is_pinned:
             self._publishers.answered(chosen.name, chosen.published.publisher)
+
+    async def _look_at_all(self) -> bool:
+        """Look up all models and their servers, if it is time, once for all who ask at the same time; return whether
+        that was here and now. Raises PeerTimeout, also to those who have waited for a look that failed."""
+        now_s = asyncio.get_running_loop().time
+        asked_s = now_s()
+        async with self._turn:
+            began_s = now_s()
+            if began_s - self._all[0] < MODELS_FRESH_S:
+                return False
+            if self._failure is not None and self._failure[0] >= asked_s:
+                raise PeerTimeout(self._failure[1].message, remedy=self._failure[1].remedy)
+            try:
+                names = await self._membership.models()
+                self._all = (began_s, {name: await self._membership.servers(name) for name in names})
+            except PeerTimeout as error:
+                self._failure = began_s, error
+                raise
+            return True
 
     async def _servers(self, name: str) -> Servers:
         """Return the servers of all revisions, of MODELS_FRESH_S ago at most; a session looks again when one fails."""

@@ -1,0 +1,79 @@
+"""What a client knows of all models: looked up once for all who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from swarm.client.catalog import MODELS_FRESH_S, ModelCatalog
+from swarm.client.publishers import KnownPublishers, UsedRevisions
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerTimeout
+
+NUM_ASKING = 50
+LOOK_S = 1.0
+
+
+class Lookups:
+    """A membership that takes LOOK_S for a look, and has no models; `answers` is whether anybody answers it."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.answers = True
+
+    async def models(self) -> tuple[str, ...]:
+        self.num += 1
+        await asyncio.sleep(LOOK_S)
+        if not self.answers:
+            raise PeerTimeout("no peer answered", remedy="try again")
+        return ()
+
+
+def catalog_over(lookups: Lookups) -> ModelCatalog:
+    unused: Any = MagicMock()
+    return ModelCatalog(
+        lookups,  # type: ignore[arg-type]
+        unused,
+        unused,
+        pins={},
+        used=UsedRevisions(),
+        publishers=KnownPublishers(),
+        possession=unused,
+        convictions=unused,
+    )
+
+
+def test_models_are_looked_up_once_for_all_who_ask_at_the_same_time() -> None:
+    async def main() -> None:
+        lookups = Lookups()
+        catalog = catalog_over(lookups)
+        for num_looked in (1, 2):
+            assert await asyncio.gather(*(catalog.models() for _ in range(NUM_ASKING))) == [[]] * NUM_ASKING
+            assert lookups.num == num_looked
+            assert await catalog.models() == []
+            assert lookups.num == num_looked, "that was not long ago"
+            await asyncio.sleep(MODELS_FRESH_S)
+
+    virtual_time.run(main())
+
+
+def test_all_who_wait_for_a_look_that_fails_are_told_and_who_asks_later_looks_again() -> None:
+    async def main() -> None:
+        lookups = Lookups()
+        lookups.answers = False
+        catalog, loop = catalog_over(lookups), asyncio.get_running_loop()
+        since_s = loop.time()
+        early = [asyncio.create_task(catalog.models()) for _ in range(NUM_ASKING)]
+        await asyncio.sleep(LOOK_S / 2)
+        late = [asyncio.create_task(catalog.models()) for _ in range(NUM_ASKING)]
+        await asyncio.wait([*early, *late])
+        assert (lookups.num, loop.time() - since_s) == (2, 2 * LOOK_S), "one that began before they asked is not theirs"
+        for task in (*early, *late):
+            with pytest.raises(PeerTimeout, match="no peer answered: try again"):
+                task.result()
+        lookups.answers = True
+        assert await catalog.models() == []
+
+    virtual_time.run(main())

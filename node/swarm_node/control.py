@@ -1,7 +1,8 @@
-"""The control socket of a daemon: gRPC for `status`, `drain` and `stop` over a unix socket that only its user may open.
+"""The control socket of a daemon: gRPC over a unix socket that only its user may open.
 
-The daemon's event loop owns the server; the commands use the blocking client. Both check the other's bytes through
-`swarm_protocol.control_messages`. `swarm_node.shutdown` defines what leaving means.
+`Status` serves `swarm-node status`, and `Leave` serves `drain` and `stop`. The daemon's event loop owns the
+server; the commands use the blocking client. Both check the other's bytes through `swarm_protocol.control_messages`.
+`swarm_node.shutdown` defines what leaving means.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
 from swarm_node.storage.home import Home
 
 SERVICE = "swarm.v1.Control"
-DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; a loop that is stuck for longer is worth saying so
+DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; if its loop is stuck for longer, the user is told
 _OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grpc.so_reuseport", 0)]
 
 
@@ -44,7 +45,7 @@ async def serving(
         server.add_insecure_port(_address(path))
     except RuntimeError as error:  # all that gRPC says of a failed bind
         raise StartError(
-            f"cannot open the control socket {path}", remedy="look what is in its place, or choose another --home"
+            f"cannot open the control socket {path}", remedy="see what is there, or choose another --home"
         ) from error
     finally:
         os.umask(mask)
@@ -56,7 +57,7 @@ async def serving(
 
 
 class ControlClient:
-    """Asks the daemon of a home. Every call raises PeerUnreachable if there is none, PeerTimeout if it is stuck."""
+    """Asks the daemon of a home. Calls raise PeerUnreachable if there is none, PeerTimeout if it does not answer."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

@@ -63,7 +63,7 @@ class SlowLink:
     slowdown: float
 
     def words(self, names: Mapping[str, str]) -> str:
-        """Say it in a line; `names` are those of the peers, each of which is in it."""
+        """Say it in a line. `names` has the names of all `peers`."""
         times = f"{self.slowdown:.1f} times"
         match self.kind:
             case "sender":
@@ -83,8 +83,8 @@ def slow_links(rates: Mapping[str, Mapping[str, float]]) -> tuple[SlowLink, ...]
     second at which messages arrived; unknown ones are absent or 0."""
     time_of = {
         (sender, receiver): -math.log(rate)
-        for receiver, row in rates.items()
-        for sender, rate in row.items()
+        for receiver, column in rates.items()
+        for sender, rate in column.items()
         if rate > 0 and sender != receiver
     }
     peers = sorted({peer for cell in time_of for peer in cell})
@@ -134,6 +134,6 @@ class LinkWatch:
             return
         self._step = step
         near = {peer: each for peer, each in reports.items() if abs(each.outer_step - step) <= NEAR_STEPS}
-        rates = {peer: each.rates_from for peer, each in near.items()}
-        members = {peer: {each: rate for each, rate in row.items() if each in reports} for peer, row in rates.items()}
+        columns = {peer: report.rates_from.items() for peer, report in near.items()}
+        members = {peer: {each: rate for each, rate in column if each in reports} for peer, column in columns.items()}
         self._latest.append(slow_links(members))

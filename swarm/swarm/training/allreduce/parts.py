@@ -242,7 +242,7 @@ class PartResult:
     first frame to arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own
     slice, at the owner. One task owns this object.
 
-    After `drop`, all access to frames raises RoundError.
+    After `drop`, all access to frames raises RoundError, also in tasks that wait for some.
     """
 
     def __init__(self, group: Group, index: int, codec: Codec) -> None:
@@ -279,6 +279,7 @@ class PartResult:
 
     def keep(self, data: bytes) -> bool:
         """Store the owner's slice of the next frame. Return False if its size is wrong."""
+        self._check_held()
         place = self._places[len(self.kept)]
         if len(data) != place.stop - place.start:
             return False
@@ -288,14 +289,14 @@ class PartResult:
 
     def frame(self, index: int) -> memoryview:
         """Return the place of frame `index`. At the owner, the result is written here, and does not change any more."""
-        if self._is_dropped:
-            raise RoundError("the step is over")
+        self._check_held()
         return memoryview(self.data)[self._places[index]]
 
     def drop(self) -> None:
         """Let go of the frames, since the step is over. Who has taken `data` keeps it."""
         self.data, self._is_dropped = bytearray(), True
         self.kept.clear()
+        self._notify()
 
     def fail(self, error: SwarmError) -> None:
         """Raise `error` in every task that waits for frames by `wait_for_frames`."""
@@ -306,6 +307,7 @@ class PartResult:
         """Wait until `num_frames` frames of the result are there. Raises what `fail` was given, unless
         `ignore_failure`."""
         while self.have < num_frames:
+            self._check_held()
             if self._failure is not None and not ignore_failure:
                 raise self._failure
             await self._changed.wait()
@@ -313,7 +315,12 @@ class PartResult:
     async def wait_for_kept(self, num_slices: int) -> None:
         """Wait until `num_slices` of the owner's slices are there."""
         while len(self.kept) < num_slices:
+            self._check_held()
             await self._changed.wait()
+
+    def _check_held(self) -> None:
+        if self._is_dropped:
+            raise RoundError("the step is over")
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

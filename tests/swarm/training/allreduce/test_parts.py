@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
+from swarm.testing import virtual_time
 from swarm.training.allreduce import parts as module
-from swarm.training.allreduce.parts import check_frame, decode_frame, decoded_frames, part_bytes, part_frames
+from swarm.training.allreduce.parts import (
+    PartResult,
+    check_frame,
+    decode_frame,
+    decoded_frames,
+    part_bytes,
+    part_frames,
+)
 from swarm_compression import CodecError, get_codec
 from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError
+from swarm_protocol.errors import IntegrityError, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group
 
@@ -86,3 +96,21 @@ def test_frame_that_moves_a_parameter_beyond_all_bounds_is_refused_checked_or_de
 def test_decoded_frames_of_too_few_parts_are_refused() -> None:
     with pytest.raises(IntegrityError, match="2 parts of 3"):
         list(decoded_frames(GROUP, encoded()[:2], CODEC))
+
+
+def test_part_of_a_step_that_is_over_ends_those_that_wait_for_it_and_keeps_nothing_more() -> None:
+    """Streams that others hold open are served beyond the step."""
+
+    async def main() -> None:
+        part = PartResult(GROUP, 0, CODEC)
+        waiting = [asyncio.create_task(wait) for wait in (part.wait_for_frames(1), part.wait_for_kept(1))]
+        await asyncio.sleep(1.0)
+        part.drop()
+        for each in waiting:
+            with pytest.raises(RoundError, match="the step is over"):
+                await asyncio.wait_for(each, 1.0)
+        with pytest.raises(RoundError, match="the step is over"):
+            part.keep(CODEC.encode(X_N[part.frames[0]]))
+        assert not part.kept
+
+    virtual_time.run(main())

@@ -107,6 +107,8 @@ class ClusterHead:
         finally:
             receiving.cancel()
             seat.is_here = False
+            if peer not in self._places and self._seats.get(peer) is seat:
+                del self._seats[peer]  # keys cost nothing, and a newcomer that is gone leaves no work
             self._notify()
 
     async def gather(self, offer: IntervalOffer) -> IntervalOffer:
@@ -162,9 +164,9 @@ class ClusterHead:
         may_enter = setup.admits(peer) and not setup.standings.refuses(peer, shown.get(peer))
         return may_enter and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
 
-    def _credentials(self, newcomers: Sequence[str]) -> tuple[RunCredential, ...]:
+    def _credentials(self, newcomers: Sequence[_Seat]) -> tuple[RunCredential, ...]:
         """Return the credentials of those `newcomers` for whose a group has room."""
-        shown = [each for peer in newcomers if (each := self._seats[peer].credential) is not None]
+        shown = [each for seat in newcomers if (each := seat.credential) is not None]
         return tuple(shown[: num_presentable(self._setup.max_group)])
 
     def _newcomers(self) -> set[str]:
@@ -234,7 +236,7 @@ class ClusterHead:
             )
             for peer, work in works.items()
         ]
-        credentials = self._credentials(sorted(peer for peer in seats if peer not in self._places))
+        credentials = self._credentials([seats[peer] for peer in sorted(seats) if peer not in self._places])
         grants = grants_in(credentials)
         newcomers = tuple(sorted(p for p in seats if p not in self._places and not standings.refuses(p, grants.get(p))))
         num_tokens = own.num_tokens + sum(each.num_tokens for each in followers)

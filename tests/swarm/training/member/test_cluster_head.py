@@ -18,6 +18,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.run.methods import Methods
+from swarm.training.standing.standings import TrainerStandings
 from swarm.training.trainer_events import OuterStep
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerViolation
@@ -197,6 +198,34 @@ def test_head_says_that_it_is_there_while_the_step_lasts() -> None:
                 assert await heard(stream) == "committed"
                 with pytest.raises(EndOfStream):
                     await stream.receive()
+
+    virtual_time.run(main())
+
+
+def test_newcomers_that_come_and_go_leave_nothing_at_the_head() -> None:
+    class Leaves:
+        async def send(self, message: bytes) -> None:
+            assert FollowReply.from_bytes(message).kind == "welcome"
+
+        async def receive(self) -> bytes:
+            raise EndOfStream
+
+    async def main() -> None:
+        me = identity_of("head").peer_id
+        clusters = draw_clusters(bytes(32), [me], [me], max_group=1, size=4)
+        setup = SimpleNamespace(
+            me=me,
+            leased=(me,),
+            clusters=clusters,
+            standings=TrainerStandings(),
+            num_values=NUM_VALUES,
+            admits=lambda peer: True,
+        )
+        head = ClusterHead(cast(Any, None), cast(Any, setup), began_at=0.0, on_reduced_weight=lambda *_: None)
+        for index in range(10):
+            with pytest.raises(PeerViolation, match="too little"):
+                await head.serve(identity_of(f"newcomer {index}").peer_id, cast(Any, Leaves()))
+        assert not head._seats
 
     virtual_time.run(main())
 

@@ -45,7 +45,7 @@ def run(*command: str, text: str = "") -> str:
 
 
 def check_available() -> None:
-    """Raises Unavailable unless a namespace with a NAT can be made here."""
+    """Raises Unavailable unless a namespace with a NAT and IPv6 can be made here."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("the small internet of these tests needs root on Linux")
     if missing := [program for program in PROGRAMS if not shutil.which(program)]:
@@ -57,6 +57,8 @@ def check_available() -> None:
         add(trial)
         try:
             filter_packets(trial, "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n")
+            filter_packets(trial, "*filter\n:INPUT ACCEPT\nCOMMIT\n", tables="ip6tables")
+            configure(trial, ["addr add 2a44:1020::1/64 dev lo"])
         finally:
             remove(trial)
     except RuntimeError as error:

@@ -59,6 +59,7 @@ async def serving(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # it warns of each request that is none, so that anyone could fill the log
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -78,6 +78,19 @@ def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize(
+    "said", [b"no request\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: any\r\n\r\n"]
+)
+def test_what_strangers_say_is_not_logged(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with _connections(openai, 3, said) as opened, asyncio.timeout(10):
+            for reader, _ in opened:
+                assert await reader.readline() in {b"HTTP/1.1 400 Bad Request\r\n", b"HTTP/1.1 200 OK\r\n"}
+
+    converse(ScriptedClient(), conversation)
+    assert caplog.messages == []
+
+
 def test_answer_longer_than_the_time_for_a_head_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.05)
     go_on = asyncio.Event()

@@ -262,6 +262,22 @@ def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
     remembered(place, tell, ask)
 
 
+def test_series_of_a_history_above_its_bytes_are_of_buckets_that_it_still_has(place: Path | str) -> None:  # noqa: F811
+    def tell(history: DashboardHistory) -> None:
+        history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=1.0)], NOW)
+
+    async def ask(history: DashboardHistory) -> None:
+        for squeeze, widths_s in ((1, (60, 60, 3600)), (2, (60, 3600, 3600))):
+            assert history._writer._retention is not None
+            history._writer._retention.squeeze = squeeze
+            for hours, width_s in zip((2, 24, 48), widths_s, strict=True):
+                found = await history.series("tokens_per_s", hours - squeeze / 1e6)
+                assert found is not None
+                assert found.step_s == width_s
+
+    remembered(place, tell, ask)
+
+
 def test_series_beyond_the_bound_are_dropped_and_counted(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_samples([SeriesSample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)

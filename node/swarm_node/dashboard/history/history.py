@@ -136,9 +136,9 @@ class DashboardHistory:
 
     async def series(self, name: str, hours: float) -> Series | None:
         """Return the newest `hours`, in steps of 5 s, a minute or an hour; None for an unknown name."""
-        now = self._clock()
+        now, squeeze = self._clock(), self._writer.squeeze
         return await self._ask(
-            ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._limits)
+            ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._limits, squeeze)
         )
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:

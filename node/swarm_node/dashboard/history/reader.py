@@ -57,13 +57,16 @@ def read_turnover(connection: Connection, since: float) -> Turnover:
     )
 
 
-def read_series(connection: Connection, name: str, hours: float, now: float, limits: RetentionLimits) -> Series | None:
-    """Return averages; None for a name without a value for as long as the history keeps."""
+def read_series(
+    connection: Connection, name: str, hours: float, now: float, limits: RetentionLimits, squeeze: int = 0
+) -> Series | None:
+    """Return averages; None for a name without a value for as long as the history keeps. `squeeze` is that of its
+    Retention."""
     hours = min(max(hours, 1 / 60), limits.max_age_s / HOUR_S)
     found = connection.execute(select(series).where(series.c.name == bounded(name))).one_or_none()
     if found is None:
         return None
-    width_s = limits.width_s(hours)
+    width_s = limits.width_s(hours, squeeze)
     first, last = int((now - hours * HOUR_S) // width_s), int(now // width_s)
     rows = connection.execute(
         select(samples.c.bucket, samples.c.total / samples.c.num).where(

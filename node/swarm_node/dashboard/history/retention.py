@@ -75,11 +75,10 @@ class RetentionLimits:
         ages = (self.raw_age_s, self.minute_age_s, self.max_age_s)
         return {width: age / 2**squeeze for width, age in zip(WIDTHS_S, ages, strict=True)}
 
-    def width_s(self, hours: float) -> int:
+    def width_s(self, hours: float, squeeze: int = 0) -> int:
         """Return the width of the finest buckets that still hold the newest `hours` and fit into a chart."""
-        if hours * HOUR_S <= self.raw_age_s:
-            return RAW_S
-        return MINUTE_S if hours * HOUR_S <= self.minute_age_s else int(HOUR_S)
+        ages_s = self.ages_s(squeeze)
+        return next((width for width, age_s in ages_s.items() if hours * HOUR_S <= age_s), WIDTHS_S[-1])
 
 
 class Retention:

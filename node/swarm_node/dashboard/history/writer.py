@@ -144,6 +144,7 @@ class HistoryWriter:
         self._failing_since: float | None = None
         self._again_at = 0.0
         self._suspicion: HistoryError | None = None
+        self._retention: Retention | None = None
         self._tidying: Iterator[None] | None = None
         self._tidy_at = 0.0
         self._thread = threading.Thread(target=self._run, name="history-write", daemon=True)
@@ -151,6 +152,11 @@ class HistoryWriter:
     @property
     def num_dropped(self) -> int:
         return self.queue.num_dropped + self._missed.num_dropped
+
+    @property
+    def squeeze(self) -> int:
+        """Return how often all ages are halved now."""
+        return self._retention.squeeze if self._retention is not None else 0
 
     def start(self) -> None:
         self._thread.start()
@@ -225,6 +231,7 @@ class HistoryWriter:
     def _tidy(self) -> None:
         """Make one step of retention, if it is time. Raises for a file that is damaged or gone."""
         assert self.store is not None
+        assert self._retention is not None
         if self._suspicion is not None:
             raise self._suspicion
         if self._tidying is None and time.monotonic() >= self._tidy_at:

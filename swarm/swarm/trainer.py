@@ -26,17 +26,20 @@ from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError, SessionError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
+from swarm_protocol.run_credentials import RunInvitation, parse_run_invitation
 from torch import nn
 from torch.utils.data import default_collate
 
 from swarm.network.discovery.peer_names import check_peers
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.listen_addrs import listen_addrs_for
 from swarm.network.membership import Membership
 from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
+from swarm.training.evidence.evidence_folder import EvidenceFolder, EvidenceStore
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
@@ -48,6 +51,7 @@ from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.endorsement import EndorsementFile, EndorsementStore
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import IntervalFailed, MemberConvicted, OuterStep, RoundAborted, TrainingEvent
 
@@ -57,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 NETWORK_ID = "swarm"
 LEAVE_S = 30.0
-"""Time that a leaving member waits for its step under way."""
+"""Maximum time that a leaving member waits for the step under way, if the others wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +70,18 @@ class MemberOptions:
 
     `identity` is the file with the key that names this member to others; it is created if it does not exist. What this
     member has promised and voted for in each run is kept in the folder `FILE.votes` beside it, so that a restart does
-    not vote for something else: keep the two together; a second process that uses them is refused. None makes a key for
-    this session, which does not work where the run admits only certain peers.
+    not vote for something else: keep the two together; a second process that uses them is refused. The folder also
+    keeps the evidence that convicts other members, and the author's newest endorsement. None makes a key for this
+    session and keeps nothing, which does not work where the run admits only certain peers.
 
     `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
-    "swarm".
+    "swarm". `invitations` are the invitation to the run, or vouches of its members, or their texts, as
+    `swarm-node run invite` and `run vouch` print them.
 
     `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
+    Without `listen`, a member that joins through a peer beyond this machine listens on all interfaces, and any other on
+    loopback, where only members on this machine reach it.
+
     `local` and `data` say how, and on which files, to train a run that its file describes; `start` is this member's
     copy of the checkpoint that the run starts from, which is otherwise downloaded from the hub. `collate` makes a batch
     of samples of one's own data set.
@@ -80,8 +89,9 @@ class MemberOptions:
 
     network_id: str = ""
     invite: str | NetworkInvitation | None = None
+    invitations: tuple[str | RunInvitation, ...] = ()
     identity: Path | None = None
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] = ()
     relay: Literal["none", "use"] = "none"
     local: LocalOptions = ONE_CPU
@@ -95,7 +105,7 @@ DEFAULT_OPTIONS = MemberOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An outer step that the run has taken, and this member with it: all its replicas have this `digest` now.
+    """An outer step that the run has taken, and this member with it: all replicas of the run have this `digest` now.
 
     `loss` is the group's mean training loss, weighted by tokens. `tokens_per_s` is this member's own speed. `fragment`
     is the part of the model that the step moved; it is 0 where every step moves the whole model.
@@ -111,6 +121,15 @@ class Step:
     fragment: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stores:
+    """Keeps, for a member with a lasting key, what outlives a session; see `RunMemberOptions`."""
+
+    promises: PromiseStore | None = None
+    evidence: EvidenceStore | None = None
+    endorsements: EndorsementStore | None = None
+
+
 class Trainer:
     """Takes part in a run, as `swarm-node join --run` does. A context manager, and an iterator over outer steps.
 
@@ -120,8 +139,8 @@ class Trainer:
         print(trainer.module)
 
     Training begins with the `with` block and continues in the background. The iterator waits for the next step and ends
-    with the run. Leaving the block leaves the run after the step under way; `module` then holds the committed weights.
-    If training raises an exception, the iterator raises it.
+    with the run. Leaving the block leaves the run; a member of the last step's roster first waits up to 30 s for the
+    step under way. `module` then holds the committed weights. If training raises an exception, the iterator raises it.
 
     For a run of a module of one's own (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`:
     the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
@@ -142,11 +161,15 @@ class Trainer:
     ) -> None:
         """`peers` are addresses of members or seeds; with none, the others join through this member.
 
-        Raises ConfigError or IntegrityError if the run or the module cannot be trained.
+        Raises ConfigError or IntegrityError if the run or the module cannot be trained or an invitation cannot be read.
         """
         self._run = load_checked_run(Path(run))
-        self._peers = check_peers(peers)
         self._options = options
+        self._invitation = given_invitation(options.invite)
+        self._peers = check_peers(peers) or (self._invitation.seeds if self._invitation else ())
+        self._run_invitations = tuple(
+            parse_run_invitation(each) if isinstance(each, str) else each for each in options.invitations
+        )
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
         self._own = _own_module(self._run, given, options)
         self._inner = ModuleInner(self._run.config, self._own) if self._own else None
@@ -192,7 +215,9 @@ class Trainer:
         self._raise_failure()
 
     def close(self) -> None:
-        """Leave the run after the step under way, and end the thread. A second call does nothing."""
+        """Leave the run, and end the thread; a member of the last step's roster first waits up to LEAVE_S for the step
+        under way. Once the run is finished, wait as long for members that lack its last state. A second call does
+        nothing."""
         if self._thread is None:
             return
         self._begun.wait()
@@ -211,11 +236,14 @@ class Trainer:
 
     @property
     def module(self) -> nn.Module:
-        """The module with the committed weights, once training has ended. Raises SessionError before.
+        """The module with the committed weights, once training has ended. Raises SessionError before, and after a
+        session that ended before this member had a state.
 
         It is one's own module, or the run's transformers model, which each access builds.
         """
         if self._state is None:
+            if self._thread is not None and not self._thread.is_alive():
+                raise SessionError("this member left before it had a state of the run", remedy="use a new trainer")
             raise SessionError("there are no weights before the training has ended", remedy="leave the `with` block")
         if self._own is not None:
             return self._own.module
@@ -248,10 +276,10 @@ class Trainer:
 
         Raises SwarmError, or what the author's code raises.
         """
-        with self._promises() as promises:
-            await self._take_part_with(promises)
+        with self._stores() as stores:
+            await self._take_part_with(stores)
 
-    async def _take_part_with(self, promises: PromiseStore | None) -> None:
+    async def _take_part_with(self, stores: _Stores) -> None:
         setup = await asyncio.to_thread(self._prepare)
         try:
             async with self._on_network() as (network, identity), Membership(network) as membership:
@@ -261,7 +289,13 @@ class Trainer:
                     identity,
                     self._run,
                     on_event=self._on_event,
-                    options=RunMemberOptions(setup=setup, promises=promises),
+                    options=RunMemberOptions(
+                        setup=setup,
+                        promises=stores.promises,
+                        evidence=stores.evidence,
+                        endorsements=stores.endorsements,
+                        invitations=self._run_invitations,
+                    ),
                 )
                 async with member:
                     self._addrs = await network.addrs()
@@ -287,16 +321,25 @@ class Trainer:
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 
     @contextmanager
-    def _promises(self) -> Iterator[PromiseStore | None]:
-        """Hold what keeps this member's votes; None for a key that ends with the session, under which nothing can be
-        voted twice. Raises ConfigError while another process holds it."""
+    def _stores(self) -> Iterator[_Stores]:
+        """Hold what this member keeps of the run; nothing for a key that ends with the session, under which nothing can
+        be voted twice. Raises ConfigError while another process holds it."""
         key = self._options.identity
         if key is None:
-            yield None
+            yield _Stores()
             return
-        kept = PromiseFile(key.with_name(f"{key.name}.votes") / self._run.run_id)
-        with kept.locked():
-            yield kept
+        folder = key.with_name(f"{key.name}.votes") / self._run.run_id
+        promises = PromiseFile(folder)
+        with promises.locked():
+            yield _Stores(
+                promises=promises,
+                evidence=EvidenceFolder(folder / "evidence", self._run, self._network_id),
+                endorsements=EndorsementFile(folder),
+            )
+
+    @property
+    def _network_id(self) -> str:
+        return self._options.network_id or (self._invitation.network_id if self._invitation else NETWORK_ID)
 
     @asynccontextmanager
     async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:
@@ -304,14 +347,13 @@ class Trainer:
         with temporary_folder("trainer") as folder:
             path = options.identity or folder / "identity.key"
             identity = Identity.load_or_create(path)
-            invitation = given_invitation(options.invite)
             network = await Libp2pNetwork.create(
                 Libp2pOptions(
                     identity_path=path,
-                    network_id=options.network_id or (invitation.network_id if invitation else NETWORK_ID),
-                    peers=self._peers or (invitation.seeds if invitation else ()),
-                    invitation=invitation,
-                    listen=options.listen,
+                    network_id=self._network_id,
+                    peers=self._peers,
+                    invitation=self._invitation,
+                    listen=listen_addrs_for(self._peers) if options.listen is None else options.listen,
                     announce=options.announce,
                     relay=options.relay,
                 )

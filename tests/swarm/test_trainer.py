@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.tiny_models import FAMILIES, write_model
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.listen_addrs import listen_addrs_for
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.trainer import MemberOptions
+from swarm.training.evidence.evidence_folder import EvidenceFolder
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
+from swarm.training.state.endorsement import EndorsementFile
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import invite_to_run
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -198,6 +205,98 @@ def test_second_process_with_the_same_identity_and_run_is_refused(run_path: Path
         trainer,
     ):
         raise AssertionError("it has joined")
+
+
+def test_member_enters_a_run_that_requires_an_invitation(run_path: Path) -> None:
+    author = Identity.generate()
+    run = replace(RUN, outer_steps=1, min_group=1, invitations="required")
+    write_run(run_path, module_run(run, make_module(), num_samples=len(Points())), author)
+    run_id = own_trainer(run_path, (), make_module()).run.run_id
+    invitation = invite_to_run(author, run_id, network_id="test", now=time.time(), lifetime_s=600.0)
+    options = replace(OPTIONS, invitations=(invitation.text(),))
+    with own_trainer(run_path, (), make_module(), options) as trainer:
+        assert [step.outer_step for step in trainer] == [1]
+
+
+def test_invitation_that_cannot_be_read_is_refused_before_joining(run_path: Path) -> None:
+    with pytest.raises(ConfigError, match="invitation"):
+        own_trainer(run_path, (), make_module(), replace(OPTIONS, invitations=("nothing",)))
+
+
+@pytest.fixture
+def member_options(monkeypatch: pytest.MonkeyPatch) -> list[RunMemberOptions]:
+    """Record the options of the members that trainers make, in order."""
+    seen: list[RunMemberOptions] = []
+
+    class Recorded(RunMember):
+        def __init__(self, *args: object, options: RunMemberOptions, **kwargs: object) -> None:
+            seen.append(options)
+            super().__init__(*args, options=options, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("swarm.trainer.RunMember", Recorded)
+    return seen
+
+
+def test_member_with_a_lasting_key_keeps_evidence_and_endorsement_beside_it(
+    run_path: Path, tmp_path: Path, member_options: list[RunMemberOptions]
+) -> None:
+    with own_trainer(run_path, (), make_module(), replace(OPTIONS, identity=tmp_path / "my.key")) as trainer:
+        pass
+    (options,) = member_options
+    assert options.evidence is not None
+    assert options.endorsements is not None
+    options.evidence.keep("liar", b"proof")
+    options.endorsements.write(b"endorsement")
+    folder = tmp_path / "my.key.votes" / trainer.run.run_id
+    assert EvidenceFolder(folder / "evidence", trainer.run, "test").read() == [b"proof"]
+    assert EndorsementFile(folder).read() == b"endorsement"
+
+
+def test_member_with_a_key_of_one_session_keeps_nothing(run_path: Path, member_options: list[RunMemberOptions]) -> None:
+    with own_trainer(run_path, (), make_module()):
+        pass
+    (options,) = member_options
+    assert (options.promises, options.evidence, options.endorsements) == (None, None, None)
+
+
+BEYOND = f"/ip4/203.0.113.7/tcp/4001/p2p/{Identity.generate().peer_id}"
+
+
+@pytest.mark.parametrize(
+    ("peers", "listen"),
+    [
+        ((), None),
+        ((f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}",), None),
+        ((BEYOND,), None),
+        ((BEYOND,), ("/ip4/127.0.0.1/tcp/0",)),
+        ((BEYOND,), ()),
+    ],
+)
+def test_member_listens_where_the_peers_that_it_joins_through_reach_it(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, peers: tuple[str, ...], listen: tuple[str, ...] | None
+) -> None:
+    seen = []
+
+    async def create(options: Libp2pOptions) -> None:
+        seen.append(options.listen)
+        raise StartError("enough is seen")
+
+    monkeypatch.setattr("swarm.trainer.Libp2pNetwork.create", create)
+    with pytest.raises(StartError), own_trainer(run_path, peers, make_module(), replace(OPTIONS, listen=listen)):
+        raise AssertionError("it has joined")
+    assert seen == [listen_addrs_for(peers) if listen is None else listen]
+
+
+def test_weights_of_a_session_without_a_state_are_an_error_that_says_so(run_path: Path, tmp_path: Path) -> None:
+    trainer = own_trainer(run_path, (), make_module())
+    with pytest.raises(SessionError, match="before the training has ended"):
+        _ = trainer.module
+    nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    trainer = own_trainer(run_path, (nobody,), make_module())
+    with pytest.raises(StartError), trainer:
+        raise AssertionError("it has joined")
+    with pytest.raises(SessionError, match="left before it had a state"):
+        _ = trainer.module
 
 
 def test_peers_that_are_not_there_are_one_error(run_path: Path) -> None:

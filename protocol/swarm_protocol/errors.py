@@ -13,8 +13,8 @@
     └── IntegrityError     bytes do not match their digest or signature
 
 `message` says what happened in one line, `remedy` what to do about it, `peer_id` who was involved.
-A handler that raises one of these has it raised again, as the same class, in its caller (see
-`swarm_protocol.failure_messages`, which holds the wire form).
+If a handler raises one of these, the same class is raised in its caller (see `swarm_protocol.failure_messages`, which
+holds the wire form).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A speed is in tokens per second through one real transformer block: a Llama block of a fixed size in fp32, so that the
 figures of different nodes are comparable. Planners scale them to a real model. Speeds are cached in the home for the
-same device, library versions and number of threads; `swarm_node.machine.measuring` has them measured again later.
+same device, library versions and number of threads; `swarm_node.machine.measuring` repeats the measurement later.
 Memory is read anew each time.
 
 Imports torch, which takes seconds. All functions block; the caller runs them off its event loop.

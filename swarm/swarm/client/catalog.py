@@ -199,7 +199,7 @@ class ModelCatalog:
     async def to_use(self, model: str) -> ChosenRevision:
         """Choose the revision that is to answer. Raises ConfigError if there is none.
 
-        Warns once of others that could answer, too, has the servers prove that they hold the files, and asks some of
+        Warns once of others that could answer, too, asks the servers to prove that they hold the files, and some of
         them whom evidence convicts: the first request for a model waits a moment for that.
         """
         name, pin = _name_and_pin(model)

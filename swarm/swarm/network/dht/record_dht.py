@@ -119,7 +119,7 @@ class RecordDht:
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
         self._chance = random.Random(host.peer_id)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
-        """Returns whether a peer may have a record kept here; a private network sets it."""
+        """Returns whether a peer may store a record here; a private network sets it."""
 
     @classmethod
     async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:

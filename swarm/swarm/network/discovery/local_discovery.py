@@ -5,10 +5,10 @@ others in `nearby`. What it hears are claims. Whether the peer is there shows wh
 address, and libp2p lets nobody else answer. `libp2p.local_peers` does that. State belongs to the task's loop; the link
 is an argument, so that tests run it without sockets and in virtual time.
 
-No stranger in the local network can have the others forgotten (`NearbyPeers`). A sender of packets can name any number
-of peers, and may name one that exists with addresses of its own choice. So each source address has few places, what it
-says stands beside what others say, and when all places are taken, those go first that have the most. A claim by which a
-peer was reached keeps its place while it is repeated.
+No stranger in the local network can make a node forget the others (`NearbyPeers`). A sender of packets can name any
+number of peers, and may name one that exists with addresses of its own choice. So each source address has few places,
+what it says stands beside what others say, and when all places are taken, those go first that have the most. A claim by
+which a peer was reached keeps its place while it is repeated.
 """
 
 from __future__ import annotations

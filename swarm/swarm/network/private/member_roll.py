@@ -182,7 +182,7 @@ class MemberRoll:
             )
 
     def may_store(self, peer_id: str, envelope: Envelope, now: float) -> bool:
-        """Return whether a peer may have this record kept: its own, and what its rights cover."""
+        """Return whether a peer may store this record: its own, and what its rights cover."""
         return peer_id == envelope.peer_id and may_publish(envelope, self.rights_of(peer_id, now))
 
     def believes(self, envelope: Envelope, now: float) -> bool:

@@ -1,1 +1,1 @@
-"""Spot checks: a client has parts of an answer computed again by other servers, and compares."""
+"""Spot checks: a client asks other servers to compute parts of an answer again, and compares."""

@@ -44,7 +44,7 @@ Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
     """Holds what a check needs of its client: the `network_id` and time for signatures, who else has the blocks, and
-    how to have them computed. `candidates` are in the order in which they are asked."""
+    how to compute them there. `candidates` are in the order in which they are asked."""
 
     network_id: str
     now: float

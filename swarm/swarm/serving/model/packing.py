@@ -60,7 +60,7 @@ class PackedLinear(nn.Module):
 class _Together:
     """Layers that are given the same rows, as queries, keys and values are: one product, of which each takes its part.
 
-    A layer that is called with other rows than the last one has the product computed for these.
+    A layer that is called with other rows than the last one computes the product for these.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:

@@ -30,10 +30,10 @@ slow."""
 class Backpressure:
     """Bound the bytes that wait to be computed: for all clients, and for one client by three quarters of that.
 
-    A client that sends more than is computed therefore cannot have all others refused. Every client may have one step
-    of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down a client
-    that sends faster than is computed; only what came together, or from others, is refused. `num_bytes` is 0 when
-    nothing waits.
+    A client that sends more than is computed therefore cannot cause all others to be refused. Every client may have one
+    step of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down a
+    client that sends faster than is computed; only what came together, or from others, is refused. `num_bytes` is 0
+    when nothing waits.
     """
 
     def __init__(self, max_bytes: int) -> None:

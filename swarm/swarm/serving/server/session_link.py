@@ -21,7 +21,7 @@ from swarm.serving.server.session_inbox import CheckedStep
 logger = logging.getLogger(__name__)
 
 MAX_REFUSED = 8
-"""Pushes that the next server may refuse. Otherwise a client could have this server flood one that wants none."""
+"""Pushes that the next server may refuse. Otherwise a client could make this server flood one that wants none."""
 
 
 class SessionLink:

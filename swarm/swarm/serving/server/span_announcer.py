@@ -1,6 +1,6 @@
 """Announce what a server serves: its span, its measured times, its load and the rate of its tokens.
 
-`SpanAnnouncer.run` publishes whenever the load has changed, and has the blocks measured again while they are idle.
+`SpanAnnouncer.run` publishes whenever the load has changed, and measures the blocks again while they are idle.
 It is a task of the server that owns it.
 """
 

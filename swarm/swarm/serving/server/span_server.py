@@ -1,9 +1,9 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
 `deployment` computes, `connection_server` takes sessions, `forward_server` takes calls on whole sequences, `challenges`
-has other servers prove what they hold, and `span_announcer` announces. The task started by `start` runs all of them;
-`close` ends it. If a defect ends it earlier, the server leaves as if it were drained, at once, and `failure` says why.
-Handlers run in the network's tasks.
+asks other servers to prove what they hold, and `span_announcer` announces. The task started by `start` runs all of
+them; `close` ends it. If a defect ends it earlier, the server leaves as if it were drained, at once, and `failure` says
+why. Handlers run in the network's tasks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ evidence proves nothing is not listened to again.
 
 The path of a byte: it comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the
 disk), `ask` (from members, on joining) or `heard` (two statements that differ). `_take` reads whom it is against,
-has it checked (`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough),
+checks it (`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough),
 and adds the ban (`bans`). `_keep` writes it to the disk (`evidence_folder`), `_send` passes it on, and `show` and
 `answer` give it to who needs it later.
 

@@ -49,8 +49,8 @@ STATE_LOST = (
 class OuterSteps:
     """Takes the member of `context` from one committed state to the next, until `run` has ended.
 
-    `promises` and `evidence` outlive the process; None if this member keeps none. `announce` has the member's record
-    published anew. Call `open` before anything else.
+    `promises` and `evidence` outlive the process; None if this member keeps none. `announce` publishes the member's
+    record anew. Call `open` before anything else.
     """
 
     def __init__(

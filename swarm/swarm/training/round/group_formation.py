@@ -192,7 +192,7 @@ def too_few(state: RoundState, now: float) -> Transition:
 
 
 def _coordinate(state: RoundState, now: float) -> Transition:
-    """Wait for `min_group`, then for absent members until the grace ends, then have the group signed."""
+    """Wait for `min_group`, then for absent members until the grace ends, then ask for the group's signature."""
     if _is_refused(state):
         return _stand_aside(state, now)
     if state.timers.grace_until is None:

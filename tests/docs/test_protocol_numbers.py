@@ -56,7 +56,7 @@ SAID = [
         "transport.md",
         f"for each peer ({sent_frames.PEER_BYTES // MIB} MiB) and for all ({sent_frames.HOST_BYTES // MIB}",
     ),
-    ("transport.md", f"nothing came for {path_watch.SILENT_S:.0f} second"),
+    ("transport.md", f"nothing came for {path_watch.PATH_SILENT_S:.0f} second"),
     ("transport.md", f"Without an echo within {path_watch.ECHO_S:.0f} seconds"),
     ("transport.md", f"up to {path_watch.MAX_ECHO_S:.0f} seconds"),
     ("transport.md", f"after {path_watch.KEEP_ALIVE_S:.0f} seconds of silence"),
@@ -98,7 +98,7 @@ SAID = [
     ("sessions.md", f"After {session_link.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {result_batcher.REPORT_S} s"),
     ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
-    ("sessions.md", f"within {connection_server.SILENT_S:.0f} s of its opening"),
+    ("sessions.md", f"within {connection_server.FIRST_FRAME_S:.0f} s of its opening"),
     ("sessions.md", f"after {connection_server.IDLE_CONNECTION_S:.0f} s without a sequence"),
     (
         "sessions.md",

@@ -37,7 +37,7 @@ PING = "/ipfs/ping/1.0.0"
 PING_BYTES = 32
 
 TICK_S = 0.5
-SILENT_S = 1.0
+PATH_SILENT_S = 1.0
 """Time without a byte from a peer in use, after which it is asked for an echo."""
 
 ECHO_S = 2.0
@@ -111,11 +111,11 @@ class PathWatch:
 
     def _look(self, now: float) -> dict[str, float]:
         """Note from whom something came, and return how long each peer may be silent."""
-        limits_s = dict.fromkeys(self._kept(), KEEP_ALIVE_S) | dict.fromkeys(self._host.called_peers(), SILENT_S)
+        limits_s = dict.fromkeys(self._kept(), KEEP_ALIVE_S) | dict.fromkeys(self._host.called_peers(), PATH_SILENT_S)
         heard = set()
         for stream in self._streams:
             if stream.is_carried:
-                limits_s[stream.peer_id] = SILENT_S
+                limits_s[stream.peer_id] = PATH_SILENT_S
                 if stream.acknowledge():
                     heard.add(stream.peer_id)
         self._heard_at = {

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS_PER_PEER = 8
 """A client needs one, and a server that pushes another; any more are connections that the peer has already given up."""
 
-SILENT_S = 10.0
+FIRST_FRAME_S = 10.0
 """Time for a new connection to send its first frame."""
 
 IDLE_CONNECTION_S = 120.0
@@ -338,7 +338,7 @@ class ConnectionServer:
 
 def _end_if_idle(state: _ConnectionState, now_s: float) -> None:
     if state.last_frame_s is None:
-        if now_s - state.since_s >= SILENT_S:
+        if now_s - state.since_s >= FIRST_FRAME_S:
             state.connection.fail(PeerTimeout("nothing was asked for", peer_id=state.connection.peer_id))
     elif now_s - state.last_frame_s >= IDLE_CONNECTION_S:
         state.connection.end()
@@ -374,7 +374,7 @@ def _reason(error: SwarmError) -> Refusal:
 
 
 def _too_many_connections(remedy: str) -> PeerRefused:
-    return PeerRefused("too many connections are open", remedy=remedy, retry_after_s=SILENT_S)
+    return PeerRefused("too many connections are open", remedy=remedy, retry_after_s=FIRST_FRAME_S)
 
 
 def _no_session() -> PeerRefused:

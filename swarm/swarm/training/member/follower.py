@@ -28,8 +28,8 @@ from swarm.training.state.run_context import RunContext, lasting
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 4 * ALIVE_S
-"""A head that has said nothing for so long is gone."""
+HEAD_SILENT_S = 4 * ALIVE_S
+"""A head that says nothing for this long is gone."""
 WELCOME_S = 2 * CALL_TIMEOUT_S
 """Time for which a follower waits for a head that is not at its step yet."""
 RETRY_S = 1.0
@@ -97,7 +97,7 @@ class StepFollower:
             run=setup.run, step=setup.step, state_digest=setup.state_digest, credential=shown
         ).to_bytes()
         try:
-            async with context.network.stream(head, context.methods.follow, timeout_s=SILENT_S) as stream:
+            async with context.network.stream(head, context.methods.follow, timeout_s=HEAD_SILENT_S) as stream:
                 await stream.send(request)
                 async with asyncio.timeout(WELCOME_S):
                     reply = FollowReply.from_bytes(await stream.receive())

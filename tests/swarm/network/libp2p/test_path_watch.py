@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The peers that were asked for an echo; all in a tenth of the time."""
     monkeypatch.setattr(path_watch, "TICK_S", 0.05)
-    monkeypatch.setattr(path_watch, "SILENT_S", 0.1)
+    monkeypatch.setattr(path_watch, "PATH_SILENT_S", 0.1)
     monkeypatch.setattr(path_watch, "ECHO_S", 0.3)
     asked = []
     ask = path_watch._echo
@@ -140,7 +140,7 @@ def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_us
 def test_change_of_an_own_address_or_a_suspension_has_the_paths_in_use_checked_at_once(
     run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(path_watch, "SILENT_S", 60.0)
+    monkeypatch.setattr(path_watch, "PATH_SILENT_S", 60.0)
     addresses = ["192.0.2.1"]
     monkeypatch.setattr(path_watch, "source_addresses", lambda: tuple(addresses))
     asleep: list[bool] = []

@@ -15,7 +15,7 @@ from support.round_scripts import setup
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member.follower import MAX_RETRY_S, SILENT_S, WELCOME_S, StepFollower
+from swarm.training.member.follower import HEAD_SILENT_S, MAX_RETRY_S, WELCOME_S, StepFollower
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import Clusters
 from swarm.training.run.methods import Methods
@@ -149,7 +149,7 @@ def test_follower_brings_its_work_to_its_first_head_alone() -> None:
 def test_follower_is_led_while_a_head_that_has_taken_it_in_is_there() -> None:
     async def welcoming(stream: Stream) -> None:
         await say(stream, "welcome")
-        await asyncio.sleep(SILENT_S / 2)
+        await asyncio.sleep(HEAD_SILENT_S / 2)
 
     async def led(first: Head | None, second: Head | None, seconds: float) -> list[bool]:
         scene = Scene()
@@ -157,7 +157,7 @@ def test_follower_is_led_while_a_head_that_has_taken_it_in_is_there() -> None:
         return scene.led
 
     assert virtual_time.run(led(welcoming, None, 1.0)) == [True, True]
-    assert virtual_time.run(led(welcoming, None, SILENT_S)) == [True, False], "the head has gone"
+    assert virtual_time.run(led(welcoming, None, HEAD_SILENT_S)) == [True, False], "the head has gone"
     assert virtual_time.run(led(full, refusing, 5.0)) == [False, False]
 
 
@@ -187,7 +187,7 @@ def test_follower_leaves_a_head_that_falls_silent_before_it_has_the_work() -> No
 
     async def main() -> None:
         scene = Scene()
-        await scene.play(welcoming_and_silent, scene.taking("second"), seconds=5.0, ready_at_s=SILENT_S + 5.0)
+        await scene.play(welcoming_and_silent, scene.taking("second"), seconds=5.0, ready_at_s=HEAD_SILENT_S + 5.0)
         assert scene.brought == ["second"]
 
     virtual_time.run(main())

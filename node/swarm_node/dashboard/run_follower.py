@@ -38,7 +38,7 @@ MAX_RUNS = 48
 MAX_STEPS = 500
 MAX_REFUSALS = 100
 MAX_OPEN_STEPS = 8
-"""The newest steps whose members may still report measurements: their records follow a step by seconds."""
+"""The newest steps whose members may still report measurements: their records come seconds after a step."""
 
 RETRY_FILE_S = 30.0
 ASK_FOR_BANS_S = 10.0

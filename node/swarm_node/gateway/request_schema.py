@@ -1,4 +1,4 @@
-"""Defines what a client may ask for, bounded field by field; what only chats have is in `chat_schema`.
+"""Defines what a client may ask for, bounded field by field; chat-only fields are in `chat_schema`.
 
 Each field is honoured or refused by its name, unknown ones too: to ignore a field silently would be to answer another
 question. A field that is known and not offered may hold what changes nothing, for clients send such values.
@@ -40,7 +40,7 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 
 def unfit(name: str, why: str) -> PydanticCustomError:
-    """Refuse a field that does not go with another."""
+    """Return the error for a field that does not go with another."""
     return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
 
 
@@ -334,7 +334,7 @@ class SamplingRequest(StrictBody):
 
     @model_validator(mode="after")
     def _drawable(self) -> SamplingRequest:
-        """Refuse all that a Sampling refuses before anything is asked."""
+        """Validate the sampling settings before the request is sent."""
         try:
             self.samplings()
         except ConfigError as error:

@@ -34,7 +34,7 @@ class Window:
 
 
 def parse_window(text: str) -> Window:
-    """Parse `22:00-07:00`. Raises ValueError with the end of a sentence."""
+    """Parse `22:00-07:00`. Raises ValueError, whose message continues a sentence that begins with the text."""
     match = _WINDOW.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a time of the day such as 22:00-07:00")
@@ -54,11 +54,11 @@ def is_open(windows: Sequence[Window], at: float) -> bool:
 
 
 def next_change(windows: Sequence[Window], at: float) -> float | None:
-    """Return when the node next begins or ends to lend; None: never."""
+    """Return when the node next starts or stops lending; None: never."""
     now, midnight = is_open(windows, at), datetime.fromtimestamp(at).replace(hour=0, minute=0, second=0, microsecond=0)
     minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
     times = [midnight + timedelta(days=day, minutes=minute) for day in range(3) for minute in minutes]
     edges = [time.replace(fold=fold).timestamp() for time in times for fold in (0, 1)]
     first = int(at) // CLOCK_CHANGE_S * CLOCK_CHANGE_S
-    edges += range(first, first + 3 * DAY_MIN * 60, CLOCK_CHANGE_S)  # a clock that is changed is one, too
+    edges += range(first, first + 3 * DAY_MIN * 60, CLOCK_CHANGE_S)  # the hours also change with the clock
     return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)

@@ -488,7 +488,7 @@ def test_servers_whose_proofs_strangers_use_up_are_still_used(
     async def scenario() -> None:
         async with proving(boxes, published, HALVES) as (box, failures):
             for server in box.servers.values():
-                server.possession._budgets = {False: UsedUp(), True: UsedUp()}
+                server.possession._users_budget = server.possession._others_budget = UsedUp()
             num_asked = 0
             while num_asked < 2 * MAX_UNANSWERED:
                 assert await box.tokens() == box.expected()

@@ -85,7 +85,7 @@ class DashboardHistory:
     async def __aexit__(self, *_: object) -> None:
         self._queries.close()
         if not await asyncio.to_thread(self._writer.close, CLOSE_S):
-            logger.warning("the history's database holds up the end: its last seconds may be missing")
+            logger.warning("the history's database delays shutdown: its last seconds may be missing")
 
     @property
     def problem(self) -> HistoryError | None:

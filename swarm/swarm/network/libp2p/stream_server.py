@@ -1,7 +1,7 @@
 """Accepts streams of peers, and runs a handler for each for as long as its caller stays.
 
-Runs its tasks in the task group that it is given. Protocol names belong to `libp2p_network`, what a stream does to
-`libp2p_stream`, making one that goes on over another connection to `stream_resume`.
+Runs its tasks in the task group that it is given. `libp2p_network` names the protocols, `libp2p_stream` defines how a
+stream behaves, and `stream_resume` makes streams that go on over another connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarm.network.peer_budgets import PeerSlots
 
 OPENING_TIMEOUT_S = 5.0
 MAX_STREAMS_PER_PEER = 256
-"""Each costs two open files and a task. What all of them hold unread is `peer_budgets`'s to bound."""
+"""Each costs two open files and a task. `peer_budgets` bounds what all of them hold unread."""
 
 MAX_STREAMS = 4096
 """Streams of all peers: sixteen peers with as many as one may have, or a thousand with a few."""
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 class StreamServer:
-    """Accepts streams that peers open, and runs the handler of each in a task, so many for a peer and in all."""
+    """Accepts streams that peers open, up to MAX_STREAMS_PER_PEER of a peer and MAX_STREAMS in all, and runs the
+    handler of each in a task."""
 
     def __init__(self, host: Host, tasks: asyncio.TaskGroup, resumable: ResumableStreams) -> None:
         self._host = host

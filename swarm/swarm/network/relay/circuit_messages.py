@@ -1,4 +1,4 @@
-"""The messages of libp2p's circuit relay v2, as far as our relays and those who are reached through them need them.
+"""The messages of libp2p's circuit relay v2, as far as our relays, and nodes reached through them, need them.
 
 The bytes are those of the specification (libp2p/specs, relay/circuit-v2.md), so that the daemon's own client can dial
 through our relays, and be dialled. Pure: knows bytes and bounds, not sockets.

@@ -18,7 +18,8 @@ import torch
 
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
-from swarm.serving.model.span import STEPS, Span, worthwhile
+from swarm.serving.model.span import Span
+from swarm.serving.model.step_threads import STEPS, worthwhile
 
 PREFILL_TOKENS = 64
 NUM_STEPS = 7

@@ -3,7 +3,7 @@
 transformers' modules hand a cache each block's new keys and values, which it writes into the pool, and then call the
 attention function of their config. Under RAGGED that is `ragged_attention`, which computes all pieces of the batch at
 once; transformers makes no mask for a function it does not know. `GatheredCache` serves families that cannot be run so:
-one slice at a time, through transformers' own attention and masks.
+one piece at a time, through transformers' own attention and masks.
 
 How keys are read was chosen by measuring decodes of 1 and 16 sequences over 64, 512 and 2048 positions on a CPU. Pages
 that follow one another are read in place (7 times as fast as copying them at 16 x 2048); other pages are copied
@@ -12,7 +12,7 @@ copies). An accelerator pads all decodes, as far as memory allows.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; windows as in Mistral, arXiv:2310.06825; sinks as in
 gpt-oss; capped logits as in Gemma 2, arXiv:2408.00118.
-Legend of shapes: N rows of the batch, T rows of a slice, L positions it reads, B decodes, Q query heads, K heads of
+Legend of shapes: N rows of the batch, T rows of a piece, L positions it reads, B decodes, Q query heads, K heads of
 keys and values, D width of a head, S slots of the pool.
 """
 
@@ -52,7 +52,7 @@ class AttentionSettings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Rows that one call computes: a slice alone, or (`is_padded`) B decodes together.
+    """Rows that one call computes: a piece alone, or (`is_padded`) B decodes together.
 
     `seen` is where their keys lie: slots of the pool, or the ids [B, pages] of pages. `mask` is [T, L] or
     [B, 1, 1, L], None where everything, or with `is_causal` everything up to itself, is seen.
@@ -99,7 +99,7 @@ def _alone(piece: SequenceRows, rows: slice, window: int | None, device: torch.d
 
 
 def _together(decodes: Sequence[tuple[int, SequenceRows]], window: int | None, device: torch.device) -> AttentionCall:
-    """Pad with the slice's own first page, so that numbers of two sequences never meet."""
+    """Pad with the piece's own first page, so that numbers of two sequences never meet."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for _, piece in decodes]
     longest = max(num_pages)
     pages = [
@@ -239,7 +239,7 @@ class PoolCache(Cache):  # type: ignore[misc]
 
 
 def _unused(piece: SequenceRows) -> Tensor:
-    """Return the slots behind the slice's rows in a page that they begin.
+    """Return the slots behind the piece's rows in a page that they begin.
 
     Whole pages are read and what lies behind a row is masked, but a number that is not finite, left there by a sequence
     that failed, would pass through any mask.
@@ -251,7 +251,7 @@ def _unused(piece: SequenceRows) -> Tensor:
 
 
 class GatheredCache(PoolCache):
-    """One slice alone, its entries copied together for attention functions and masks of transformers' own."""
+    """One piece alone, its entries copied together for attention functions and masks of transformers' own."""
 
     def __init__(self, pool: KVPool, piece: SequenceRows) -> None:
         super().__init__(pool, [piece])

@@ -90,7 +90,7 @@ class FusedBlocks:
         self._table: Pair | None = None
 
     def run(self, x_NH: Tensor, pieces: Sequence[SequenceRows], pool: KVPool, first: int, end: int) -> Tensor:
-        """Run through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
+        """Run through blocks `first` to `end`, counted from the span's. `x_NH` float32; every piece is one row."""
         rotation = self._rotation(x_NH, [piece.position for piece in pieces])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)

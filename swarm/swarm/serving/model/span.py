@@ -10,8 +10,7 @@ vocabulary.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -25,55 +24,10 @@ from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.shape import context_tokens
+from swarm.serving.model.step_threads import STEPS, step_like, threads
 from swarm.serving.model.weights import block_list
 
-STEPS = (1, 16)
-"""Numbers of rows for which it is found out: one session's next token, and many sessions'."""
-
-_WORTH = 0.8
-"""Share of the time to which doubling the threads has to bring it."""
-
-_MOST_FAILED = 2
-"""Numbers of threads in a row that are not worth it: then larger ones are not tried."""
-
 OTHER_FAMILY = "serve another family"
-
-
-def step_like(num_rows: int) -> int | None:
-    """Return which of STEPS a step of so many rows is like; None for a prompt's, which uses every core."""
-    if num_rows < STEPS[1] // 2:
-        return STEPS[0]
-    return STEPS[1] if num_rows <= 2 * STEPS[1] else None
-
-
-def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """Return the smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each
-    doubling.
-
-    Not the first doubling alone says so, for one thread may have a way of its own that two have not; two in a row do.
-    """
-    counts = [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
-    chosen, chosen_ms, num_failed = 1, time_ms(1), 0
-    for count in counts[1:]:
-        count_ms = time_ms(count)
-        if count_ms <= chosen_ms * _WORTH ** math.log2(count / chosen):
-            chosen, chosen_ms, num_failed = count, count_ms, 0
-        elif (num_failed := num_failed + 1) == _MOST_FAILED:
-            break
-    return chosen
-
-
-@contextmanager
-def threads(num_threads: int, usual: int) -> Iterator[None]:
-    """Compute with `num_threads`, and with `usual` again afterwards. The setting is the process's: one at a time."""
-    if num_threads == usual:
-        yield
-        return
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 class Span:
@@ -102,7 +56,7 @@ class Span:
         self.is_ragged = False
         self.is_fused = False
         self.num_threads = torch.get_num_threads()
-        self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `measure` finds out how many are worth it
+        self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `span_speed.measure` chooses
 
     @property
     def is_first(self) -> bool:
@@ -143,7 +97,7 @@ class Span:
 
     @torch.inference_mode()
     def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
-        """Append each slice's rows to its pages in `pool`; per slice what its `want` asks for.
+        """Append each piece's rows to its pages in `pool`, and return for each piece what its `want` asks for.
 
         That is hidden states [T, H], or logits [T, V] where the batch ends with the model's last block; [1, H] or
         [1, V] for `Want.LAST`. Floats at the model's first block are input embeddings.
@@ -176,7 +130,7 @@ class Span:
             return self._compute(x, pieces, cache)
 
     def run_alone(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
-        """Run each slice in a pass of its own, through transformers' own attention and masks."""
+        """Run each piece in a pass of its own, through transformers' own attention and masks."""
         self._attend_with(self._local_attention)
         outputs, row = [], 0
         for piece in pieces:
@@ -186,11 +140,11 @@ class Span:
         return outputs
 
     def forward(self, x: Tensor, start: int, end: int, *, head: bool = True, num_last: int = 0) -> Tensor:
-        """Whole sequences without a cache, differentiable in `x`; the weights are frozen.
+        """Run whole sequences without a cache, differentiable in `x`; the weights are frozen.
 
         `x` is hidden states [B, T, H], or for the first block token ids [B, T] or input embeddings [B, T, H]. Returns
         hidden states [B, T, H], or logits [B, T, V] after the last block, unless without `head`: hidden states after
-        the model's last norm. With `num_last` logits come only of so many last positions.
+        the model's last norm. With `num_last` logits are of the last `num_last` positions only.
         """
         x = x.to(self.device, self.dtype if x.is_floating_point() else None)
         self._choose(start, end)
@@ -286,7 +240,7 @@ def _num_kept(piece: SequenceRows) -> int:
 
 
 def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = False) -> list[Tensor | None]:
-    """Return each slice's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
+    """Return each piece's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
     outputs: list[Tensor | None] = []
     after = 0
     for piece in pieces:

@@ -1,15 +1,15 @@
 """Proofs that servers hold the files of their blocks: a server answers requests for them, and asks others.
 
-Chunks are read from the files again for each answer (`PossessionServer`). A budget bounds them, so that proofs are no
-way to download a model, nor to keep a disk busy: so many chunks an hour for one peer, and for all together, of which
-those who have a session here have a share of their own. The counts are touched only from the network's event loop.
+Chunks are read from the files again for each answer (`PossessionServer`). A budget bounds the chunks an hour, for one
+peer and for all together, so that proofs are no way to download a model, nor to keep a disk busy. Peers that have a
+session here have a budget of their own. The counts are touched only from the network's event loop.
 
 Now and then a server of a published model challenges another one, drawn by chance, to prove one chunk
 (`PeerChallenges`), so that liars are found while no client looks. A server that signs a wrong proof is convicted, and
 the evidence goes to the other servers of the model (`swarm.serving.evidence.server_convictions`). Other failures and
-silence are counted, and nothing follows from them: a server routes no requests, and clients see for themselves. It
-costs at most one chunk and its path, some 65 KiB, in CHALLENGE_S / 2, however many servers there are. Each server is
-challenged about as often as it challenges. `PeerChallenges.run` is one task of the server's.
+silence are counted, and nothing follows from them: a server routes no requests, and clients see for themselves. A
+server's challenges cost at most one chunk and its path, some 65 KiB, in CHALLENGE_S / 2, however many servers there
+are. Each server is challenged about as often as it challenges. `PeerChallenges.run` is one task of the server's.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class ChunkBudget:
             self._use(peer_id, self._peer_chunks, num_chunks, now_s)
         return wait_s
 
-    def _now(self, key: str, most: int, now_s: float) -> float:
+    def _left_at(self, key: str, most: int, now_s: float) -> float:
         left, since_s = self._left.get(key, (most, now_s))
         return min(most, left + (now_s - since_s) * most / HOUR_S)
 
     def _wait_s(self, key: str, most: int, num_chunks: int, now_s: float) -> float:
-        return max(0.0, num_chunks - self._now(key, most, now_s)) * HOUR_S / most
+        return max(0.0, num_chunks - self._left_at(key, most, now_s)) * HOUR_S / most
 
     def _use(self, key: str, most: int, num_chunks: int, now_s: float) -> None:
-        left = self._now(key, most, now_s) - num_chunks
+        left = self._left_at(key, most, now_s) - num_chunks
         self._left.pop(key, None)
         self._left[key] = left, now_s
         if len(self._left) > MAX_PEERS:
@@ -114,7 +114,8 @@ class PossessionServer:
         self._identity = identity
         self._offered = offered
         self._users = users
-        self._budgets = {False: ChunkBudget(), True: ChunkBudget()}
+        self._users_budget = ChunkBudget()
+        self._others_budget = ChunkBudget()
         self._reads = asyncio.Semaphore(MAX_READS)
 
     async def answer(self, peer_id: str, data: bytes) -> bytes:
@@ -130,7 +131,8 @@ class PossessionServer:
             if drawn.file not in held or drawn.index >= held[drawn.file].tree.num_leaves:
                 raise PeerViolation("the request draws a chunk of no file that is served here", peer_id=peer_id)
         now_s = asyncio.get_running_loop().time()
-        wait_s = self._budgets[peer_id in self._users()].take(peer_id, len(request.drawn), now_s)
+        budget = self._users_budget if peer_id in self._users() else self._others_budget
+        wait_s = budget.take(peer_id, len(request.drawn), now_s)
         if wait_s:
             raise PeerRefused("enough was proven for now", remedy="ask again later", retry_after_s=wait_s)
         async with self._reads:

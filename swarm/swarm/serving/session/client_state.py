@@ -1,6 +1,6 @@
-"""Holds what all sessions of one client share: their options, and what they know of servers.
+"""Defines what all sessions of one client share: their options, connections, and what is known of servers.
 
-It has no task of its own; `close` ends those of its parts.
+`ClientState` has no task of its own; `close` ends those of its parts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SessionOptions:
 
 
 class ClientState:
-    """Holds what all sessions of one client share: connections to servers, their health, prefixes of earlier sessions,
-    and the spot checks of answers that have ended. `convicted` returns the servers that are not asked."""
+    """Holds one client's connections to servers, their health, prefixes of earlier sessions, and the spot checks of
+    answers that have ended. `convicted` returns the servers that are not asked."""
 
     def __init__(
         self,

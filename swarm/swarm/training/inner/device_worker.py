@@ -1,4 +1,4 @@
-"""The worker process of one device: it does what `several_devices` asks, and ends when its parent ends for any reason.
+"""The worker process of one device: it does what `several_devices` asks, and ends whenever its parent ends.
 
 Workers listen only on loopback.
 
@@ -50,8 +50,8 @@ class Assignment:
 
 
 def work(assignment: Assignment, pipe: connection.Connection) -> None:
-    """Run the process: answer (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
-    which all workers then raise alike, or ("broken", message), and ends after that."""
+    """Run the process: answer each (name, arguments) with ("done", value), with ("raised", error) for a SwarmError,
+    which all workers then raise alike, or with ("broken", message), and end after the last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -90,7 +90,7 @@ class _DeviceWorker:
             fragments=assignment.fragments,
             local=local,
             loss=pickle.loads(assignment.loss),  # noqa: S301
-            add_up=dist.all_reduce,
+            all_reduce=dist.all_reduce,
         )
 
     def load(self, theta_N: NDArray[Any] | None) -> None:

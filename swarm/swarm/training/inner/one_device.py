@@ -101,7 +101,7 @@ class OneDevice:
     """Takes over `model`. It trains in fp32 and without dropout, which draws from torch's global generator, so that a
     step could not be repeated.
 
-    `add_up` replaces a vector by its sum over all devices of the replica; None: this is the only one. Raises
+    `all_reduce` replaces a vector by its sum over all devices of the replica; None: this is the only one. Raises
     ConfigError if the options do not fit the model.
     """
 
@@ -114,13 +114,13 @@ class OneDevice:
         fragments: int = 1,
         local: LocalOptions = ONE_CPU,
         loss: LossFunction = next_token_loss,
-        add_up: Callable[[Tensor], None] | None = None,
+        all_reduce: Callable[[Tensor], None] | None = None,
     ) -> None:
         check_fits(local, model)
         self._config = config
         self._local = local
         self._device = torch.device(device)
-        self._add_up = add_up
+        self._all_reduce = all_reduce
         self._model = model.float().to(self._device).eval()
         self._layout = Layout.of(model, fragments)
         self._theta_N = self._layout.flatten(self._model).to(self._device)
@@ -160,10 +160,10 @@ class OneDevice:
         changes nothing, if the loss or the gradient is not finite.
         """
         loss_share = self._gradient(x_BT, num_windows or len(x_BT))
-        if self._add_up is not None:
+        if self._all_reduce is not None:
             assert self._gradient_M is not None
             self._gradient_M[-1] = loss_share
-            self._add_up(self._gradient_M)
+            self._all_reduce(self._gradient_M)
             loss_share = self._gradient_M[-1]
         norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm).item()
         loss = loss_share.item()
@@ -214,7 +214,7 @@ class OneDevice:
     def _clear_gradient(self) -> None:
         """Free the gradients; where there are several devices, make them views of zeros: [N + 1], whose last value is
         free."""
-        if self._add_up is None:
+        if self._all_reduce is None:
             for parameter in self._parameters:
                 parameter.grad = None
             return

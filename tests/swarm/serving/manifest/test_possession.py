@@ -236,7 +236,7 @@ def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
             MemoryInternet().network(identity=SERVER), "tiny", SERVER, offered=lambda: loaded, users=lambda: {"user"}
         )
         request = replace(request_of(published), drawn=request_of(published).drawn[:1]).to_bytes()
-        server._budgets[False] = ChunkBudget(all_chunks=1)
+        server._others_budget = ChunkBudget(all_chunks=1)
         await server.answer(ASKER.peer_id, request)
         with pytest.raises(PeerRefused, match="enough was proven for now") as refused:
             await server.answer(STRANGER.peer_id, request)

@@ -166,7 +166,7 @@ def test_run_some_blocks_of_a_span_equals_a_span_of_those(model_dirs: Callable[[
     assert torch.equal(whole_batch(whole, tokens, start=0, end=6), logits)
 
 
-def test_run_gives_each_slice_what_it_wants(llama_dir: Path) -> None:
+def test_run_gives_each_piece_what_it_wants(llama_dir: Path) -> None:
     for start in (0, 4):
         for end in (5, 6):
             span = loaded(llama_dir, start, 6)

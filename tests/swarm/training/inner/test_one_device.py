@@ -132,10 +132,14 @@ def test_step_of_a_share_sums_up_to_the_whole() -> None:
         def collect(gradient_M: Tensor) -> None:
             sums.add_(gradient_M)
 
-        OneDevice(CONFIG, model, device="cpu", loss=small_loss, add_up=collect).step(share, 1.0, 5)
+        OneDevice(CONFIG, model, device="cpu", loss=small_loss, all_reduce=collect).step(share, 1.0, 5)
     whole: list[Tensor] = []
     device = OneDevice(
-        CONFIG, SmallNet(), device="cpu", loss=small_loss, add_up=lambda gradient_M: whole.append(gradient_M.clone())
+        CONFIG,
+        SmallNet(),
+        device="cpu",
+        loss=small_loss,
+        all_reduce=lambda gradient_M: whole.append(gradient_M.clone()),
     )
     device.step(windows(5), 1.0)
     torch.testing.assert_close(sums, whole[0], rtol=1e-4, atol=1e-6)

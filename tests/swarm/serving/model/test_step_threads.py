@@ -9,8 +9,8 @@ import pytest
 import torch
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import threads, worthwhile
 from swarm.serving.model.span_loading import load_span
+from swarm.serving.model.step_threads import threads, worthwhile
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def one_of(choices: Collection[str]) -> Check:
 
 
 def sized(num_bytes: int) -> Check:
-    """Return the check of so many bytes."""
+    """Return the check of exactly `num_bytes`."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not bytes or len(value) != num_bytes:
@@ -154,12 +154,12 @@ def named(max_bytes: int) -> Check:
 
 
 def distinct(max_items: int) -> Check:
-    """Return the check of a tuple of at most so many items, no two of them equal."""
+    """Return the check of a tuple of at most `max_items`, no two of them equal."""
     return partial(check_count, max_items=max_items)
 
 
 def up_to(max_items: int) -> Check:
-    """Return the check of at most so many items, which may be equal."""
+    """Return the check of at most `max_items`, which may be equal."""
 
     def check(values: Any, field: str) -> None:
         if len(values) > max_items:

@@ -47,7 +47,7 @@ def check_record(record: object, _field: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest(wire.WireMessage):
     """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records;
-    `max_records` leaves out all but so many of each key, drawn by chance, and 0 none.
+    `max_records` is how many of each key are given at most, drawn by chance; 0: all.
 
     `addrs` are the sender's addresses. A sender without any is not named to others.
     """

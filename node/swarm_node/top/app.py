@@ -25,7 +25,7 @@ from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
 LATE_S = 15.0
-"""A source that has not changed for so long has lost its network, or its dashboard is unreachable."""
+"""A source that has not changed for this time has lost its network, or its dashboard is unreachable."""
 
 TABS = ("overview", "models", "runs", "nodes")
 COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {

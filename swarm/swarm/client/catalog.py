@@ -45,7 +45,7 @@ MODELS_FRESH_S = 2.0
 """Time for which a list of models counts. A gateway asks for it with each request."""
 
 LOST_S = 10.0
-"""A used revision is left for another when its servers have failed for so long, not for a hiccup."""
+"""A used revision is left for another once its servers have been failing for this time, not for one failure."""
 
 SHOWN_S = 1.0
 """Time for which a first request waits for what a model's servers show of servers that are convicted."""

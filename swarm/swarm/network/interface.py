@@ -124,8 +124,8 @@ class Network(StreamOpener, Protocol):
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         """Return all valid, unexpired records under `keys`, at most one a key and signer, own ones included.
 
-        With `max_records`, of a key that has more a sample of about so many, drawn by chance, from few nodes: a record
-        may be missing for once, and it costs less.
+        With `max_records`, of a key that has more a sample of about that number, drawn by chance, from few nodes: a
+        record may be missing for once, and it costs less.
         Signature, purpose, network id, key, size and lifetime have been checked. Raises PeerTimeout.
         """
 

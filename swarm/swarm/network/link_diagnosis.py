@@ -47,7 +47,7 @@ NUM_CONFIRMATIONS = 4
 """A link is named once it was slow in this many collectives in a row."""
 
 NEAR_STEPS = 2
-"""Reports of steps so far apart are compared: members come to a step, and publish their reports, one by one."""
+"""Reports of steps at most this far apart are compared: members reach a step, and publish their reports, one by one."""
 
 MAX_FOUND = 8
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 SUSPENDED_S = 5.0
-"""By so much the wall clock runs ahead of the timers' between two looks where the machine was suspended. Programs that
-keep a clock right do so in steps below it."""
+"""If the wall clock runs ahead of the timers' by this much between two looks, the machine was suspended. Programs that
+keep a clock right do so in smaller steps."""
 
 
 class SuspensionWatch:

@@ -108,7 +108,7 @@ class CallRouteFinder:
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Do not ask the peer again in this call.
 
-        Raises `error` if so many failed that the call itself is the cause.
+        Raises `error` once enough peers failed that the call itself must be the cause.
         """
         logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model, error)
         # a refusal of this call says nothing of others, and a server that could not be reached may come back

@@ -40,7 +40,7 @@ def plan_capacity(scenario: Scenario, run: Callable[[Scenario], Report], on_try:
 
 
 def with_number(scenario: Scenario, num_nodes: int) -> Scenario:
-    """Return the scenario with so many nodes of the planned class, and as many of each other one as before."""
+    """Return the scenario with `num_nodes` of the planned class, and as many of each other one as before."""
     assert scenario.plan is not None
     each_share = scenario.nodes / sum(kind.share for kind in scenario.classes)
     classes = tuple(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from swarm.simulation.scenario import NodeClass, Scenario
 
 BUSY_WEIGHT = 6.0
-"""A trainer takes about so many times as much processor time as a node that only keeps records."""
+"""A trainer takes about this many times the processor time of a node that only keeps records."""
 
 MIN_DIVIDED_NODES = 2000
 """Nodes from which on a simulation is divided unless its caller says otherwise. Fewer are soon done, and a report on a

@@ -75,7 +75,7 @@ class Report:
 
 
 def report_of(scenario: Scenario, measured: Measurements, num_processes: int = 1) -> Report:
-    """Return the report of what so many processes have measured."""
+    """Return the report of what `num_processes` have measured."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {

@@ -79,7 +79,7 @@ class SimulatedServer:
 
     @contextmanager
     def session(self, num_tokens: int) -> Iterator[None]:
-        """Hold cache for so many tokens within. Raises PeerRefused if there is no room."""
+        """Hold cache for `num_tokens` within. Raises PeerRefused if there is no room."""
         record, peer_id = self.record, self._network.peer_id
         if record is None or record.state != "serving":
             raise PeerRefused("it does not serve yet", peer_id=peer_id)

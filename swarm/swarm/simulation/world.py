@@ -47,7 +47,7 @@ NUM_SEEDS = 3
 """Nodes that never leave and that others join through."""
 
 SETTLED_S = 90.0
-"""A node that has been there for so long has announced itself; only such nodes are looked for."""
+"""A node that has been there for this time has announced itself; only such nodes are looked for."""
 
 SAMPLE_S = 60.0
 REPLACE_WITHIN_S = 60.0
@@ -56,7 +56,7 @@ BYTES_PER_MBIT = 125_000.0
 
 LARGE_BYTES = 2**29
 GROWN = 1.1
-"""From LARGE_BYTES on, this process's memory is put into huge pages each time a simulation has made it grow so much."""
+"""From LARGE_BYTES on, this process's memory is put into huge pages each time it has grown by this factor."""
 
 logger = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ NUM_FIRST_SEARCHES = 2
 SEARCH_EVERY = 5
 
 DOUBT_S = 360.0
-"""A peer of the routing table is pinged if it was not heard of for so long. The nearest ones are, by each search."""
+"""A peer of the routing table is pinged if it was not heard of for this time. The nearest ones are, by each search."""
 
 MAKE_ROOM_S = 1.0
 """Time within which further members are pinged where one was found to have gone."""

@@ -28,7 +28,7 @@ MAX_KEYS_PER_SIGNER = 64
 """Three times what a node has that serves and trains eight models. So it takes hundreds of identities to fill this."""
 
 _SHARE_DROPPED = 64
-"""One part in so many goes at once when there is no room, so that a flood of keys does not cost a sort each."""
+"""A 64th of them goes at once when there is no room, so that a flood of keys does not cost a sort each."""
 
 _MAX_CHECKED = 8192
 

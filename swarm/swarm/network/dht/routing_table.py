@@ -32,7 +32,7 @@ from swarm_protocol.envelope import Envelope
 from swarm.network.multiaddr import dialable
 
 BUCKET_SIZE = 20
-"""The paper's k: so many peers hardly ever all leave within an hour."""
+"""The paper's k: that many peers hardly ever all leave within an hour."""
 
 WIDTH = 10
 """Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
@@ -66,7 +66,7 @@ def to_id(dht_id: bytes) -> int:
 
 
 SUSPECT_S = 5.0
-"""A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
+"""A peer that did not answer is left out of searches for this time, so that each death costs one timeout, not many."""
 MAX_SUSPECT_S = 160.0
 """The dead are named for as long as the nodes near them have not noticed, which takes minutes."""
 MAX_SUSPECTS = 1024

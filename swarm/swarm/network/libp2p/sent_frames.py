@@ -83,7 +83,7 @@ class ReceivedFrames:
         self._noted_progress = (0, 0)
 
     def count(self, num_bytes: int) -> int:
-        """Count a frame with so many bytes of body, and return `unacknowledged_cost`."""
+        """Count a frame with a body of `num_bytes`, and return `unacknowledged_cost`."""
         self.num_frames += 1
         self.unacknowledged_cost += framing.cost(num_bytes)
         return self.unacknowledged_cost

@@ -65,7 +65,7 @@ class RelayLimits:
     `circuits_per_pair`: from one peer to another, where libp2p needs a single circuit. With all that a peer may have, a
     stranger could take all circuits of the peer that it calls.
 
-    `idle_s`: a circuit without a byte for so long is closed, at the latest after twice so long. libp2p itself says
+    `idle_s`: a circuit without a byte for this time is closed, at the latest after twice as long. libp2p itself says
     something every 30 s, so this is for ends that have vanished.
 
     `bytes_per_s`: of all circuits in both directions together. Of what the node's owner lets it send and receive they

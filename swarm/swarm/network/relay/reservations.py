@@ -49,8 +49,8 @@ MAX_KNOWN_PAUSE_S = 60.0
 
 REMEMBERED_S = 120.0
 MAX_REMEMBERED = 1024
-"""Relays that failed are remembered so long beyond their pause, also while they are no candidates: a routing table
-loses a node and finds it again. While these are so many, only given relays are asked besides them."""
+"""Relays that failed are remembered for this long beyond their pause, also while they are no candidates: a routing
+table loses a node and finds it again. While MAX_REMEMBERED are, only given relays are asked besides them."""
 
 LOOK_S = 5.0
 """Time between two looks for new candidates while reservations are missing."""

@@ -81,7 +81,7 @@ class PageAllocator:
     def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> PageTable | None:
         """Reserve `num_pages`. The first of them are those registered under `keys`, up to the first key that is not.
 
-        Return None, and change nothing, if there is not so much room.
+        Return None, and change nothing, if there is not that much room.
         """
         shared = []
         for key in keys[:num_pages]:

@@ -45,7 +45,7 @@ W = TypeVar("W", bound=SchedulableStep)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan(Generic[W]):
-    """The next step: so many tokens of each work, at most once each. Empty if there is none."""
+    """The next step: each work at most once, with its number of tokens. Empty if there is none."""
 
     parts: tuple[tuple[W, int], ...]
     num_decodes: int = 0

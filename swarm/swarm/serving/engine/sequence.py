@@ -30,7 +30,7 @@ RETRY_AFTER_S = 5.0
 """A typical answer takes some seconds, and then its pages are free."""
 
 EXPORT_BYTES = 2**20
-"""About so much of a cache is read at once, between two steps of the others."""
+"""About this much of a cache is read at once, between two steps of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ MIN_TOKENS = 16
 """Least prompt tokens of a step: prompts must advance on slow machines too, and a pass for fewer is wasted."""
 
 ROUND_TOKENS = 64
-"""Kernels take rows by so many (`packing`): of others, the last ones are computed for nothing."""
+"""Kernels take rows in groups of this size (`packing`): a last group that is not full costs as much as a full one."""
 
 WEIGHT = 0.3
 """Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
@@ -132,7 +132,7 @@ class ObservedSpeed:
         return replace(self._measured, decode_ms=median(self._decode_ms), prefill_ms=median(self._prefill_ms))
 
     def passed(self, num_decodes: int, num_prefill_tokens: int, num_blocks: int, pass_ms: float) -> None:
-        """Record that a pass over `num_blocks` took `pass_ms` for so many single tokens and tokens of prompts."""
+        """Record that a pass over `num_blocks` took `pass_ms`, for single tokens and tokens of prompts."""
         block_ms = pass_ms / num_blocks
         if not num_prefill_tokens:
             # several tokens take at least as long as one, so that they can only show that one takes less
@@ -170,7 +170,7 @@ class StepCost:
         return min(max(fitting, MIN_TOKENS), self._max_step_tokens)
 
     def measured(self, num_prefill_tokens: int, step_ms: float) -> None:
-        """Record that a step has taken `step_ms` with so many prompt tokens, or with none."""
+        """Record that a step with these prompt tokens, or with none, has taken `step_ms`."""
         if not num_prefill_tokens:
             self._decode_ms = _learnt(self._decode_ms, step_ms, 1.0)
             return

@@ -20,7 +20,7 @@ MAX_EVIDENCE_BYTES = 16 * 2**20
 """A manifest has some kilobytes, 512 KiB at most."""
 
 RENEWAL_S = 86400.0
-"""A later statement replaces one that is so much older: a liar signs ever new ones."""
+"""A later statement replaces one that is older by this much: a liar signs ever new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ def options_for(
     # where the span was given, the cache is only known once it is loaded, which checks it
     needs = capability.needs if capability else weigh(open_model(model_dir), options.server)
     assert needs is not None
-    num_blocks = min(num_blocks, needs.num_blocks)  # whether there are so many is checked when they are loaded
+    num_blocks = min(num_blocks, needs.num_blocks)  # whether that many exist is checked when they are loaded
     kv_bytes = kv_bytes_beside(needs, num_blocks, options.max_bytes, options.server.kv_bytes)
     return replace(options.server, kv_bytes=kv_bytes)
 

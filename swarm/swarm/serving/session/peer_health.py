@@ -149,7 +149,7 @@ class PeerHealth:
         self._unproven_s.pop(peer_id, None)
 
     def failing(self, for_s: float = 0.0) -> set[str]:
-        """Return the peers that have failed each time for so long, the last time within FAILING_S."""
+        """Return the peers that have failed each time for this long, the last time within FAILING_S."""
         since_s = asyncio.get_running_loop().time() - FAILING_S
         return self.distrusted | {
             peer_id

@@ -278,7 +278,7 @@ class Pipeline:
             downstream.num_expected = end
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
-        """Take in that a server has received so many link updates, and had been given the inputs up to `position`.
+        """Take in that a server has received `num_links` updates, and had been given the inputs up to `position`.
 
         Raises PeerViolation if that cannot be.
         """

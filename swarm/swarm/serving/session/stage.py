@@ -63,7 +63,7 @@ class StepTimer:
         return floor_s + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
 
     def expected_s(self, num_tokens: int) -> float:
-        """Return the time of a prompt of so many tokens if nothing comes between, at most MAX_COMPUTE_S."""
+        """Return the time of a prompt of `num_tokens` if nothing comes between, at most MAX_COMPUTE_S."""
         return min(self._prefill_s * num_tokens, MAX_COMPUTE_S)
 
     def took(self, num_tokens: int, seconds: float) -> None:

@@ -6,7 +6,7 @@
 
 `send` never waits: it queues a frame. The frames that have gathered when the stream takes more go as one message, so a
 batch of 16 costs one message. `on_frame` gets received frames one by one and must not wait either. A peer that does not
-read is cut off: at most MAX_QUEUED_BYTES are kept for it, and a message may take only so long.
+read is cut off: at most MAX_QUEUED_BYTES are kept for it, and the time of a message is limited.
 
 The owner decides which frames a peer may send, and what becomes of the sequences when the connection ends; `error` says
 why it ended. The task that calls `run` owns the state; senders are in the same loop.
@@ -30,7 +30,7 @@ OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""
 
 STREAM_S = 3600.0
-"""The stream's own limit: a connection whose peer has been silent for so long is useless."""
+"""The stream's own limit: a connection whose peer has been silent for this time is useless."""
 
 MESSAGE_BYTES = 2**20
 """Largest message of several frames, so that none waits long behind others. A larger frame goes alone."""

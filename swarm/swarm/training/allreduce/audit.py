@@ -14,7 +14,7 @@ share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result 
 If an owner is gone, its backup answers for the part. It also answers in the place of an owner that has signed its
 result and does not show the leaves that were drawn then: the slices that the backup shows are under the same roots, and
 convict the owner if its result is another. If neither answers, the part is not audited, and this member votes for the
-outcome only once so many others have that one of them is honest (`is_audited`); otherwise the attempt fails.
+outcome only once enough others have that one of them is honest (`is_audited`); otherwise the attempt fails.
 """
 
 from __future__ import annotations

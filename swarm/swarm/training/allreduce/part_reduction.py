@@ -48,8 +48,8 @@ from swarm.trust.mixing import leaf_beacon
 logger = logging.getLogger(__name__)
 
 OPENING_S = 1.0
-"""Slices to an owner on a slow connection wait so long for its stream. Members learn of their group within a fraction
-of this of each other."""
+"""Time for which slices to an owner on a slow connection wait for its stream. Members learn of their group within a
+fraction of this of each other."""
 QUICK_MEMBERS = 8
 """The sum of a frame of this many members takes 0.1 to 0.2 ms with a quick codec."""
 NOTABLE_KEPT = 0.5

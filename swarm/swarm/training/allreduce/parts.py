@@ -42,7 +42,7 @@ FRAME_VALUES = 3 << 15
 memory: members hold many at once."""
 
 LEAST_LEAVES = 4096
-"""A vector has so many leaves, or up to twice as many, unless that makes them smaller than a codec's block or larger
+"""A vector has this many leaves, or up to twice as many, unless that makes them smaller than a codec's block or larger
 than a frame. A smaller leaf makes audits cheaper, as each fetches one leaf of every contributor, with a proof of some
 400 bytes. A leaf costs its reducer some 40 microseconds, and each member that hashes it two."""
 

@@ -32,7 +32,7 @@ class UpdateRule(ABC):
         self._config = config
 
     def begin(self, _num_steps: int, moments: Mapping[str, Sequence[Tensor]]) -> None:
-        """Go on with these `moments`, after so many steps."""
+        """Go on with these `moments`, which are those after `_num_steps`."""
         self.moments = moments
 
     @torch.no_grad()

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_WINDOWS, MOST_WINDOWS = 2, 64
 SAMPLES_A_WINDOW = 40
-"""An interval has so many samples, each with a gradient, for each held-out window."""
+"""Samples of an interval, each with a gradient, for each held-out window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

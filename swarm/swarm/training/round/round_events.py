@@ -205,7 +205,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If so many
+    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If enough
     have voted for it that one of them is honest, or a lock proves that, it `is_audited`: it need not be audited
     again."""
 

@@ -68,7 +68,7 @@ class Entrance:
         return f"{len(self.listed)} peers may join" if self.listed else "anyone may join"
 
     def who_is_welcome(self, num_inviters: int) -> str:
-        """Return in words what invitations, of the author and so many inviters, and vouches are good for; empty: for
+        """Return in words what invitations, of the author and `num_inviters`, and vouches are good for; empty: for
         nothing."""
         if not self.welcomes:
             return ""

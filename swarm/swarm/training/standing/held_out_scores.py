@@ -23,9 +23,9 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.training_messages import Contribution, Group
 
 MICRO = 1_000_000
-"""Effects and scores are in so many parts of a nat."""
+"""Effects and scores are in millionths of a nat."""
 MEMORY = 8
-"""A score is the mean of a trainer's first so many effects, and then their exponential mean with this weight."""
+"""A score is the mean of a trainer's effects until there are this many, and then an exponential mean over as many."""
 LEAST_MEASURED = 3
 """A score of fewer effects has no consequences."""
 LOW = 10
@@ -57,7 +57,7 @@ class HeldOutScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutRule:
-    """A run's rule: so many contributions of each step are measured (0: none). `discounts`: members with a low score
+    """A run's rule: how many contributions of each step are measured (0: none). `discounts`: members with a low score
     count for less."""
 
     num_drawn: int = 0

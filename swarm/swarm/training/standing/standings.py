@@ -22,7 +22,7 @@ Grants = Mapping[str, Grant]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStandings:
     """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
-    `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
+    `left` are on probation, for that many more steps. Those with `credits` are remembered (see `register`), and count
     fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
     entered so, and `uses` count those of each serial that are no more among them. The author has taken back the
     invitations with the serials in `revoked`, and the right of the `revoked_inviters`."""

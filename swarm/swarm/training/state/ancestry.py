@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_SOUGHT = 256
 """Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
-"""They are asked so many at a time, until one shows an endorsement: usually the first ones do."""
+"""This many are asked at a time, until one shows an endorsement: usually the first ones do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

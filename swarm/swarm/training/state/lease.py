@@ -31,7 +31,7 @@ MAX_STRIPES = 2
 """No member is more than one interval ahead of the committed state."""
 
 NUM_REMEMBERED = 4
-"""Leases of so many cursors are remembered: they are asked for member by member, and those of a run with thousands of
+"""Leases of this many cursors are remembered: they are asked for member by member, and those of a run with thousands of
 trainers take milliseconds to make."""
 
 
@@ -189,7 +189,8 @@ def stripes_after(
     samples_per_member: int,
     used: Mapping[str, int],
 ) -> tuple[LeaseStripe, ...]:
-    """Return the stripes after round `step`: of each member in `used` so many samples of its lease; `roster` goes on.
+    """Return the stripes after round `step`. `used` counts the samples of each member's lease that are taken; `roster`
+    goes on.
 
     Raises ValueError if `used` names a stranger or more samples than were leased.
     """

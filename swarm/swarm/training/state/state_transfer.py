@@ -46,7 +46,7 @@ SLOWEST_STATE_BYTES_PER_S = 1.25e5
 """The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
 MUCH_SLOWER = 4.0
 MAX_HOLDERS_TRIED = 4
-"""The time limit of a part is that of so many slow holders, one after the other."""
+"""The time limit of a part allows for this many slow holders, one after the other."""
 
 
 class Donor:

@@ -13,12 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.network_worlds import libp2p_node
+from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import peer_id_bytes
+from swarm.network.network_entry import method_prefix
 from swarm_protocol.wire import encode_varint
 
 KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
@@ -28,9 +33,9 @@ MEBIBYTE = 2**20
 
 
 @asynccontextmanager
-async def stranger_beside(node: Libp2pNetwork) -> AsyncIterator[Host]:
-    """An anonymous libp2p host that is connected to `node`."""
-    host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
+async def stranger_beside(node: Libp2pNetwork, identity_path: Path | None = None) -> AsyncIterator[Host]:
+    """A libp2p host that is connected to `node`, anonymous or with a key of its own."""
+    host = await Host.start(DaemonOptions(identity_path=identity_path, listen=("/ip4/127.0.0.1/tcp/0",)))
     running = asyncio.create_task(host.unary.run())
     try:
         (addr,) = await node.addrs()
@@ -39,6 +44,45 @@ async def stranger_beside(node: Libp2pNetwork) -> AsyncIterator[Host]:
     finally:
         await host.stop()
         await running
+
+
+def write_rsa_key(path: Path) -> None:
+    """Write a key as libp2p's daemon reads it, of a kind that no node has: the protobuf PrivateKey{RSA, PKCS #1}."""
+    key = rsa.generate_private_key(65537, 2048)
+    data = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    path.write_bytes(b"\x08\x00\x12" + encode_varint(len(data)) + data)
+
+
+def test_stranger_with_a_key_of_a_kind_that_no_node_has_is_answered_nothing(tmp_path: Path) -> None:
+    write_rsa_key(tmp_path / "rsa")
+    served: list[str] = []
+
+    async def unary(peer_id: str, _request: bytes) -> bytes:
+        served.append(peer_id)
+        return b""
+
+    async def streaming(peer_id: str, _stream: Stream) -> None:
+        served.append(peer_id)
+
+    async def main() -> None:
+        async with (
+            await libp2p_node(tmp_path / "seed") as seed,
+            stranger_beside(seed, tmp_path / "rsa") as stranger,
+        ):
+            await seed.serve("unary", unary)
+            await seed.serve_stream("streaming", streaming)
+            prefix = method_prefix(seed.network_id)
+            with pytest.raises(NotServed):
+                await stranger.call(seed.peer_id, f"{prefix}call/unary", b"", timeout_s=10)
+            reader, writer = await stranger.open_stream(seed.peer_id, f"{prefix}stream/streaming")
+            writer.write(bytes(ID_BYTES))
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.transport.abort()
+            assert served == []
+
+    asyncio.run(main())
 
 
 def add_provider(provider: bytes) -> bytes:

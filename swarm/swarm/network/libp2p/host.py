@@ -19,6 +19,7 @@ from contextlib import aclosing, suppress
 from typing import Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
+from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 
 from swarm.network.interface import NotServed, too_many_calls
@@ -251,11 +252,20 @@ class Host:
         is_hidden = self.gate is not None and protocol.startswith(OWN_PROTOCOLS)
         return self.gate.wire_name(protocol) if self.gate is not None and is_hidden else protocol
 
+    async def admits(self, peer_id: str, protocol: str) -> bool:
+        """Return whether a peer that asks for `protocol` is answered: one with a key of the kind that nodes have, as
+        messages name no other, and in a private network a member."""
+        try:
+            check_peer_id(peer_id)
+        except ValueError:
+            return False
+        return self.gate is None or await self.gate.admits(peer_id, protocol)
+
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
         """Raises PeerUnreachable if the daemon cannot be asked."""
 
         async def counted(peer_id: str, request: bytes) -> bytes:
-            if self.gate is not None and not await self.gate.admits(peer_id, protocol):
+            if not await self.admits(peer_id, protocol):
                 raise NotServed(peer_id)
             self.traffic.received(peer_id, len(request))
             response = await answer(peer_id, request)

@@ -81,7 +81,7 @@ class StreamServer:
         protocol, handler, max_bytes = self._handlers[info.proto]
         with self._slots.taken(peer_id) as has_room:
             try:
-                if has_room and not await self._admits(peer_id, protocol):
+                if has_room and not await self._host.admits(peer_id, protocol):
                     return
                 async with asyncio.timeout(OPENING_TIMEOUT_S):
                     stream_id = await reader.readexactly(ID_BYTES)
@@ -98,14 +98,10 @@ class StreamServer:
 
     async def _resume(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with self._resumes.taken(peer_id) as has_room:
-            if not has_room or not await self._admits(peer_id, self._resumable.protocol):
+            if not has_room or not await self._host.admits(peer_id, self._resumable.protocol):
                 writer.transport.abort()
             else:
                 self._resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
-
-    async def _admits(self, peer_id: str, protocol: str) -> bool:
-        gate = self._host.gate
-        return gate is None or await gate.admits(peer_id, protocol)
 
     async def _handle(self, stream: Libp2pStream, handler: StreamHandler) -> None:
         """Run the handler for as long as the caller stays."""

@@ -24,7 +24,7 @@ TAKES_S = 60.0
 
 
 def _server() -> StreamServer:
-    host, resumable = SimpleNamespace(gate=None, wire_name=lambda name: name), SimpleNamespace(protocol="resume")
+    host, resumable = SimpleNamespace(wire_name=lambda name: name), SimpleNamespace(protocol="resume")
     return StreamServer(host, None, resumable)  # type: ignore[arg-type]
 
 

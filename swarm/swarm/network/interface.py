@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_now
-from swarm_protocol.errors import PeerRefused, PeerViolation
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 
 from swarm.network.link_meter import LinkMeter
@@ -62,7 +62,8 @@ UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 
 StreamHandler = Callable[[str, Stream], Awaitable[None]]
 """`async handler(peer_id, stream)`; returning finishes the stream, raising a SwarmError sends it to the caller.
-It is cancelled when the caller leaves."""
+It is cancelled when the caller leaves. The TimeoutError of a deadline that it has set may pass: the network answers the
+caller with `took_too_long`."""
 
 
 class StreamOpener(Protocol):
@@ -215,6 +216,11 @@ def too_many_calls(peer_id: str) -> PeerRefused:
 def ended_early(peer_id: str) -> PeerViolation:
     """Return the error for `peer_id` that finished sending, or left, before a handler had all that it needs."""
     return PeerViolation("the stream ended before its handler had all that it needs", peer_id=peer_id)
+
+
+def took_too_long(peer_id: str) -> PeerTimeout:
+    """Return the error for `peer_id` whose stream or call took longer than its handler's own deadline."""
+    return PeerTimeout("the handler's time for it was over", peer_id=peer_id)
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:

@@ -587,6 +587,33 @@ def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
     run(case)
 
 
+def test_deadline_of_a_handler_is_a_timeout_of_its_caller_and_no_defect(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def wait(_peer_id: str, stream: Stream) -> None:
+        async with asyncio.timeout(0.01):
+            await stream.receive()
+
+    async def wait_in_call(_peer_id: str, _request: bytes) -> bytes:
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+        return b""
+
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, wait)
+        await world.a.serve(method, wait_in_call)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream:
+            with pytest.raises(PeerTimeout, match="handler's time"):
+                await stream.receive()
+        for num_bytes in (0, 2 * MIB):
+            with pytest.raises(PeerTimeout, match="handler's time"):
+                await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=20)
+
+    run(case)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
 def test_message_over_the_limit_raises_value_error(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
-from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long
+from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 
@@ -99,6 +99,9 @@ class Calls:
                 response = await handler(peer_id, request)
             except SwarmError as error:
                 return _FAILURE + encode_failure(error)
+            except TimeoutError:
+                logger.info("a call of %s took longer than its handler's deadline", peer_id)
+                return _FAILURE + encode_failure(took_too_long(peer_id))
             except Exception as error:
                 logger.exception("a handler failed")
                 return _FAILURE + encode_failure(error)

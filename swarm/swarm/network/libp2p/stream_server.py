@@ -15,7 +15,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.interface import EndOfStream, StreamHandler, ended_early
+from swarm.network.interface import EndOfStream, StreamHandler, ended_early, took_too_long
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
@@ -148,6 +148,9 @@ async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -
     except EndOfStream:
         logger.info("%s ended a stream before its handler had all that it needs", peer_id)
         return ended_early(peer_id)
+    except TimeoutError:
+        logger.info("a stream of %s took longer than its handler's deadline", peer_id)
+        return took_too_long(peer_id)
     except Exception as error:
         logger.exception("a stream handler failed")
         return error

@@ -43,6 +43,7 @@ from swarm.network.interface import (
     UnaryHandler,
     ended_early,
     too_many_calls,
+    took_too_long,
 )
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel
@@ -384,6 +385,8 @@ class MemoryNetwork(SigningNetwork):
             end.fail(error)
         except EndOfStream:
             end.fail(ended_early(peer_id))
+        except TimeoutError:
+            end.fail(took_too_long(peer_id))
         except Exception as error:
             logger.warning("a handler failed", exc_info=error)
             end.fail(error)

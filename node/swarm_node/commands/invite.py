@@ -43,6 +43,7 @@ def create(flags: Flags) -> int:
     if options["new_network"]:
         option = f" --home {shlex.quote(str(home.path))}" if flags.values["home"] else ""
         emitter.emit("network_created", network_id=owned.network_id, home=str(home.path), option=option)
+    owned.renew_own()
     seeds = _seeds(config, home)
     if not seeds and options["new_network"]:
         return 0
@@ -51,7 +52,6 @@ def create(flags: Flags) -> int:
             "an invitation names a node to join through, and none of this network is known",
             remedy="start a seed with this --home first, or give --peers the address of a member",
         )
-    owned.renew_own()
     invitation = owned.invite(rights, lifetime_s=lifetime_s, seeds=seeds, node=node, note=note)
     give_text(invitation.text(), options["out"], emitter)
     emitter.emit(
@@ -110,8 +110,16 @@ def revoke(flags: Flags) -> int:
     if not serial:
         raise UsageError("SERIAL is missing", remedy="give one of those that swarm-node invite list shows")
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
-    entry = OwnedNetwork(home).revoke(serial)
+    owned = OwnedNetwork(home)
+    own_serial = owned.own_serial
+    entry = owned.revoke(serial)
     emitter.emit("revoked", serial=entry.serial, told=_deliver(flags, home, emitter))
+    if entry.serial == own_serial:
+        emitter.emit(
+            "warning",
+            message=f"that was the invitation of this home's own node, which has a new one: {owned.own_serial}",
+            remedy=f"start the node again, and others that used it with --invite {home.invitation}",
+        )
     return 0
 
 

@@ -32,6 +32,7 @@ from swarm_protocol.network_invitation import (
 )
 from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
 
+from swarm_node.settings.config import Config
 from swarm_node.storage import kept_invitation
 from swarm_node.storage.home import Home, explained, read_json, replace_json
 
@@ -105,13 +106,19 @@ class OwnedNetwork:
         """The invitations that were signed, the oldest first."""
         return self._book.issued
 
-    def renew_own(self) -> None:
-        """Sign an invitation for the owner's own node, if its last one ends soon."""
+    @property
+    def own_serial(self) -> str:
+        """The serial of the invitation by which this home's node is in the network; empty if it keeps none."""
         kept = kept_invitation.read(self._home)
-        is_own = kept is not None and kept.network_id == self.network_id
-        if kept is None or not is_own or kept.expires_at < time.time() + RENEW_S:
-            own = self.invite(RIGHTS, lifetime_s=limits.MAX_SIGNED_LIFETIME_S, note="the owner's own nodes")
-            kept_invitation.keep(self._home, own)
+        return serial_text(kept.terms.serial) if kept is not None and kept.network_id == self.network_id else ""
+
+    def renew_own(self) -> None:
+        """Sign an invitation for the owner's own nodes, if the last one ends soon or was revoked."""
+        serial = self.own_serial
+        own = next((each for each in self._book.issued if each.serial == serial), None)
+        if own is None or own.revoked or own.expires_at < time.time() + RENEW_S:
+            renewed = self.invite(RIGHTS, lifetime_s=limits.MAX_SIGNED_LIFETIME_S, note="the owner's own nodes")
+            kept_invitation.keep(self._home, renewed)
 
     def invite(
         self, rights: Sequence[Right], *, lifetime_s: float, seeds: Sequence[str] = (), node: str = "", note: str = ""
@@ -161,9 +168,13 @@ class OwnedNetwork:
         return [each for each in kept if each.serial not in forgotten]
 
     def revoke(self, serial: str) -> IssuedInvitation:
-        """Enter a revocation, and keep the new list for this home's nodes. Raises ConfigError."""
+        """Enter a revocation, and keep the new list for this home's nodes. If it is of their own invitation, they get a
+        new one. Raises ConfigError."""
         with self._changing():
-            return self._revoke(serial, time.time())
+            entry = self._revoke(serial, time.time())
+        if entry.serial == self.own_serial:
+            self.renew_own()
+        return entry
 
     def _revoke(self, serial: str, now: float) -> IssuedInvitation:
         found = next((each for each in self._book.issued if each.serial == serial.lower()), None)
@@ -210,6 +221,18 @@ class OwnedNetwork:
                 f"{self._home.network} is missing or broken", remedy="restore it from a backup, with network.key"
             ) from None
         return book
+
+
+def with_own_renewed(config: Config, home: Home) -> Config:
+    """Return the settings of a node with a new invitation if the home owns the network, and the one that it keeps ends
+    soon or was revoked. Raises ConfigError."""
+    if config.invite is None or "invite" in config.origins or not os.path.lexists(home.network_key):
+        return config
+    owned = OwnedNetwork(home)
+    if config.network_id != owned.network_id:
+        return config
+    owned.renew_own()
+    return config.model_copy(update={"invite": kept_invitation.read(home)})
 
 
 def _write(home: Home, book: _Book) -> None:

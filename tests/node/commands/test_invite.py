@@ -17,7 +17,7 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.config_sources import resolve
 from swarm_node.storage import kept_invitation, owned_network
 from swarm_node.storage.home import Home
-from swarm_node.storage.owned_network import OwnedNetwork
+from swarm_node.storage.owned_network import OwnedNetwork, with_own_renewed
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import RIGHTS, open_revocations, parse_invitation, serial_text
@@ -174,6 +174,45 @@ def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
     assert kept_invitation.read_revocations(Home(tmp_path))
     _, listed, _ = invite(capsys, "list", "--home", tmp_path)
     assert f"{serial}  revoked" in listed
+
+
+def test_revoking_the_owner_s_own_invitation_gives_its_nodes_a_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    home = Home(tmp_path)
+    serial = OwnedNetwork(home).own_serial
+    code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path)
+    owned = OwnedNetwork(home)
+    assert code == 0
+    assert f"has a new one: {owned.own_serial}" in err
+    assert "--invite" in err
+    assert [each.state(time.time()) for each in owned.issued] == ["revoked", "valid"]
+    config, peer_id = config_with(home=str(tmp_path)), Identity.load(home.identity).peer_id
+    kept_invitation.check_member(config, home, peer_id)
+    assert with_own_renewed(config, home).invite == config.invite, "it holds still"
+
+
+@pytest.mark.parametrize("flaw", ["revoked", "expired"])
+def test_node_of_the_owner_s_home_starts_with_a_new_invitation_if_its_own_does_not_hold(
+    flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    owned = OwnedNetwork.create(home)
+    old = kept_invitation.read(home)
+    assert old is not None
+    if flaw == "revoked":
+        owned.revoke(owned.own_serial)
+        kept_invitation.keep(home, old)  # what another node of the owner still keeps
+    else:
+        later = old.expires_at + 1
+        monkeypatch.setattr(time, "time", lambda: later)
+    config, peer_id = config_with(home=str(tmp_path)), Identity.load(home.identity).peer_id
+    with pytest.raises(ConfigError, match=flaw):
+        kept_invitation.check_member(config, home, peer_id)
+    kept_invitation.check_member(with_own_renewed(config, home), home, peer_id)
+    given = config_with(home=str(tmp_path), invite=old.text())
+    assert with_own_renewed(given, home) == given, "an invitation that is named is not replaced"
 
 
 @pytest.mark.parametrize("bad", ["swarm1-xyzxyzxyz", "xyz" * 20, "@/nonesuch/file", "/nonesuch/file", "@"])

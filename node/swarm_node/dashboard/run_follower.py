@@ -1,5 +1,5 @@
 """Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse,
-and whom they ban.
+and whom they ban. `followed_run` takes in what is found.
 
 Each run has one job at a time, which asks its members; a slow one holds up no other and no poll. A file is believed if
 it is the one that the run's id names, a step if its certificate holds (see `swarm.training.outside.observer`). Owned by
@@ -10,35 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
 
 from swarm.network.interface import Network
-from swarm.network.link_diagnosis import LinkWatch
 from swarm.network.membership import Membership
-from swarm.training.evidence.bans import Ban
-from swarm.training.outside.observer import CommittedStep, Observer
+from swarm.training.outside.observer import Observer
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.identity import short_id
-from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
+from swarm_protocol.records import TrainerRecord
 
-from swarm_node.dashboard.history.facts import StepFact
+from swarm_node.dashboard.followed_run import FollowedRun
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
-from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
-from swarm_node.dashboard.views import RefusalView, StepView
-from swarm_node.formatting import shown
+from swarm_node.dashboard.run_views import Names, active
 from swarm_node.network_snapshot import Listed
 
 MAX_RUNS = 48
 """Runs that are kept, with those that nobody trains any more; the poller bounds how many are followed."""
-
-MAX_STEPS = 500
-MAX_REFUSALS = 100
-MAX_OPEN_STEPS = 8
-"""The newest steps whose members may still report measurements: their records come seconds after a step."""
 
 RETRY_FILE_S = 30.0
 ASK_FOR_BANS_S = 10.0
@@ -49,61 +36,6 @@ FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
 """`fetch(network, peer_id, run_id)`: the run's file from one member, checked against its id. Raises SwarmError."""
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True, kw_only=True)
-class FollowedRun:
-    """One run, as far as this dashboard has seen it."""
-
-    run_id: str
-    trainers: Listed[TrainerRecord]
-    seen_at: float
-    observer: Observer | None = None
-    file: SignedRun | None = None
-    steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
-    bans: tuple[Ban, ...] = ()
-    ask_for_bans_at: float = 0.0
-    since: dict[str, float] = field(default_factory=dict)
-    committed: dict[int, CommittedStep] = field(default_factory=dict)
-    newest: CommittedStep | None = None
-    end: RunEnd | None = None
-    reports: dict[int, dict[str, RoundReport]] = field(default_factory=dict)
-    reported: dict[str, int] = field(default_factory=dict)
-    validation: dict[int, dict[str, float]] = field(default_factory=dict)
-    ask_again_at: float = 0.0
-    has_recalled: bool = False
-    last_problem: str = ""
-    links: LinkWatch = field(default_factory=LinkWatch)
-    job: asyncio.Task[None] | None = None
-
-    @property
-    def facts(self) -> RunFacts:
-        is_proved = (
-            self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.config.outer_steps
-        )
-        end = None if is_proved else self.end
-        return RunFacts(
-            run=self.run_id,
-            file=self.file,
-            trainers=self.trainers,
-            steps=tuple(self.steps),
-            end=end,
-            slow_links=self.links.named,
-            endorsed_step=self.endorsed_step,
-            newest=self.newest,
-            roster=self.observer.roster if self.observer else (),
-        )
-
-    @property
-    def endorsed_step(self) -> int | None:
-        """The newest outer step that the run's author has endorsed; 0: none was seen, None: its file is not known."""
-        if self.observer is None:
-            return None
-        endorsement = self.observer.endorsement
-        return endorsement.outer_step if endorsement else 0
 
 
 class RunFollower:
@@ -132,7 +64,7 @@ class RunFollower:
         """Take in what the records say, and start to ask the members what is new."""
         for run_id, trainers in runs.items():
             run = self.runs.setdefault(run_id, FollowedRun(run_id=run_id, trainers=trainers, seen_at=at))
-            self._take_records(run, trainers, names, at)
+            run.take_records(trainers, names, at, self._history)
         for run_id, run in self.runs.items():
             if run_id not in runs:
                 run.trainers = Listed(records={}, ages_s={})
@@ -144,49 +76,6 @@ class RunFollower:
                 oldest.job.cancel()
             del self.runs[oldest.run_id]
 
-    def _take_records(self, run: FollowedRun, trainers: Listed[TrainerRecord], names: Names, at: float) -> None:
-        trainers = _admitted(run.file, trainers)
-        run.trainers, run.seen_at = trainers, at
-        run.since = {peer_id: run.since.get(peer_id, at) for peer_id in active(trainers.records)}
-        if run.file is not None and active(trainers.records):
-            group = run.committed[max(run.committed)].group if run.committed else ()
-            run.end = end_of(run.file, group, trainers.records)
-        run.reported = {peer_id: step for peer_id, step in run.reported.items() if peer_id in trainers.records}
-        changed = {
-            record.report.outer_step
-            for peer_id, record in trainers.records.items()
-            if record.report is not None and self._take_report(run, peer_id, record.report, names, at)
-        }
-        run.links.update(
-            {peer_id: each.report for peer_id, each in trainers.records.items() if each.report is not None}
-        )
-        changed |= {
-            record.validation.outer_step
-            for peer_id, record in trainers.records.items()
-            if record.validation is not None and _take_validation(run, peer_id, record.validation)
-        }
-        for outer_step in sorted(changed & run.committed.keys()):
-            self._show_step(run, outer_step, at)
-
-    def _take_report(self, run: FollowedRun, peer_id: str, report: RoundReport, names: Names, at: float) -> bool:
-        """Return whether the report is new."""
-        if run.reported.get(peer_id) == report.outer_step:
-            return False
-        run.reported[peer_id] = report.outer_step
-        for refusal in report.refused:
-            name = names.get(refusal.peer_id) or short_id(refusal.peer_id)
-            reason = shown(refusal.reason)
-            view = RefusalView.of(
-                refusal, outer_step=report.outer_step, at=at, name=name, by_peer_id=peer_id, reason=reason
-            )
-            run.refusals.appendleft(view)
-            self._history.record_refusal(run.run_id, view)
-        reports = _open_step(run, run.reports, report.outer_step)
-        if reports is None:
-            return False
-        reports[peer_id] = report
-        return True
-
     async def _follow(self, run: FollowedRun) -> None:
         try:
             if not run.has_recalled:
@@ -196,7 +85,7 @@ class RunFollower:
                 await self._find_file(run)
             if run.observer is not None:
                 committed = await run.observer.look(active(run.trainers.records))
-                self._take_steps(run, committed)
+                run.take_steps(committed, self._network.now(), self._history)
                 if self._network.now() >= run.ask_for_bans_at:
                     run.ask_for_bans_at = self._network.now() + ASK_FOR_BANS_S
                     run.bans = await run.observer.look_for_bans(active(run.trainers.records))
@@ -210,11 +99,8 @@ class RunFollower:
             logger.exception("the dashboard failed to follow the run %s", run.run_id)
 
     async def _recall(self, run: FollowedRun) -> None:
-        """Take what an earlier dashboard has seen. Members report their newest step again to a new one."""
-        run.steps.extend(await self._reads(self._history.steps(run.run_id), ()))
-        recalled = {_key(refusal): refusal for refusal in await self._reads(self._history.refusals(run.run_id), ())}
-        news = [refusal for refusal in run.refusals if _key(refusal) not in recalled]
-        run.refusals = deque([*news, *recalled.values()], maxlen=MAX_REFUSALS)
+        steps = await self._reads(self._history.steps(run.run_id), ())
+        run.recall(steps, await self._reads(self._history.refusals(run.run_id), ()))
 
     async def _find_file(self, run: FollowedRun) -> None:
         """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""
@@ -235,71 +121,3 @@ class RunFollower:
             return
         if failure is not None:
             raise failure
-
-    def _take_steps(self, run: FollowedRun, committed: list[CommittedStep]) -> None:
-        now = self._network.now()
-        since = run.steps[-1].at if run.steps else now
-        for number, step in enumerate(committed, 1):
-            run.committed[step.outer_step] = run.newest = step
-            # no certificate says when each of the steps since the last poll was committed
-            self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
-        while len(run.committed) > MAX_OPEN_STEPS:
-            del run.committed[min(run.committed)]
-
-    def _show_step(self, run: FollowedRun, outer_step: int, at: float) -> None:
-        """Put the step among the others, in place of its earlier view."""
-        committed = run.committed[outer_step]
-        known = next((step for step in run.steps if step.outer_step == outer_step), None)
-        earlier = [step for step in run.steps if step.outer_step < outer_step]
-        view = step_view(
-            committed,
-            earlier[-1] if earlier else None,
-            run.reports.get(outer_step, {}),
-            run.validation.get(outer_step, {}),
-            num_parameters(run.trainers.records),
-            known.at if known else at,
-        )
-        later = [step for step in run.steps if step.outer_step > outer_step]
-        run.steps = deque([*earlier, view, *later], maxlen=MAX_STEPS)
-        self._history.record_step(
-            StepFact(
-                run=run.run_id,
-                group=committed.group,
-                # a certificate says what the group did together, so each member gets the same part
-                tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, committed.num_trainers)),
-                step=view,
-            )
-        )
-
-
-def _admitted(file: SignedRun | None, trainers: Listed[TrainerRecord]) -> Listed[TrainerRecord]:
-    """Return the trainers that the run admits: anyone can announce that it trains it."""
-    if file is None or not file.config.only_named:
-        return trainers
-    records = {peer_id: trainers.records[peer_id] for peer_id in file.config.only_named if peer_id in trainers.records}
-    return Listed(records=records, ages_s=trainers.ages_s)
-
-
-def _take_validation(run: FollowedRun, peer_id: str, report: ValidationReport) -> bool:
-    """Return whether the loss is new, and may belong to a step that is shown."""
-    losses = _open_step(run, run.validation, report.outer_step)
-    if losses is None:
-        return False
-    is_news = losses.get(peer_id) != report.loss
-    losses[peer_id] = report.loss
-    return is_news
-
-
-def _open_step(run: FollowedRun, by_step: dict[int, dict[str, T]], outer_step: int) -> dict[str, T] | None:
-    """Return what members reported of a step; None for a step that is too old or too far ahead. Bounds `by_step`."""
-    newest = max(run.committed, default=0)
-    if newest and not newest - MAX_OPEN_STEPS < outer_step <= newest + MAX_OPEN_STEPS:
-        return None
-    reports = by_step.setdefault(outer_step, {})
-    while len(by_step) > 2 * MAX_OPEN_STEPS:
-        del by_step[min(by_step)]
-    return reports
-
-
-def _key(refusal: RefusalView) -> tuple[int, str, str]:
-    return refusal.outer_step, refusal.peer_id, refusal.by_peer_id

@@ -1,4 +1,4 @@
-"""The console script; `python -m swarm_node` is the same, also where the script is not on the path."""
+"""The console script; `python -m swarm_node` is the same, even where the script is not on the path."""
 
 from swarm_node import interrupts
 

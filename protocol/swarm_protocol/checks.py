@@ -66,7 +66,7 @@ def check_choice(value: object, field: str, choices: Collection[str]) -> str:
 
 
 def check_int(value: object, field: str, *, low: int = 0, high: int) -> int:
-    """Check an int in `[low, high]`; a bool is none."""
+    """Check an int in `[low, high]`; a bool is refused."""
     if not (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
         raise ValueError(f"{field} is {value!r:.40}, not a whole number in [{low}, {high}]")
     return value

@@ -112,7 +112,7 @@ class RelayStatus(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus(Checked):
     """Holds what the owner lends of the link and of the day, and what the node uses of the link: bytes per second over
-    the last seconds, with what the wire adds. A limit of 0 is none; without `hours`, such as 22:00-07:00, it always
+    the last seconds, with what the wire adds. 0 is no limit; without `hours`, such as 22:00-07:00, it always
     lends."""
 
     max_upload_bytes_per_s: TrafficBytes = 0

@@ -274,7 +274,7 @@ class SequenceEnded(Checked):
     failure: Failure
 
     def error(self, sender: str) -> SwarmError:
-        """Decode the failure. Raises PeerViolation if it is none."""
+        """Decode the failure. Raises PeerViolation if it is malformed."""
         return decode_failure(self.failure, sender)
 
 
@@ -317,7 +317,7 @@ class PushRefused(Checked):
     failure: Failure
 
     def error(self, sender: str) -> SwarmError:
-        """Decode the failure. Raises PeerViolation if it is none."""
+        """Decode the failure. Raises PeerViolation if it is malformed."""
         return decode_failure(self.failure, sender)
 
 

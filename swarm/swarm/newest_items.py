@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class NewestItems(OrderedDict[K, V]):
-    """Keeps the `most` items that were set last. Setting an item makes it the newest one, also if it was there."""
+    """Keeps the `most` items that were set last. Setting an item makes it the newest one, even if it was there."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

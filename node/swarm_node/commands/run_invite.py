@@ -43,7 +43,7 @@ _SERIAL = re.compile(r"[0-9a-fA-F]{16}")
 
 
 def invite(flags: Flags) -> int:
-    """Sign an invitation to the run of a file. Raises ConfigError or UsageError, also if the key may not invite."""
+    """Sign an invitation to the run of a file. Raises ConfigError or UsageError, as when the key may not invite."""
     options, emitter = flags.options, Emitter(json=flags.json)
     lifetime_s, node = lifetime_of(flags), peer_option(flags, "for_node")
     max_uses = flags.parsed("uses", whole_number(1, MAX_USES), "write --uses 5") or 1

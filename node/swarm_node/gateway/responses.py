@@ -164,7 +164,7 @@ def _call(call: ToolCall) -> Json:
 def _probability(data: bytes, logprob: float | None) -> Json:
     """Return one token's probability.
 
-    `bytes` are exact, also where the text of a token, being a part of a character, is U+FFFD.
+    `bytes` are exact, even where the text of a token, being a part of a character, is U+FFFD.
     """
     return {"token": as_text(data), "logprob": _finite(logprob), "bytes": list(data)}
 

@@ -46,7 +46,7 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
 def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPublishers:
     """Return the publishers in the file at `path` for that network, and the pinned ones; later ones are written there.
 
-    Raises ConfigError for a pin that is none.
+    Raises ConfigError for an invalid pin.
     """
     memory = _memory(path, network_id, "publishers", "who publishes which model", MAX_PUBLISHERS_BYTES)
 

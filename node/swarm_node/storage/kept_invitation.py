@@ -69,7 +69,7 @@ def check_member(config: Config, home: Home, peer_id: str) -> None:
 
 
 def read(home: Home) -> NetworkInvitation | None:
-    """Return the invitation in a home; None if there is none. Raises ConfigError for a file that is none."""
+    """Return the invitation in a home; None if there is none. Raises ConfigError for a file without one."""
     try:
         text = home.invitation.read_text(encoding="utf-8")[: MAX_TEXT_CHARS + 1]
     except (FileNotFoundError, NotADirectoryError):

@@ -50,7 +50,7 @@ class KnownPublishers:
     """`pinned` are texts for `parse_publisher`. `remembered` are those of an earlier process, by model; `on_new` gets
     all of them when one is added. Touched only from the client's event loop.
 
-    Raises ConfigError for a pin that is none, ValueError for a remembered name or publisher that cannot be one.
+    Raises ConfigError for an invalid pin, ValueError for a remembered name or publisher that cannot be one.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ class SimulatedHost:
         return self._world.hosts.get(self.peer_id) is self
 
     def stop(self, *, goodbye: bool) -> None:
-        """Answer nobody any more. With `goodbye`, who calls is told so at once."""
+        """Answer nobody any more. With `goodbye`, callers are told at once."""
         del self._world.hosts[self.peer_id]
         if goodbye:
             self._world.left[self.peer_id] = self.place

@@ -200,7 +200,7 @@ class TrainingWorld:
         )
 
     def crash(self, peer_id: str) -> None:
-        """End the trainer without a word. Do nothing if the node is none."""
+        """End the trainer without a word. Do nothing if the node is no trainer."""
         if peer_id in self._places:
             self._internet.crash(peer_id)
 

@@ -92,7 +92,7 @@ class Control:
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close every connection to a peer, and so every stream. Succeeds also if there is none."""
+        """Close every connection to a peer, and so every stream. Succeeds even if there is none."""
         request = p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer_id))
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 

@@ -181,7 +181,7 @@ class Daemon:
         await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Stop the daemon. It goes on to its end also when it is cancelled, and passes that on then: a child must not
+        """Stop the daemon. It goes on to its end even when it is cancelled, and passes that on then: a child must not
         be left."""
         stopping = asyncio.create_task(self._stop())
         cancelled = False

@@ -235,7 +235,7 @@ class AcceptedStream:
         self._offer: asyncio.Future[Resumed] = asyncio.get_running_loop().create_future()
 
     def take(self, resumed: Resumed) -> None:
-        """Let the stream go on over this byte stream, also if it has not noticed yet that it lost the last one."""
+        """Let the stream go on over this byte stream, even if it has not noticed yet that it lost the last one."""
         self.withdraw()
         self._offer.set_result(resumed)
         if self.break_off is not None:

@@ -112,7 +112,7 @@ class PrivateGate:
     # --- for the network --------------------------------------------------------------------------------------------
 
     async def answer(self, peer_id: str, request: bytes) -> bytes:
-        """Answer a greeting. Raises NotServed for what is none, as for any unknown method."""
+        """Answer a greeting. Raises NotServed for bytes that are no greeting, as for any unknown method."""
         try:
             greeting = self._opened(peer_id, request)
         except PeerViolation:

@@ -34,7 +34,7 @@ GREETING_TIMEOUT_S = 3.0
 
 NETWORK_PEER_S = 600.0
 STRANGER_S = 10.0
-"""Time for which an answer holds; none is one, too. A node that was too busy to answer may come again soon."""
+"""Time for which an answer holds, or that there was none. A node that was too busy to answer may come again soon."""
 
 MAX_KNOWN = 1024
 MAX_GREETINGS = 64

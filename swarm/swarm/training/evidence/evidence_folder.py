@@ -117,7 +117,7 @@ def read_file(path: Path) -> EvidenceFile:
 def check_file(path: Path) -> tuple[SignedRun, Verdict]:
     """Return the run that the evidence in `path` is of, and what it proves. Needs nothing but the file. Blocks.
 
-    Raises ConfigError, and IntegrityError if the file is none, or proves nothing.
+    Raises ConfigError, and IntegrityError if the file holds no evidence, or proves nothing.
     """
     run, signatures, data = open_file(path)
     with proving(path):

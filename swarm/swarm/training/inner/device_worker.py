@@ -142,7 +142,7 @@ def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the parent ends, also by SIGKILL, and also if another child still holds the parent's pipe.
+    """End this process when the parent ends, even by SIGKILL, and even if another child still holds the parent's pipe.
 
     It ends at once, since it may be waiting for a worker that never answers.
     """

@@ -120,7 +120,7 @@ class IntervalLoop:
         return await asyncio.shield(self._offer_future(step))
 
     def hurry(self, step: int) -> None:
-        """End interval `step` with what it has done, also if it is only about to begin."""
+        """End interval `step` with what it has done, even if it is only about to begin."""
         self._hurried = step
         if step == self._step:
             self._intervals.hurry()

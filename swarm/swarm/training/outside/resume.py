@@ -84,7 +84,7 @@ def sign_order(
     run: SignedRun, found: RunSurvey, roster: Collection[str], author: Identity, *, network_id: str, now: float
 ) -> bytes:
     """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds,
-    unless a later one is in force: so the order that was signed last wins, also where the author did not see the
+    unless a later one is in force: so the order that was signed last wins, even where the author did not see the
     others.
 
     Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.

@@ -96,7 +96,7 @@ class Reduced:
 class ReduceFailed:
     """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached. If it is only
     `unaudited`, this member has a result of which `unreachable` do not show how they made it. What is `certain` did not
-    come of an attempt that was ending, and counts also if the attempt has ended meanwhile."""
+    come of an attempt that was ending, and counts even if the attempt has ended meanwhile."""
 
     attempt: int
     reason: str

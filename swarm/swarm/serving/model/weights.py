@@ -42,12 +42,19 @@ _INDEX_NAMES = ("layer_idx", "layer_id")
 
 
 def read_model(
-    files: ModelFiles, start: int, end: int, dtype: torch.dtype, *, held: Mapping[str, Tensor] | None = None
+    files: ModelFiles,
+    start: int,
+    end: int,
+    dtype: torch.dtype,
+    *,
+    held: Mapping[str, Tensor] | None = None,
+    skeleton: _Skeleton | None = None,
 ) -> Any:
     """Return a transformers model of blocks `[start, end)`, with the embedding for block 0 and the head for the last
     block.
 
-    Tensors that are `held` already, by their name in the model, are shared with it and not read again.
+    Tensors that are `held` already, by their name in the model, are shared with it and not read again. With a
+    `skeleton` the model is copied from it, and built otherwise.
 
     Raises ConfigError for a family that cannot be cut, IntegrityError for a missing, misshapen or unreadable tensor or
     one with numbers that are not finite, naming it and its file.
@@ -57,7 +64,10 @@ def read_model(
     tensors: dict[str, StoredTensor | QuantizedTensor | Tensor] = {}
 
     def build_and_cut(self: Any, config: Any) -> None:
-        model_class.__init__(self, config)
+        if skeleton is None:
+            model_class.__init__(self, config)
+        else:
+            skeleton.copy_into(self, config, start, end)
         needed.update(_needed_tensors(self, files.parts, start, end))
         cut(self, start, end)
         # transformers reads them once the model is built
@@ -71,6 +81,25 @@ def read_model(
         model = _materialise(files, cut_class, tensors, start, dtype)
     _check_finite(files, model, needed, start)
     return model
+
+
+class _Skeleton:
+    """The whole model without memory, from which models of single spans are copied. Its building takes a time that
+    grows with the number of all blocks, and is done once."""
+
+    def __init__(self) -> None:
+        self._whole: Any = None
+
+    def copy_into(self, model: Any, config: Any, start: int, end: int) -> None:
+        """Give `model`, in place of its `__init__`, what it would have: blocks outside of `[start, end)` are shared.
+
+        Called while transformers loads, since it decides the types and the device of what is built.
+        """
+        if self._whole is None:
+            self._whole = causal_lm_class(config)(config)
+        blocks = block_list(self._whole)[2]
+        shared = {id(block): block for block in (*blocks[:start], *blocks[end:])}
+        vars(model).update(copy.deepcopy(vars(self._whole), {id(self._whole): model, **shared}))
 
 
 def whole_model(files: ModelFiles) -> Any:
@@ -240,9 +269,10 @@ def read_quantized(
 ) -> Any:
     """Return a transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and
     `quantize`."""
-    model = empty_model(files, start, end)
+    model, skeleton = empty_model(files, start, end), _Skeleton()
     for block in range(start, end):
-        part = read_model(files, block, block + 1, dtype, held=_ends(model)).to(device).eval().requires_grad_(False)
+        part = read_model(files, block, block + 1, dtype, held=_ends(model), skeleton=skeleton)
+        part = part.to(device).eval().requires_grad_(False)
         quantize(part, block_list(part)[2], bits)
         _put(part, model, block - start)
     check_whole(files, model)

@@ -20,6 +20,7 @@ from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 
 def weight_bytes(span: Span) -> int:
@@ -50,6 +51,24 @@ def test_load_with_few_bits_takes_less_and_stays_close(llama_dir: Path, bits: Bi
     x = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
     expected = outputs(exact, x)
     assert (outputs(small, x) - expected).norm() <= error * expected.norm()
+
+
+def test_load_builds_as_often_for_many_blocks_as_for_few(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, built = open_model(llama_dir), 0
+    init = LlamaDecoderLayer.__init__
+
+    def count(self: LlamaDecoderLayer, config: Any, layer_idx: int) -> None:
+        nonlocal built
+        built += 1
+        init(self, config, layer_idx)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "__init__", count)
+    numbers = []
+    for end in (1, files.num_blocks):
+        built = 0
+        load_span(files, 0, end, bits="int8")
+        numbers.append(built)
+    assert numbers[0] == numbers[1] > 0
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])

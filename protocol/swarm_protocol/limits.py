@@ -28,7 +28,7 @@ MAX_HELLO_BYTES = 512
 MAX_FAILURE_BYTES = 16 * 2**10
 # A terminal shows about 100 columns; ten such lines are enough for any cause.
 MAX_FAILURE_TEXT_CHARS = 1000
-# A member list of a full group.
+# Half of a full group; further members are left out.
 MAX_FAILURE_PEERS = 128
 # A peer that is refused for longer than an hour should look for another one instead.
 MAX_RETRY_AFTER_S = 3600.0
@@ -146,8 +146,8 @@ MAX_PHASE_NAME_BYTES = 32
 MAX_MEASURED_S = 86_400.0
 # 8 Tbit/s, more than any link has; it keeps the logarithms and sums of claims finite.
 MAX_LINK_BYTES_PER_S = 2.0**40
-# The members that one member says of in a round how fast it heard them: those of the usual largest group. More would
-# not fit a record beside the longest refusals.
+# Members whose rates one member reports in a round: those of the usual largest group. More would not fit a record
+# beside the longest refusals.
 MAX_REPORTED_RATES = 16
 # The members whose held-out scores a record tells, the lowest first, for the same reason.
 MAX_REPORTED_SCORES = 16
@@ -227,7 +227,7 @@ MAX_END_IDS = 128
 MAX_VOCAB = 2**20
 # A JSON schema of a hundred tools. Compiling takes about a second for so much.
 MAX_GRAMMAR_BYTES = 64 * 2**10
-# A token that a cut made impossible has minus infinity, which is cut to this.
+# A token that top-k or top-p excluded has minus infinity, which is replaced by this.
 MAX_LOGPROB = 1e6
 # tokenizer.json of a vocabulary of 256k is 33 MB in one of the largest; all of a model's small files are one message.
 MAX_MODEL_FILE_BYTES = 48 * 2**20
@@ -235,7 +235,7 @@ MAX_MODEL_FILE_BYTES = 48 * 2**20
 MAX_MODEL_FILES = 16
 # The largest published models have some 200 files of weights.
 MAX_WEIGHT_FILES = 1024
-# 64 TiB, beyond any file system's habit; an index of a chunk in it fits 32 bits.
+# 64 TiB, more than any model's file; an index of a chunk in it fits 32 bits.
 MAX_WEIGHT_FILE_BYTES = 2**46
 # The small files, the index of the weights, and room for what tokenizers to come may need.
 MAX_MANIFEST_FILES = 32
@@ -277,7 +277,7 @@ MAX_PART_VALUES = 2**34
 MAX_LEAVES = 2**18
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
-# Outer steps that a newcomer may have to prove itself: years of days.
+# Outer steps that a newcomer may have to prove itself: nearly three years at a step a day.
 MAX_PROBATION_STEPS = 1000
 # Outer steps for which a run may remember a proven member that is away.
 MAX_ABSENCE_STEPS = 10_000
@@ -287,7 +287,8 @@ MAX_REVOKED_INVITERS = 16
 MAX_RUN_REVOCATION_BYTES = 2 * 2**10
 # Newcomers that one group lets in by an invitation or by vouches; others wait for the next one.
 MAX_CREDENTIALS = 32
-# Members that the reports of one group demote, each report an equal share, with 54 bytes each; others the next ones.
+# Members that the reports of one group demote, each report an equal share, with 54 bytes each. Reports of later steps
+# demote the others.
 MAX_DEMOTED = 256
 # Members that vouch for one newcomer.
 MAX_VOUCHERS = 4
@@ -330,7 +331,7 @@ MAX_SERVED_EVIDENCE_BYTES = 16 * 2**20
 MAX_SHOWN_DRAWS = 4096
 # Leaves of one member's slice that its validator shows.
 MAX_SHOWN_LEAVES = 16
-# And the run's file, at most 64 KiB.
+# The evidence, and the run's file, which has at most 64 KiB.
 MAX_EVIDENCE_FILE_BYTES = MAX_EVIDENCE_BYTES + 65 * 2**10
 # Members of a run that are banned at one time: more peers than four full groups.
 MAX_BANS = 1024

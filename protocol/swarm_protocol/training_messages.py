@@ -163,13 +163,13 @@ class Contribution(Checked):
 class Ready(wire.WireMessage):
     """A member tells the coordinator that it holds `state_digest`, and what it contributes.
 
-    `accused` are members that failed in an earlier attempt at this step. `lock` is the highest lock that the member
-    holds at this step, with `origin`, the signed group that its outcome is from: the outcome may have been committed,
-    so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
-    the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
-    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment`,
-    `steps_left`, `credentials`, `demoted`, `effects` and `discounted` are those of the `Contribution`. `revocation` is
-    one of the author's that the state does not know yet.
+    `accused` are peers that broke the protocol at this step, or could not be reached. `lock` is the highest
+    lock that the member holds at this step, with `origin`, the signed group that its outcome is from: the outcome may
+    have been committed, so it takes precedence. `signature` is of the report as a group carries it, see
+    `contribution_of`. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
+    `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
+    `followers`, `newcomers`, `commitment`, `steps_left`, `credentials`, `demoted`, `effects` and `discounted` are those
+    of the `Contribution`. `revocation` is one of the author's that the state does not know yet.
     """
 
     PROTO = training_pb2.Ready

@@ -30,7 +30,7 @@ from swarm.training.member.held_out_effects import effect_of
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.trust.aggregators import get_aggregator
 from swarm.trust.kernels import Floats
-from swarm.trust.mixing import A_THIRD, get_mixing, leaf_beacon
+from swarm.trust.mixing import DEFAULT_LIAR_SHARE, get_mixing, leaf_beacon
 from swarm_compression import get_codec
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
@@ -62,7 +62,7 @@ class Rule:
     name: str
     aggregator: str = "centered_clip"
     mixing: str = "none"
-    liar_share: float = A_THIRD
+    liar_share: float = DEFAULT_LIAR_SHARE
     reach: float = 1.2
     momentum: float = 0.0
     from_last: bool = False

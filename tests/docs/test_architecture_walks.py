@@ -42,7 +42,7 @@ def assert_is_in(name: str, path: str) -> None:
 
 def test_walks_are_as_many_as_the_headline_says() -> None:
     assert len(WALKS) == 11
-    assert "## Eleven behaviours, hop by hop" in PAGE
+    assert "## Eleven behaviours, step by step" in PAGE
     assert "eleven behaviours followed" in written("explanation")["explanation/index.md"]
     assert set(WALKS) > set(NUM_FILES)
 

@@ -19,7 +19,7 @@ from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, is_checkpoint, load_newest, load_step, step_of, steps_in
-from swarm.training.state.export import export_hf, fetch_state
+from swarm.training.state.export import export_hf, fetch_named_state
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, PeerTimeout, RoundError
 from swarm_protocol.identity import Identity
@@ -174,7 +174,7 @@ async def newest_state(
             )
         try:
             digest = situation.proof.outcome.state_digest
-            return await fetch_state(network, run, digest, situation.holders, num_values)
+            return await fetch_named_state(network, run, digest, situation.holders, num_values)
         except RoundError:
             tries_left -= 1
             if not tries_left:

@@ -152,7 +152,7 @@ class AsyncClient(TextClient[Generation]):
 
         `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults. Of a
         share `spot_check` of the answers the servers' work is computed again by others; 0 for none. The others are
-        those of `ClientOptions`. Raises ConfigError without peers and for a publisher that is none, StartError.
+        those of `ClientOptions`. Raises ConfigError without peers and for an invalid publisher, StartError.
         """
         invitation, peers = given_invitation(invite), check_peers(peers)
         if invitation is not None:
@@ -173,7 +173,7 @@ class AsyncClient(TextClient[Generation]):
             yield client
 
     async def aclose(self) -> None:
-        """Close the connections to servers and end the tokenizers' processes. Close generations before."""
+        """Close the connections to servers and end the tokenizers' processes. Close generations first."""
         self._assets.close()
         await self.possession.close()
         self._end_watch()
@@ -273,9 +273,10 @@ class AsyncClient(TextClient[Generation]):
         to `x` over the same blocks; the model is frozen. Since they come over the network too, run the backward pass
         beside this client's loop: `await asyncio.to_thread(loss.backward)`. `codec` is raw (fp32) or bf16.
 
-        The death of servers, in between too, costs time only. Raises ConfigError for an unknown model, blocks or
-        shape and for numbers that are not finite, SessionError when blocks are missing or could not be computed,
-        PeerError when nobody answers or the call is too large for the servers; the backward pass does, too.
+        The death of servers, in between too, costs time only while other servers hold the blocks. Raises ConfigError
+        for an unknown model, blocks or shape and for numbers that are not finite, SessionError when blocks are missing
+        or could not be computed, PeerError when nobody answers or the call is too large for the servers; the backward
+        pass does, too.
         """
         from swarm.remote.gradient import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 

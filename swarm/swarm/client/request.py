@@ -60,7 +60,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request; without `max_tokens` the default that fits. Raises ConfigError for values without meaning."""
+    """A request; without `max_tokens` the default that fits. Raises ConfigError for invalid values."""
 
     model: str
     prompt: Prompt
@@ -114,7 +114,7 @@ class SamplingParams:
 
     `logit_bias` is by token id. Without a `seed` one is drawn for each generation. `grammar` or `json_schema` say what
     the text has to be. With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to
-    MAX_LOGPROBS). Raises ConfigError for values without meaning.
+    MAX_LOGPROBS). Raises ConfigError for invalid values.
     """
 
     temperature: float = 0.0
@@ -211,9 +211,10 @@ class TextClient(ABC, Generic[A]):
         which takes precedence; without either the likeliest token is taken each time.
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
-        whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning and
-        TypeError for an unknown keyword, here; and when iterated ConfigError for an unknown model or a prompt over the
-        context, SessionError when blocks are missing or were lost, PeerError when nobody answers.
+        whole text. A server's death costs a pause, and no token, while other servers hold the blocks. Raises
+        ConfigError for invalid values and TypeError for an unknown keyword, here; and when iterated ConfigError for an
+        unknown model or a prompt over the context, SessionError when blocks are missing or were lost, PeerError when
+        nobody answers.
         """
         if not isinstance(sampling, SamplingParams | None):
             raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")

@@ -25,7 +25,7 @@ from swarm.trust.kernels import Doubles, Whole, matrix_product, squared_distance
 
 MOST_LIARS = 0.49
 """No rule holds with half of the weight or more."""
-A_THIRD = 0.34
+DEFAULT_LIAR_SHARE = 0.34
 """The default of `liar_share`. Votes hold with fewer than a third of liars, so a bound on fewer than that protects
 nothing; as 0.34 one of three members, too, can be a liar."""
 
@@ -78,7 +78,7 @@ class NearestNeighbours(Mixing):
     name: ClassVar[str] = "nearest_neighbours"
     needs_products: ClassVar[bool] = True
 
-    liar_share: float = A_THIRD
+    liar_share: float = DEFAULT_LIAR_SHARE
     reach: float = 1.2
 
     def mix(self, weights: Sequence[int], products_LMM: Doubles, _beacons: Sequence[bytes], /) -> MixedSlices:
@@ -106,7 +106,7 @@ class Bucketing(Mixing):
     name: ClassVar[str] = "bucketing"
     needs_products: ClassVar[bool] = False
 
-    liar_share: float = A_THIRD
+    liar_share: float = DEFAULT_LIAR_SHARE
 
     def mix(self, weights: Sequence[int], _products_LMM: Doubles, beacons: Sequence[bytes], /) -> MixedSlices:
         num_members = len(weights)

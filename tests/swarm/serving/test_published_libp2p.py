@@ -53,7 +53,7 @@ def test_libp2p_only_servers_that_prove_the_publisher_s_files_answer(
                 await serve(f"n{number}", "strange", 0, 6)
             liar, server = await serve("liar", "honest", 0, 6)
             assert server.deployed is not None
-            # what a server has that announces the publisher's manifest over files of its own
+            # as if the server announced the publisher's manifest but held other files
             trees = list(server.deployed.loaded.held.values())
             held = dict(zip(server.deployed.loaded.held, [*trees[1:], trees[0]], strict=True))
             server.deployed.loaded = replace(server.deployed.loaded, held=held)

@@ -41,12 +41,13 @@ def publish(
 ) -> PublishedManifest:
     """Sign the manifest of the model in `directory`, under `name`, as `identity`.
 
-    Returns the `earlier` one if all but the time is the same: with another digest the model would be another revision,
-    whose servers answer together with none of the servers that have it. Raises ConfigError for a model that cannot be
-    served or a name that none can have, IntegrityError for damaged files.
+    `origin` says where the model is from, and `on_bytes` is called as the weights are read. Returns the `earlier` one
+    if all but the time is the same: a new digest is a new revision, and servers of different revisions never work
+    together. Raises ConfigError for a model that cannot be served or a name that none can have, IntegrityError for
+    damaged files.
     """
     files = open_model(directory)
-    small = [directory / name for name in (*SMALL_FILES, INDEX) if (directory / name).is_file()]
+    small = [directory / file_name for file_name in (*SMALL_FILES, INDEX) if (directory / file_name).is_file()]
     shards = sorted(set(files.shards.values()))
     before, blocks, after = _block_ranges(files, shards)
     try:

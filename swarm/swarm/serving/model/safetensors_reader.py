@@ -24,6 +24,9 @@ def one_line(error: BaseException) -> str:
     return text_of(error)[:200]
 
 
+MAX_HEADER_BYTES = 32 << 20
+"""Some 200,000 tensors with long names. The library takes 100 MB, and Python's objects take several times as much."""
+
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -82,13 +85,21 @@ class StoredTensor:
         return torch.frombuffer(memory, dtype=self.dtype).reshape(self.shape)
 
 
+def _checked_size(header_bytes: int) -> int:
+    """Raises ValueError for a header that is too long."""
+    if header_bytes > MAX_HEADER_BYTES:
+        raise ValueError(f"its header claims {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
+    return header_bytes
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a file, by name, of whatever kind. Raises IntegrityError for a truncated file or none of
     this kind."""
     try:
-        with safe_open(path, framework="pt"), path.open("rb") as file:  # the library checks sizes and offsets
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes))
+        with path.open("rb") as file:
+            header_bytes = _checked_size(int.from_bytes(file.read(8), "little"))
+            with safe_open(path, framework="pt"):  # the library checks sizes and offsets
+                header = json.loads(file.read(header_bytes))
     except (SafetensorError, OSError, ValueError) as error:
         raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
     header.pop("__metadata__", None)

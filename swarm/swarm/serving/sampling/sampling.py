@@ -75,7 +75,7 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Says how the tokens of an answer are drawn, and what ends it. Raises ConfigError for values without meaning.
+    """Says how the tokens of an answer are drawn, and what ends it. Raises ConfigError for invalid values.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 cut nothing. Presence and frequency penalties count
     the answer's tokens, the repetition penalty (Keskar et al. 2019, arXiv 1909.05858) the prompt's as well.

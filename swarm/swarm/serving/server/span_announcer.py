@@ -1,7 +1,7 @@
 """Announce what a server serves: its span, its measured times, its load and the rate of its tokens.
 
 `SpanAnnouncer.run` publishes whenever the load has changed, and measures the blocks again while they are idle.
-It is a task of the server that owns it.
+`SpanAnnouncer.run` is a task of the server that owns it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK_S = 1.0
 class RecentRate:
     """The rate of a count that was 0 at `now`, in seconds of any clock.
 
-    A caller that asks less often than every WINDOW_S sees further back.
+    A caller that asks less often than every WINDOW_S gets the rate over a longer window.
     """
 
     def __init__(self, now: float) -> None:

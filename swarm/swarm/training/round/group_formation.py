@@ -297,7 +297,7 @@ def absent_members(state: RoundState) -> tuple[str, ...]:
     roster = set(state.setup.roster)
     reports = Counter(peer for by, each in present.items() if by in roster for peer in each.accused)
     gone = {peer for peer, count in reports.items() if 3 * count > len(roster)}
-    expected = roster_left(state) | (set(state.setup.clusters.promoted) - state.faults.peers)
+    expected = roster_left(state) | (set(state.setup.clusters.promoted) - state.faults.failed)
     return tuple(sorted(expected - present.keys() - mine - gone))
 
 

@@ -1,6 +1,6 @@
 """Holds what a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
 
-Values and pure functions. See `state_machine` for what the phases mean.
+Values and pure functions. `state_machine` explains the phases.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class RoundSetup:
     `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
     `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
-    seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
-    says that too few are.
+    seconds: a coordinator waits `grace_s` at least for more once enough members are ready (see `grace_after`), and a
+    group that does not form is given up after `patience_s`. A reduction has `reduce_s`, and each vote `vote_s`.
+
     `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
     say who is on probation, and `held_out` whose work counts for less. `bytes_per_s` is this member's bandwidth (see
     `peer_connections`). `order` is the author's last resume order as it was signed, and `sequence` its number; empty
@@ -135,7 +136,8 @@ class Faults:
     doubted: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def peers(self) -> set[str]:
+    def failed(self) -> set[str]:
+        """The peers that broke the protocol or could not be reached: the `accused` of this member's report."""
         return self.accused.keys() | self.unreachable.keys()
 
 
@@ -177,7 +179,7 @@ class Voting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """One member's state of one step. The fields from `coordinator` on belong to the attempt.
+    """One member's state of one step. `begin_attempt` resets `phase` and the fields from `coordinator` on.
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
     contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the peers that have
@@ -215,15 +217,15 @@ Transition: TypeAlias = tuple[RoundState, list[Action]]
 def with_coordinator(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
-    The coordinator is a member of the roster, which is the same for all, so that all agree. Where none of it is left,
-    as at a run's beginning, it is one of the peers seen lately.
+    The coordinator is a member of the roster, which is the same for all, so that all agree. Where no member of it is
+    left, as at a run's beginning, it is one of the peers seen lately.
     """
-    candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.setup.me}
+    candidates = roster_left(state) or (set(state.known) - state.faults.failed) | {state.setup.me}
     return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
 
 
 def roster_left(state: RoundState) -> set[str]:
-    return set(state.setup.roster) - state.faults.peers
+    return set(state.setup.roster) - state.faults.failed
 
 
 def is_waiting(state: RoundState) -> bool:
@@ -261,7 +263,7 @@ def contribution_to_report(setup: RoundSetup, contribution: Contribution | None)
 def own_report(state: RoundState) -> Ready:
     mine = contribution_to_report(state.setup, state.mine)
     # a report has room for a limited number, and those of earlier rosters matter least
-    accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.setup.roster, peer))
+    accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
     return Ready(
         run=state.setup.run,
         step=state.setup.step,

@@ -31,7 +31,15 @@ from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule
 from swarm.trust.aggregator import Aggregator
 from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameters_of
-from swarm.trust.mixing import A_THIRD, MOST_LIARS, NO_MIXING, Mixing, NearestNeighbours, get_mixing, mixing_names
+from swarm.trust.mixing import (
+    DEFAULT_LIAR_SHARE,
+    MOST_LIARS,
+    NO_MIXING,
+    Mixing,
+    NearestNeighbours,
+    get_mixing,
+    mixing_names,
+)
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
@@ -80,11 +88,11 @@ class RunConfig:
         0.0,
         0.0,
         86400.0,
-        "An interval also ends after so many seconds, so that slow members bring what they can; 0: no limit.",
+        "An interval also ends after this many seconds, so that slow members bring what they can; 0: no limit.",
     )
     # more fragments than most models have layers; a fragment of a few layers is already small
     fragments: int = whole(
-        1, 1, 64, "Each outer step moves one of so many parts of the model, in turn (Streaming DiLoCo); 1: all of it."
+        1, 1, 64, "Each outer step moves one of this many parts of the model, in turn (Streaming DiLoCo); 1: all of it."
     )
     overlap_steps: int = whole(
         0, 0, 100_000, "Inner steps that members take while a round is under way; 0: they wait for it."
@@ -119,18 +127,18 @@ class RunConfig:
         implied=NO_MIXING,
     )
     liar_share: float = number(
-        A_THIRD,
+        DEFAULT_LIAR_SHARE,
         0.0,
         MOST_LIARS,
         "The most that liars may have of a round's work. How much is mixed follows from it and from the group's size; "
         "votes hold with fewer than a third of liars.",
-        implied=A_THIRD,
+        implied=DEFAULT_LIAR_SHARE,
     )
     neighbour_reach: float = number(
         1.2,
         1.0,
         100.0,
-        "nearest_neighbours also takes in those that are at most so many times as far away as the farthest of the "
+        "nearest_neighbours also takes in those that are at most this many times as far away as the farthest of the "
         "nearest 1 - liar_share. 1: none beyond these.",
         implied=1.2,
     )
@@ -144,7 +152,7 @@ class RunConfig:
     )
     admission: tuple[str, ...] = setting(
         (),
-        "The peer ids that may contribute; empty: anyone may.",
+        'The peer ids that may contribute; empty: anyone may (unless invitations = "required").',
         are_peers,
         "use a list of distinct peer ids, or leave it out",
     )
@@ -153,7 +161,7 @@ class RunConfig:
         0.0,
         0.5,
         "Share of the members' intervals that another member, drawn by the step's outcome, computes once more. Members "
-        "that sent something else are banned. 0: none.",
+        "that sent something else are banned. 0: none. validation_interval is another thing: the held-out loss.",
         implied=0.0,
     )
     validation_tolerance: float = number(
@@ -175,7 +183,7 @@ class RunConfig:
         4,
         0,
         limits.MAX_PROBATION_STEPS,
-        "Outer steps to which who joins a run under way must contribute before it counts fully: until then its work "
+        "Outer steps that a node joining a running run must contribute to before it counts fully: until then its work "
         "counts for less, and its votes not at all. Never more than the run has made when it joins, so that those who "
         "begin a run count at once. Not for the peers of admission. 0: everybody counts fully at once.",
         implied=0,
@@ -198,7 +206,7 @@ class RunConfig:
     invitations: str = setting(
         "welcome",
         "What invitations of the author and the inviters, and vouches of members, are good for. welcome: whoever has "
-        "one skips probation. required: besides the peers of admission, nobody else may contribute. none: nothing. "
+        "one skips probation. required: only peers with one, and those of admission, may contribute. none: nothing. "
         "With admission, only required lets others in.",
         lambda value: value in INVITATIONS,
         f"use one of {', '.join(INVITATIONS)}",
@@ -223,7 +231,7 @@ class RunConfig:
         0,
         limits.MAX_VOUCHERS,
         "Members that have to vouch for a newcomer, each of which counts fully and has contributed to probation_steps "
-        "outer steps. Who vouched for a member that is convicted later begins its own probation again. 0: none can.",
+        "outer steps. A member that vouched for one later convicted is on probation again. 0: none can.",
         implied=0,
     )
     vouch_budget: int = whole(
@@ -248,14 +256,14 @@ class RunConfig:
         "use true or false",
         implied=False,
     )
-    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
-    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
+    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs this many members.")
+    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most this many members.")
     cluster_size: int = whole(
         8,
         1,
         limits.MAX_GROUP_MEMBERS,
-        "Trainers beyond max_group: each member of a round brings the work of a cluster of so many, itself included. "
-        "So max_group * cluster_size can train. 1: max_group.",
+        "Trainers beyond max_group: each member of a round brings the work of a cluster of this many, itself included. "
+        "So max_group * cluster_size can train. 1: no clusters.",
         implied=1,
     )
     quorum_grace_s: float = number(
@@ -270,7 +278,7 @@ class RunConfig:
         0.0,
         MAX_MAJORITY_S,
         "Seconds that a round waits for two thirds of the last step's members. Then a majority of them is enough, and "
-        "members that lie are not withstood any more; 0: never.",
+        "the run no longer withstands lying members; 0: never.",
         implied=60.0,
     )
     validation_interval: int = whole(
@@ -278,7 +286,7 @@ class RunConfig:
         0,
         10_000_000,
         "Outer steps between two measurements of the loss on held-out data; 0: only before the first and after the "
-        "last step.",
+        "last step. validation_rate is another thing: the recomputation of intervals.",
         implied=10,
     )
     model: Mapping[str, Any] = field(
@@ -299,7 +307,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig, metadata=describe("What is trained on."))
     inner: InnerConfig = field(default_factory=InnerConfig, metadata=describe("The optimizer of each member."))
     outer: OuterConfig = field(
-        default_factory=OuterConfig, metadata=describe("What is made of the group's mean pseudo-gradient.")
+        default_factory=OuterConfig, metadata=describe("What is made of the group's aggregated pseudo-gradient.")
     )
     aggregation: Mapping[str, float] = field(
         default_factory=dict,

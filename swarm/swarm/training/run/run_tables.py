@@ -116,8 +116,8 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Says what a run trains on, and as which tokens. Empty revisions mean the newest ones, an empty `digest` any
-    data."""
+    """Says what a run trains on, and how that becomes tokens. Empty revisions mean the newest ones, an empty `digest`
+    any data."""
 
     source: str = choice(
         "python-stdlib",
@@ -126,10 +126,10 @@ class DataConfig:
         "lines, parquet or arrow), or a data set of the Hugging Face hub.",
     )
     hub_id: str = setting("", 'OWNER/NAME of the data set, with source = "hub".')
-    hub_config: str = setting("", "Which of its configurations, if it has several.")
-    split: str = setting("train", "Which split of it.", _is_column, _COLUMN_RULE)
+    hub_config: str = setting("", "Which of the data set's configurations, if it has several.")
+    split: str = setting("train", "Which of the data set's splits.", _is_column, _COLUMN_RULE)
     text_key: str = setting(
-        "text", "Which column of it, or key of JSON lines, holds the text.", _is_column, _COLUMN_RULE
+        "text", "Which column of the data set, or key of JSON lines, holds the text.", _is_column, _COLUMN_RULE
     )
     revision: str = setting("", "Its branch, tag or commit; run sign puts the commit in its place.", implied="")
     tokenizer: str = setting(
@@ -189,8 +189,8 @@ class InnerConfig:
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
     fresh_moments: bool = setting(
         False,
-        "The optimizer's moments begin anew with each interval, which then follows from state, lease and these "
-        "settings alone; for validation_rate.",
+        "Reset the optimizer's moments at each interval, so that it depends only on state, lease and settings. "
+        "Required for validation_rate.",
         lambda value: isinstance(value, bool),
         "use true or false",
         implied=False,
@@ -203,14 +203,13 @@ class InnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """Says what a run makes of the group's mean pseudo-gradient, see `apply_outer_step`. "average" leaves the other
-    settings unused.
-
-    The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
-    """
+    """Says what a run makes of the group's aggregated pseudo-gradient, see `apply_outer_step`. "average" leaves the
+    other settings unused."""
 
     optimizer: str = choice(
-        "nesterov", _OUTER_OPTIMIZERS, f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the mean as it is."
+        "nesterov",
+        _OUTER_OPTIMIZERS,
+        f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the aggregate as it is.",
     )
     learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of Nesterov.")
     momentum: float = number(

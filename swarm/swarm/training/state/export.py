@@ -1,6 +1,7 @@
-"""A run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. No state.
+"""A run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. Keeps nothing
+between calls.
 
-`fetch_state` gets the certified state from a run's members, and `export_hf`, which blocks, writes the directory.
+`fetch_named_state` gets the certified state from a run's members, and `export_hf`, which blocks, writes the directory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from swarm.training.state.state_transfer import Fetcher
 MAX_SHARD_BYTES = 4 << 30
 
 
-async def fetch_state(
+async def fetch_named_state(
     network: Network, run: SignedRun, digest: bytes, holders: Sequence[str], num_values: int
 ) -> ReplicaState:
     """Fetch the state named `digest`, which has `num_values` parameters, from `holders`, checked against its name.

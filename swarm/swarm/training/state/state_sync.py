@@ -14,7 +14,7 @@ which then sees that its own result of the same parts differs, and fetches the c
 left and their results differ, neither can tell which one is damaged, and neither can go on. So each compares its state
 with the committed digest after a failed attempt, and repairs what differs (`repair_if_damaged`).
 
-No state.
+Keeps nothing between calls.
 """
 
 from __future__ import annotations

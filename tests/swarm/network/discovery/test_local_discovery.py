@@ -211,7 +211,7 @@ def test_local_addrs_are_those_listened_on_whatever_is_announced() -> None:
     assert local_addrs(("/ip4/192.168.1.5/tcp/7",), [], here) == ("/ip4/192.168.1.5/tcp/7",)
 
 
-class World:
+class FakePeerTable:
     """A table of peers, and who can be reached."""
 
     def __init__(self, *reachable: int) -> None:
@@ -241,7 +241,7 @@ class World:
 
 def test_local_peer_that_is_there_is_met_once() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
-        node, world = host(lan, 1), World(2)
+        node, world = host(lan, 1), FakePeerTable(2)
         tasks.create_task(node.run())
         tasks.create_task(LocalPeers(node, world, world.reach, world.on_met).run())
         tasks.create_task(host(lan, 2).run())
@@ -254,7 +254,7 @@ def test_local_peer_that_is_there_is_met_once() -> None:
 
 def test_liars_make_a_node_dial_no_more_than_a_few_and_hide_nobody() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
-        node, world = host(lan, 1), World(2)
+        node, world = host(lan, 1), FakePeerTable(2)
         tasks.create_task(node.run())
         tasks.create_task(LocalPeers(node, world, world.reach, world.on_met).run())
         tasks.create_task(host(lan, 2).run())

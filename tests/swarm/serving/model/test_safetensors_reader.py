@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from swarm.serving.model.safetensors_reader import stored_tensors
+from swarm.serving.model.safetensors_reader import MAX_HEADER_BYTES, read_header, stored_tensors
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 DTYPES = (
@@ -18,6 +18,13 @@ DTYPES = (
     torch.bool,
     torch.float8_e4m3fn,
 )
+
+
+def test_header_that_claims_more_than_is_allowed_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+    with pytest.raises(IntegrityError, match="its header claims"):
+        read_header(path)
 
 
 def test_stored_tensors_are_those_that_were_saved(tmp_path: Path) -> None:

@@ -381,7 +381,7 @@ def test_member_goes_on_without_a_coordinator_that_keeps_it_waiting_or_puts_it_o
     (notice,) = actions
     assert isinstance(notice, GiveUp)
     assert notice.missing == (coordinator,)
-    assert not state.faults.peers, "its interval may have taken so long"
+    assert not state.faults.failed, "its interval may have taken so long"
     state, (ask,) = step(state, Tick(), now + 1.0)
     assert isinstance(ask, Ask)
     assert (ask.ready.attempt, ask.peer) == (1, coordinator_of(attempt_beacon("run", DIGEST, 5, 1), (A, B, C, D)))
@@ -476,7 +476,7 @@ def test_member_whose_credential_expires_reports_without_it_and_in_another_attem
     (notice,) = actions
     assert isinstance(notice, GiveUp)
     assert (notice.reason, notice.missing) == (OWN_EXPIRED, ())
-    assert not state.faults.peers
+    assert not state.faults.failed
     state, actions = step(state, Tick(), 100.0)
     (ask,) = actions
     assert isinstance(ask, Ask)
@@ -515,7 +515,7 @@ def test_founder_whose_invitation_has_expired_signs_no_group_and_has_the_others_
     assert isinstance(notice, GiveUp)
     assert (notice.reason, notice.missing) == (UNINVITED, ())
     assert replies == [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=1)) for peer in others]
-    assert not state.faults.peers
+    assert not state.faults.failed
 
 
 def test_founder_without_an_invitation_begins_no_run_alone_and_says_why_after_a_while() -> None:

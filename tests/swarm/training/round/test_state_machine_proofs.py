@@ -66,7 +66,7 @@ def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_
     (show,) = [each for each in actions if isinstance(each, ShowEvidence)]
     assert set(show.peers) == {COORDINATOR, ME, HONEST}
     assert not any(isinstance(each, Reduce) for each in actions)
-    assert COORDINATOR not in state.faults.peers, "it may not have the evidence"
+    assert COORDINATOR not in state.faults.failed, "it may not have the evidence"
 
 
 def test_convicted_member_is_told_so_waited_for_by_nobody_and_in_no_group() -> None:
@@ -92,7 +92,7 @@ def test_convicted_coordinator_is_asked_no_more() -> None:
 
 def test_conviction_outlives_the_step() -> None:
     state = machine.begin(setup(), accused={}, convicted=frozenset({LIAR}))
-    assert LIAR in state.faults.peers
+    assert LIAR in state.faults.failed
     assert machine.step(state, PROOF, 1.0) == (state, [])
 
 

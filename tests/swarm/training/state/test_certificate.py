@@ -95,7 +95,7 @@ def test_check_certificate_with_fewer_votes_is_refused() -> None:
         STRANGER.check_certificate(certify(signed, SIGNERS[:2]), NOW)
 
 
-def test_check_certificate_counts_neither_strangers_nor_votes_for_something_else() -> None:
+def test_check_certificate_with_votes_of_strangers_or_for_something_else_is_refused() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     other, outcome = SIGNERS[1].sign_group(make_group(), NOW), make_outcome(signed)
     own = Certificate.from_bytes(certify(signed, SIGNERS[:2]))
@@ -265,10 +265,10 @@ def test_certificate_of_a_first_group_with_a_member_that_was_not_invited_is_refu
 ) -> None:
     """Keys could otherwise begin a run that requires invitations, without any member that refuses them."""
     author, genesis = Identity(b"author".ljust(32)), b"g" * 32
-    word = invite_to_run(author, "run", network_id="test", now=NOW - 10, lifetime_s=600.0, max_uses=2)
+    invitation = invite_to_run(author, "run", network_id="test", now=NOW - 10, lifetime_s=600.0, max_uses=2)
 
     def founder(place: int) -> Contribution:
-        shown = credential_of([word], PEERS[place], "run", network_id="test", now=NOW)
+        shown = credential_of([invitation], PEERS[place], "run", network_id="test", now=NOW)
         assert shown is not None
         newcomers = changes.get("newcomers", ()) if place == 0 else ()
         return Contribution(
@@ -417,7 +417,7 @@ def test_check_origin_with_other_bytes_or_another_number_of_parts_is_refused() -
         STRANGER.check_origin(first.data, make_outcome(first, num_parts=3), 3, bytes(32), NOW)
 
 
-def test_rank_prefers_more_steps_then_later_admissions_then_larger_groups() -> None:
+def test_rank_prefers_more_steps_then_later_attempts_of_rounds_that_only_admit_then_larger_groups() -> None:
     def rank(step: int, attempt: int, tokens: int, members: int) -> tuple[int, int, int, bytes]:
         chosen = tuple(
             Contribution(peer_id=each.peer_id, num_tokens=tokens, num_samples=tokens, loss=0.0)

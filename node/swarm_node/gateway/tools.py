@@ -48,6 +48,8 @@ class ToolCallFinder:
         self.num_found = 0
         self._names = names
         self._held = ""
+        self._num_searched = 0  # characters of the call that is held, to the end of the last CLOSING in a string
+        self._num_quotes = 0  # in these
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Return what has become certain. Text that may begin a call is held back, up to MAX_TOOL_CALL_CHARS of it."""
@@ -65,6 +67,7 @@ class ToolCallFinder:
             shown = self._cut(len(self._held) - _num_undecided(self._held))
         elif len(self._held) - start > http_limits.MAX_TOOL_CALL_CHARS:
             shown = self._cut(len(self._held))
+            self._num_searched = self._num_quotes = 0
         else:
             shown = self._cut(len(self._held[:start].rstrip()))
         return [*found, shown] if shown else found
@@ -82,13 +85,16 @@ class ToolCallFinder:
         return [held] if held.strip() or (held and not self.num_found) else []
 
     def _closing(self, begin: int) -> int:
-        """Return where the call whose JSON begins at `begin` is closed, or -1. Within a string nothing closes it."""
-        num_quotes = 0
-        while (end := self._held.find(CLOSING, begin)) >= 0:
-            num_quotes += _ESCAPED.sub("", self._held[begin:end]).count('"')
-            if num_quotes % 2 == 0:
+        """Return where the call whose JSON begins at `begin` is closed, or -1. Within a string nothing closes it.
+
+        Each character of a held call is looked at once: else each token of a long one would cost milliseconds.
+        """
+        while (end := self._held.find(CLOSING, begin + self._num_searched)) >= 0:
+            self._num_quotes += _ESCAPED.sub("", self._held[begin + self._num_searched : end]).count('"')
+            if self._num_quotes % 2 == 0:
+                self._num_searched = self._num_quotes = 0
                 return end
-            begin = end + len(CLOSING)
+            self._num_searched = end + len(CLOSING) - begin
         return -1
 
     def _cut(self, length: int) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from support.text_models import byte_tokenizer
+from support.work_count import num_lines
 from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.tools import CLOSING, OPENING, CallableTool, ToolCall, ToolCallFinder, calls_grammar
@@ -185,7 +186,10 @@ def test_incomplete_message_is_refused(message: dict[str, object]) -> None:
     converse(ScriptedClient(), conversation)
 
 
-@given(st.lists(st.sampled_from([CALL, OPENING, CLOSING, "<tool", "a", " ", "\n", "<", "{}"]), max_size=8), st.data())
+@given(
+    st.lists(st.sampled_from([CALL, OPENING, CLOSING, "<tool", "a", " ", "\n", "<", "{}", '"', "\\"]), max_size=8),
+    st.data(),
+)
 def test_finder_says_the_same_however_the_text_is_cut(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
@@ -211,6 +215,19 @@ def test_finder_gives_up_a_call_that_does_not_end(monkeypatch: pytest.MonkeyPatc
     finder = ToolCallFinder({"weather"})
     assert "".join(map(str, finder.push(OPENING + "x" * 200))) == OPENING + "x" * 200
     assert finder.push("on") == ["on"]
+
+
+def test_finder_looks_once_at_what_a_held_call_says() -> None:
+    """Else each token of a long call would cost a gateway what the whole call does."""
+    finder = ToolCallFinder({"weather"})
+    finder.push(OPENING + '{"name": "weather", "arguments": {"city": "')
+    assert finder.push("x") == []
+    few = num_lines(lambda: finder.push("x"))
+    assert finder.push(CLOSING * 1000) == []
+    assert num_lines(lambda: finder.push("x")) == few
+    [call] = finder.push('"}}' + CLOSING)
+    assert isinstance(call, ToolCall)
+    assert call.arguments == f'{{"city": "xx{CLOSING * 1000}x"}}'
 
 
 # as pydantic's models say it

@@ -213,53 +213,91 @@ def _with_rates(send: Send, limiter: RateLimiter) -> Send:
 
 
 class BodyLimit:
-    """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time.
+    """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES` or of over MAX_HTTP_VALUES values, 408 for one
+    that does not arrive in time, 429 for a large one while those of others fill MAX_ARRIVING_BYTES.
 
     415 for one that is not declared as JSON: so no page in a browser can send one without asking first.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._num_arriving_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            body = await _read(scope, receive)
+            body = await self._read(scope, receive)
         except HttpError as error:
             await error(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
 
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Read the whole body; None if the client left before it was sent."""
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
+        _check_size(int(declared) if declared.isdigit() else 0)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(http_limits.HTTP_BODY_TIMEOUT_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    self._num_arriving_bytes += len(message.get("body", b""))
+                    _check_size(len(body))
+                    self._check_room(len(body))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise HttpError(
+                408,
+                f"the request's body did not arrive within {http_limits.HTTP_BODY_TIMEOUT_S:g} s",
+                code="request_timeout",
+            ) from None
+        finally:
+            self._num_arriving_bytes -= len(body)
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if body and kind != b"application/json":
+            raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
+        _check_values(body)
+        return bytes(body)
 
-async def _read(scope: Scope, receive: Receive) -> bytes | None:
-    """Read the whole body; None if the client left before it was sent."""
-    headers = dict(scope["headers"])
-    declared = headers.get(b"content-length", b"0")
-    _check_size(int(declared) if declared.isdigit() else 0)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(http_limits.HTTP_BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message.get("body", b"")
-                _check_size(len(body))
-                if not message.get("more_body", False):
-                    break
-    except TimeoutError:
+    def _check_room(self, num_bytes: int) -> None:
+        is_small = num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES
+        if not is_small and self._num_arriving_bytes > http_limits.MAX_ARRIVING_BYTES:
+            raise HttpError(
+                429,
+                "the gateway is receiving as many large requests as it may",
+                code="rate_limit_exceeded",
+                retry_after_s=http_limits.RETRY_AFTER_S,
+            )
+
+
+def _check_values(body: bytearray) -> None:
+    """Refuse a body of too many values before it is parsed, since one of two bytes takes up to a hundred of memory."""
+    most = http_limits.MAX_HTTP_VALUES
+    # JSON in UTF-8 has no zero byte; in UTF-16 what texts hold counts, too
+    if _num_values(body) > most and (b"\0" in body or _num_values(_without_texts(body, most)) > most):
         raise HttpError(
-            408,
-            f"the request's body did not arrive within {http_limits.HTTP_BODY_TIMEOUT_S:g} s",
-            code="request_timeout",
-        ) from None
-    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if body and kind != b"application/json":
-        raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
-    return bytes(body)
+            413,
+            f"the request's body has over {most} objects, lists and texts: send fewer",
+            code="request_too_large",
+        )
+
+
+def _num_values(body: bytes | bytearray) -> int:
+    return body.count(b"{") + body.count(b"[") + body.count(b'"') // 2
+
+
+def _without_texts(body: bytearray, most: int) -> bytes | bytearray:
+    """Return the body with nothing in its texts, unless these alone are more than `most`."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return unescaped if unescaped.count(b'"') > 2 * most else b'""'.join(unescaped.split(b'"')[::2])
 
 
 def _check_size(num_bytes: int) -> None:

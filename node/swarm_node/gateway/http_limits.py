@@ -7,6 +7,13 @@ from __future__ import annotations
 
 # A prompt of 128k tokens is about half a megabyte of text; JSON escapes may double it, chat parts add some.
 MAX_HTTP_BODY_BYTES = 4 * 2**20
+# Objects, lists and texts of a body: a thousand messages with a part and a call each have 30,000, and 128 tools of a
+# hundred fields 90,000. Each takes a microsecond or two of the loop, and up to 200 bytes for as long as it is answered.
+MAX_HTTP_VALUES = 2**17
+# Bodies that are on their way, of all callers together: those of all running requests at their bound. Small ones come
+# in addition, so that nobody with a few large ones keeps others out.
+MAX_ARRIVING_BYTES = 256 * 2**20
+SMALL_HTTP_BODY_BYTES = 64 * 2**10
 # Text beyond what fits the body cannot come; this names the field that is too long.
 MAX_PROMPT_CHARS = 2 * 2**20
 # Four megabytes on a slow uplink of 1 Mbit/s.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -266,6 +267,59 @@ def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: p
             assert response.json()["error"]["code"] == "request_too_large"
 
     converse(ScriptedClient(), conversation)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [
+        (["[]"] * 200, True),
+        (['{"":{}}'] * 70, True),
+        (['"a"'] * 200, True),
+        (['"' + "[{" * 200 + r"\"[\\" + '"'], False),
+        (["1"] * 1000, False),
+    ],
+)
+def test_body_of_too_many_values_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, values: list[str], is_refused: bool
+) -> None:
+    """Else 4 MB of `[],` or of small tool calls would take hundreds of megabytes, or a second of the loop."""
+    monkeypatch.setattr(http_limits, "MAX_HTTP_VALUES", 100)
+    content = f'{{"metadata": [{",".join(values)}]}}'
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for encoding in ("utf-8", "utf-16") if is_refused else ("utf-8",):
+            response = await openai._client.post(
+                f"{openai.base_url}completions",
+                content=content.encode(encoding),
+                headers={"content-type": "application/json"},
+            )
+            assert response.status_code == (413 if is_refused else 400)
+            assert ("objects, lists and texts" in response.text) == is_refused
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_large_bodies_that_arrive_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_limits, "MAX_ARRIVING_BYTES", 2000)
+    monkeypatch.setattr(http_limits, "SMALL_HTTP_BODY_BYTES", 1000)
+    body = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        begun = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(2)]
+        for _, writer in begun:
+            writer.write(head % len(body) + body[:-1])
+        statuses = [asyncio.ensure_future(reader.readline()) for reader, _ in begun]
+        [refused], [waiting] = await asyncio.wait(statuses, return_when=asyncio.FIRST_COMPLETED)
+        assert b" 429 " in refused.result()
+        await openai.completions.create(model="tiny", prompt="small ones come in addition")
+        begun[statuses.index(waiting)][1].write(body[-1:])
+        assert b" 200 " in await waiting
+        for _, writer in begun:
+            writer.close()
+            await writer.wait_closed()
+
+    converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
 
 
 def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

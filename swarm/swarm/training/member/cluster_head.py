@@ -95,6 +95,9 @@ class ClusterHead:
         if not self._takes(peer, credential):
             await stream.send(FollowReply(kind="full").to_bytes())
             return
+        if (former := self._seats.get(peer)) is not None:
+            # each stream can bring a whole vector, of which one counts
+            former.replies.put_nowait(PeerRefused("its work comes over another stream"))
         seat = self._seats[peer] = _Seat(credential=credential)
         seat.replies.put_nowait(FollowReply(kind="welcome"))
         if self._last is not None:

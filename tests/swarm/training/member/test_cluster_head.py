@@ -21,7 +21,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.standing.standings import TrainerStandings
 from swarm.training.trainer_events import OuterStep
 from swarm_compression import get_codec
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.training_messages import Contribution
 
@@ -163,6 +163,22 @@ def test_follower_that_sends_too_little_is_refused_by_its_head() -> None:
             await stream.finish()
             with pytest.raises(PeerViolation, match="too little"):
                 await heard(stream)
+
+    virtual_time.run(main())
+
+
+def test_follower_that_comes_again_is_served_over_its_newest_stream_alone() -> None:
+    """One that opens many could otherwise have its head keep a vector for each."""
+
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as former:
+            async with follower.following() as stream:
+                with pytest.raises(PeerRefused, match="another stream"):
+                    await heard(former)
+                await send_work(stream)
+                assert await heard(stream) == "committed"
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 3 * TOKENS
 
     virtual_time.run(main())
 

@@ -55,7 +55,7 @@ class ReportCalls:
     async def send(self, action: Ask) -> None:
         """Report to the coordinator until it decides."""
         await self._context.failpoints.reached("round.ready")
-        context, peer, num_bytes = self._context, action.peer, 0
+        context, peer = self._context, action.peer
         if action.was_missing and not await context.connections.answers(peer, MISSING_S):
             self._feed(Lost(peer=peer, reason=f"it was missing before, and answers nothing within {MISSING_S:.0f} s"))
             return
@@ -68,13 +68,12 @@ class ReportCalls:
                     # the coordinator would refuse the report, and seem to be gone
                     self._feed(CredentialsExpired(at=at))
                     return
-                num_bytes += len(request)
+                self.bytes_sent += len(request)
                 data = await context.network.call(peer, context.methods.ready, request, timeout_s=POLL_S + SILENT_S)
                 reply = ReadyReply.from_bytes(data)
             event = await self._event_of(peer, action.ready.attempt, reply)
         except SwarmError as error:
             event = Lost(peer=peer, reason=error.message)
-        self.bytes_sent += num_bytes
         self._feed(event)
 
     async def _event_of(self, peer: str, attempt: int, reply: ReadyReply) -> Event:

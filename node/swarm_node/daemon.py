@@ -263,7 +263,8 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
     await _look_around(node)
     way_in = _way_in("remembered peers", entry.remembered) or _way_in("nodes of the local network", entry.nearby)
     node.steps.done("peers", f"{node.num_peers} live, this one included{way_in}")
-    if node.config.peers and way_in:
+    own = f"/p2p/{node.network.peer_id}"  # an invitation that its owner's seed uses itself names that seed
+    if way_in and not all(peer.endswith(own) for peer in node.config.peers):
         others = "peers that it remembers" if entry.remembered else "nodes of the local network"
         node.emitter.emit(
             "warning",

@@ -21,6 +21,7 @@ from swarm_node.formatting import REPLACEMENT, plural
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import number, whole_number
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_invitation import check_right
 from swarm_node.storage.remembered_peers import join_addrs
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Conversation:
 def run(flags: Flags) -> int:
     config = flags.member()
     conversation = _conversation_of(flags)
+    check_right(config, "ask", "ask a model")
     peers = join_addrs(config)
     with uncollected():
         from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415

@@ -120,8 +120,14 @@ class StandbyRole(IdleRole):
     async def run(self, node: Node) -> None:
         node.activity.state = "idle"
         node.steps.done("takes", f"no work, because of {node.config.origin('take')}")
-        node.steps.done("standing by", "to work, restart this node without that, or with --run RUN or --model MODEL")
+        node.steps.done("standing by", f"to work, {_way_to_work(node.config)}")
         await node.work_end.leaving.wait()
+
+
+def _way_to_work(config: Config) -> str:
+    if config.invite is not None and not {"serve", "train"} & set(config.invite.terms.rights):
+        return "ask the network's owner for an invitation with the right to serve or to train"
+    return "restart this node without that, or with --run RUN or --model MODEL"
 
 
 POLL_S = 5.0

@@ -16,6 +16,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError, reason_of
 from swarm_protocol.network_invitation import (
     MAX_TEXT_CHARS,
+    RIGHTS,
     NetworkInvitation,
     Right,
     open_revocations,
@@ -51,8 +52,10 @@ def with_invitation(config: Config) -> Config:
 
 
 def check_right(config: Config, right: Right, to_do: str) -> None:
-    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for."""
-    if config.invite is not None and right not in config.invite.terms.rights:
+    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for. Who may
+    serve may ask, too."""
+    rights = config.invite.terms.rights if config.invite is not None else RIGHTS
+    if right not in rights and not (right == "ask" and "serve" in rights):
         raise ConfigError(
             f"this node's invitation does not have the right to {right}, which it needs to {to_do}",
             remedy="ask the network's owner for one that has it: swarm-node invite --rights",

@@ -279,6 +279,17 @@ def test_join_takes_only_work_that_its_invitation_allows(
         assert _within_rights(config).take == expected
 
 
+@pytest.mark.parametrize("command", [("chat", "story"), ("gateway",)])
+def test_commands_that_ask_say_at_once_that_the_invitation_lacks_the_right(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = OWNER.invite("train", seeds=(SEED,)).text()
+    assert cli.run([*command, "--invite", text, "--home", str(tmp_path)]) == 1
+    assert "this node's invitation does not have the right to ask" in capsys.readouterr().err
+    server = config_with(home=str(tmp_path), invite=OWNER.invite("serve", seeds=(SEED,)).text())
+    kept_invitation.check_right(server, "ask", "use the models of others, as a server may")
+
+
 @pytest.mark.parametrize("flaw", ["expired", "bound to another", "revoked"])
 def test_join_with_an_invitation_that_does_not_hold_ends_before_anything_is_measured(
     flaw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

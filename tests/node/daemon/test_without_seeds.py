@@ -34,9 +34,16 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
     assert isinstance(other_addrs, list)
     node.wait_for("ready")
     wait_until(lambda: remembers(node, other_id), "the node does not remember its peer", START_S)
+    wait_until(lambda: remembers(seed, other_id), "the seed does not remember its peer", START_S)
     seed.process.kill()
     node.process.kill()
     node.end()
+    again = start_light("seed", "--network-id", "orphans", "--peers", addrs[0], home="seed")
+    again.wait_for("ready")
+    assert any("joined through remembered peers" in str(event.get("detail")) for event in again.events)
+    assert not [event for event in again.events if event["event"] == "warning"], "its own address is no other peer"
+    again.process.kill()
+    again.end()
 
     given = start_light(*JOIN, "--peers", addrs[0], home="node")
     given.wait_for("ready")

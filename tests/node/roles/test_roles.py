@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from support.private_networks import Owner
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.server.capability import VolunteerOptions
@@ -25,6 +26,7 @@ from swarm_node.roles.volunteer import VolunteerRole
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.network_invitation import RIGHTS, Right
 from swarm_protocol.records import Reachability, TrainerRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
@@ -51,6 +53,16 @@ def test_volunteer_is_relayed_as_its_setting_says_and_a_seed_relays(relay: str) 
     told = config(peers=(FAR,), relay=relay)
     assert VolunteerRole(told).relay(told) == StandbyRole(told).relay(told) == relay
     assert SeedRole(told).relay(told) == "serve"
+
+
+@pytest.mark.parametrize(
+    ("rights", "way"), [(("join", "ask"), "ask the network's owner"), (RIGHTS, "restart this node")]
+)
+def test_node_without_work_says_only_what_leads_to_work(rights: tuple[Right, ...], way: str) -> None:
+    node = MagicMock(config=config(invite=Owner().invite(*rights), origins={"take": "--take"}), work_end=Shutdown())
+    node.work_end.request("Ctrl-C")
+    asyncio.run(StandbyRole(node.config).run(node))
+    assert node.steps.done.call_args.args[1].startswith(f"to work, {way}")
 
 
 def test_token_rate_is_over_the_last_seconds() -> None:

@@ -184,7 +184,7 @@ def named_model(flags: Flags) -> Path | HubId:
 
 def publish(flags: Flags) -> int:
     model, emitter, out = named_model(flags), Emitter(json=flags.json), flags.options["out"]
-    name = _name(flags.options["name"] or model.name)
+    name = publication_name(flags.options["name"] or model.name, "--name")
     if out is not None:
         _check_copy(out, model)
     identity, home = signing_identity(flags), Home(flags.home())
@@ -244,14 +244,14 @@ def _how(name: str, found: PublishedManifest | None, *, is_kept: bool) -> str:
     return "is published"
 
 
-def _name(name: str) -> str:
-    """Return the name to publish under. Raises UsageError for one that no model can have."""
+def publication_name(name: str, option: str) -> str:
+    """Return the name to publish under, which `option` gives. Raises UsageError for one that no model can have."""
     try:
         return check_name(name, "")
     except ValueError:
         raise UsageError(
-            f"--name: a model cannot be published as {name!r:.80}",
-            remedy=f"give --name at most {limits.MAX_NAME_BYTES} letters, digits and ._:@+-, such as --name story",
+            f"{option}: a model cannot be published as {name!r:.80}",
+            remedy=f"give {option} at most {limits.MAX_NAME_BYTES} letters, digits and ._:@+-, such as {option} story",
         ) from None
 
 

@@ -73,7 +73,7 @@ def sign(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
-    from swarm.training.run.run_file import InspectedRun, read_config, sign_file  # noqa: PLC0415
+    from swarm.training.run.run_file import InspectedRun, read_config, sign_file, signed_run_id  # noqa: PLC0415
     from swarm.training.run.settings import ImpossibleRun  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import data_pins, start_pins  # noqa: PLC0415
@@ -90,10 +90,13 @@ def sign(flags: Flags) -> int:
         raise ConfigError(message, remedy="correct what is listed above") from error
     interrupts.raise_in_command()
     pins = data_pins(config, settings, emitter, pin=flags.options["pin"], unpinned=flags.options["unpinned"])
+    before = signed_run_id(path)
     run = sign_file(path, identity, pins={**pins, **start_pins(config, settings, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
     _print_run(emitter, path, InspectedRun(config=run.config, run=run))
+    if before not in ("", run.run_id):
+        emitter.say(f"this file was {before} until now: nodes that joined that run go on with it")
     emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
     return 0
 
@@ -119,6 +122,10 @@ def export(flags: Flags) -> int:
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"{out} exists already", remedy="move it away, or choose another --out")
     name = flags.options["publish"]
+    if name:
+        from swarm_node.commands.models import publication_name  # noqa: PLC0415 - which other commands do not need
+
+        publication_name(name, "--publish")
     identity = signing_identity(flags) if name else None
     from swarm_node.commands.run_export import Publication, export_run  # noqa: PLC0415
 

@@ -107,7 +107,9 @@ def state(word: str) -> tuple[str, str]:
 def overview(view: Overview, width: int) -> Iterator[Line]:
     """Render the overview."""
     nodes = f"{plural(view.num_volunteers, 'volunteer')} among {plural(view.num_nodes, 'node')}"
-    yield _fitted(Text(f"{nodes}: {_counted(view.nodes_by_state)}"), width)
+    if num_leaving := view.nodes_by_state.get("leaving", 0):
+        nodes += f"; {num_leaving} more {'is' if num_leaving == 1 else 'are'} leaving"
+    yield _fitted(Text(nodes), width)
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
     period = "24 h" if view.turnover_since is None else f"since {_clock(view.turnover_since)}"
     turnover = f"{period}: {view.joins_24h} joined, {view.leaves_24h} left"

@@ -198,6 +198,21 @@ def test_sign_warns_of_settings_that_cannot_lose_a_member(author: Identity, caps
     assert "→ raise max_group" in err
 
 
+def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(TINY)
+    assert cli.run(["run", "sign"]) == 0
+    assert "until now" not in capsys.readouterr().err
+    before = load_checked_run(Path("run.toml")).run_id
+    text = Path("run.toml").read_text()
+    Path("run.toml").write_text(text.replace("max_group = 16", "max_group = 8"))
+    assert cli.run(["run", "sign"]) == 0
+    assert "until now" not in capsys.readouterr().err, "what was changed is no run's file any more"
+    before = load_checked_run(Path("run.toml")).run_id
+    author.generate().save(Path("other.key"))
+    assert cli.run(["run", "sign", "--identity", "other.key"]) == 0
+    assert f"this file was {before} until now" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -202,6 +202,17 @@ def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     assert "--checkpoint and --peers are both given" in capsys.readouterr().err
 
 
+def test_export_refuses_a_name_that_no_model_can_have_before_it_writes_anything(
+    run: SignedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
+    assert cli.run(["run", "export", "--out", "model", "--publish", "Bad Name/.."]) == cli.EXIT_USAGE
+    error, remedy = capsys.readouterr().err.strip().splitlines()
+    assert error == "error: --publish: a model cannot be published as 'Bad Name/..'"
+    assert remedy.startswith("  → give --publish at most ")
+    assert not Path("model").exists()
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
     run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeps: bool

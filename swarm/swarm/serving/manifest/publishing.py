@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_protocol import limits
+from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import (
@@ -46,6 +47,10 @@ def publish(
     together. Raises ConfigError for a model that cannot be served or a name that none can have, IntegrityError for
     damaged files.
     """
+    try:
+        check_name(name, "name")
+    except ValueError as error:
+        raise ConfigError(f"no model can be published as {name!r:.80}", remedy="choose another name") from error
     files = open_model(directory)
     small = [directory / file_name for file_name in (*SMALL_FILES, INDEX) if (directory / file_name).is_file()]
     shards = sorted(set(files.shards.values()))
@@ -70,7 +75,7 @@ def publish(
     except ValueError as error:
         raise ConfigError(
             f"{directory} cannot be published as {name!r:.80}: {error}",
-            remedy="choose another --name, or write the model again with save_pretrained",
+            remedy="write the model again with save_pretrained",
         ) from error
 
 

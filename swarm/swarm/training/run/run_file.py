@@ -243,6 +243,14 @@ def load_checked_run(path: Path) -> SignedRun:
     return _checked(parse_toml(_read(path), path), path)
 
 
+def signed_run_id(path: Path) -> str:
+    """Return the id of the run in a file, without torch; empty if its signature is missing or not valid."""
+    try:
+        return load_signed_run(path).run_id
+    except (ConfigError, IntegrityError):
+        return ""
+
+
 def load_signed_run(path: Path) -> SignedRun:
     """Read a signed run file without torch: raises as `load_checked_run`, but not for a model that cannot be built."""
     return verify_mapping(parse_toml(_read(path), path), path)

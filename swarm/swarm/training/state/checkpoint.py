@@ -55,6 +55,7 @@ _NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
 _INNER_PREFIX = ".moments-"
 _DIGEST = "digest.bin"
+_FREE = "free space there"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -194,6 +195,11 @@ def load_newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def write_remedy(error: Exception) -> str:
+    """Return what to do where a write was refused with `error`."""
+    return "make it writable for this user" if isinstance(error, OSError) and error.errno not in _FULL else _FREE
+
+
 def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
     partial = folder / _PARTIAL
     try:
@@ -216,8 +222,7 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def _unwritten(folder: Path, error: OSError) -> ConfigError:
-    remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
-    return ConfigError(f"no checkpoint could be written to {folder}: {reason_of(error)}", remedy=remedy)
+    return ConfigError(f"no checkpoint could be written to {folder}: {reason_of(error)}", remedy=write_remedy(error))
 
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:

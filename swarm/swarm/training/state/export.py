@@ -26,6 +26,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
 from swarm.training.run.run_tables import BYTE_VOCABULARY
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import write_remedy
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import ReplicaState
@@ -78,7 +79,8 @@ def export_hf(
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"{directory} cannot be written: {reason_of(error)}", remedy="free space there") from error
+        remedy = write_remedy(error)
+        raise ConfigError(f"{directory} cannot be written: {reason_of(error)}", remedy=remedy) from error
 
 
 def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:

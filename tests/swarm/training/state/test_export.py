@@ -175,8 +175,9 @@ def test_export_to_a_directory_that_exists_is_refused(exported: Path, tiny_run: 
 
 def test_export_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot be written") as refused:
         export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "file" / "model")
+    assert refused.value.remedy == "make it writable for this user", "it has room"
 
 
 def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +185,9 @@ def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ConfigError, match="no space left on device"):
+    with pytest.raises(ConfigError, match="no space left on device") as refused:
         export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")
+    assert refused.value.remedy == "free space there"
     assert list(tmp_path.iterdir()) == []
 
 

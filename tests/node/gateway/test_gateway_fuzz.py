@@ -101,7 +101,7 @@ def test_any_bytes_are_refused(post: Post, content: bytes, kind: str) -> None:
     "content",
     [
         b'{"model": "tiny", "prompt": "\xff\xfe"}',
-        b"[" * 200_000,
+        b"[" * 100_000,
         b'{"model": "tiny", "prompt": "hi", "user": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model": "tiny", "prompt": "hi", "max_tokens": ' + b"9" * 100_000 + b"}",
         b'{"model": "tiny", "prompt": "\\ud800"}',

@@ -136,7 +136,8 @@ class Config(BaseModel):
         ("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True, example="/ip4/0.0.0.0/tcp/4001"
     )
     """Address to listen on. Port 0: any free port; 0.0.0.0, or :: for IPv6: all interfaces. Without this setting, a
-    node that joins through a peer beyond this machine listens on /ip4/0.0.0.0/tcp/0."""
+    node that joins through a peer beyond this machine listens on /ip4/0.0.0.0/tcp/0, and on /ip6/::/tcp/0 if this
+    machine has a public IPv6 address."""
     announce: tuple[str, ...] = _setting(
         (), check_announce_addr, "ADDR", many=True, example="/ip4/203.0.113.7/tcp/4001"
     )

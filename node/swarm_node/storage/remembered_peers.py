@@ -18,10 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.network.discovery.dns_lookup import is_localhost
-from swarm.network.discovery.peer_names import is_named
-from swarm.network.libp2p.path_watch import has_public_ip6
-from swarm.network.multiaddr import dialable, ip_of, is_loopback
+from swarm.network.listen_addrs import listen_addrs_for
+from swarm.network.multiaddr import dialable
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice, check_count, check_float
@@ -46,9 +44,6 @@ MAX_AGE_S = 30 * 86400.0
 
 RECENT_S = 86400.0
 """A peer that was seen within a day keeps its place, so that a flood of newcomers pushes out none."""
-
-ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
-"""All interfaces, at any free port."""
 
 FIRST_SAVE_S = 1.0
 SAVE_S = 60.0
@@ -140,24 +135,12 @@ def remembered(config: Config) -> tuple[RememberedPeer, ...]:
 
 
 def choose_listen(config: Config) -> Config:
-    """Return the settings with the addresses to listen on: those that are set, or what the peers to join through need.
-
-    A node that listens on loopback alone can be reached from beyond its machine through relays only. So, unless
-    `listen` is set, a node that joins through a peer beyond this machine, given or remembered, listens on all
-    interfaces, at any free port. It listens by IPv6, too, where this machine has that or a peer's address shows it.
-    """
+    """Return the settings with the addresses to listen on: those that are set, or what the peers to join through
+    need."""
     if "listen" in config.origins:
         return config
     known = config.peers or [addr for each in remembered(config) for addr in each.addrs]
-    beyond = [addr for addr in known if not _is_on_this_machine(addr)]
-    if not beyond:
-        return config
-    has_ip6 = has_public_ip6() or any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
-    return config.model_copy(update={"listen": (*ALL_IP4, *(ALL_IP6 if has_ip6 else ()))})
-
-
-def _is_on_this_machine(addr: str) -> bool:
-    return is_loopback(addr) or (is_named(addr) and is_localhost(addr.split("/")[2]))
+    return config.model_copy(update={"listen": listen_addrs_for(known)})
 
 
 def join_addrs(config: Config) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
 
 def listen_addrs_for(peers: Iterable[str]) -> tuple[str, ...]:
     """Return the addresses to listen on for a node that joins through `peers`: loopback if all are on this machine.
+    They are in the form that `peer_names.check_peer` gives them.
 
     With a peer beyond it these are all interfaces, at any free port: a node that listens on loopback alone can be
     reached from other machines through relays only. IPv6 is among them where this machine has a public address of it,

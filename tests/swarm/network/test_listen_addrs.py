@@ -17,7 +17,7 @@ BEYOND_IP6 = f"/ip6/2600::7/tcp/4001/p2p/{ID}"
     ("peers", "has_ip6", "expected"),
     [
         ([], True, LOOPBACK),
-        ([HERE, "/dns4/localhost/tcp/4001/p2p/" + ID], True, LOOPBACK),
+        ([HERE, f"/dns4/localhost/tcp/4001/p2p/{ID}", f"/ip6/::1/tcp/4001/p2p/{ID}"], True, LOOPBACK),
         ([HERE, BEYOND], False, ALL_IP4),
         ([f"/ip4/192.168.1.7/tcp/4001/p2p/{ID}"], False, ALL_IP4),
         (["/dnsaddr/swarm.example.org"], False, ALL_IP4),

@@ -204,7 +204,7 @@ def manifest_revision(digest: bytes, dtype: str) -> str:
     return hashlib.blake2b(b"manifest\0" + digest + dtype.encode(), digest_size=16).hexdigest()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def manifest_dtype(digest: bytes, revision: str) -> str:
     """Return the kind of weights by which `revision` follows from the manifest with that digest; "" if it does not."""
     return next((dtype for dtype in WEIGHT_DTYPES if manifest_revision(digest, dtype) == revision), "")

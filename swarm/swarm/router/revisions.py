@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -111,9 +112,10 @@ def choose(
     if pin:
         return _pinned(found, pin)
     known = [each for digest in used for each in found if each.digest == digest]
-    whole = [each for each in known if not each.missing(lost)]
-    others = [each for each in found if not each.missing(failing)]
-    return next(iter([*whole, *others, *known, *found]), None)
+    whole = (each for each in known if not each.missing(lost))
+    # anyone can make up thousands: no more are looked at than it takes
+    others = (each for each in found if not each.missing(failing))
+    return next(chain(whole, others, known, found), None)
 
 
 def _pinned(found: Sequence[Revision], pin: str) -> Revision | None:

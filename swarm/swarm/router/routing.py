@@ -135,11 +135,12 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
 
 def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[tuple[int, int], ...]:
     """Return the blocks that no server serves."""
-    is_missing_B = np.ones(num_blocks, dtype=np.bool_)
-    for record in servers.values():
-        if record.state == "serving":
-            is_missing_B[record.start : record.end] = False
-    return runs(is_missing_B)
+    missing, covered = [], 0
+    for start, end in sorted((record.start, record.end) for record in servers.values() if record.state == "serving"):
+        if covered < start:
+            missing.append((covered, start))
+        covered = max(covered, end)
+    return (*missing, (covered, num_blocks)) if covered < num_blocks else tuple(missing)
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Usable:

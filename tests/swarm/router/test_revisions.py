@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
+from support.work_count import num_lines
 from swarm.router.revisions import Revision, choose, describe_revisions, revisions, split_pin
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
@@ -97,3 +98,10 @@ def test_in_words_names_a_few_with_their_servers() -> None:
     )
     many = found(*((f"p{i}", 0, 8, f"{i}" * 32) for i in range(6)))
     assert describe_revisions(many).endswith(" and 2 more")
+
+
+def test_choose_among_thousands_that_strangers_made_up_takes_a_few_lines_each() -> None:
+    """A gateway chooses several times for each request, and for its /health among those of every model."""
+    num = 1000
+    servers = {f"peer {index}": serve_record(4, 8, revision=f"{index:032x}") for index in range(num)}
+    assert num_lines(lambda: choose(revisions(servers, {"peer 0"}), failing={"peer 0"})) < 100 * num

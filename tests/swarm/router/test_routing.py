@@ -19,6 +19,7 @@ from swarm.router.routing import (
     find_chain,
     format_spans,
     missing_spans,
+    runs,
 )
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord, ServeState
@@ -328,6 +329,13 @@ def test_missing_spans_counts_only_who_serves_now() -> None:
     servers = {"a": record(0, 3), "b": record(3, 5, state="joining"), "c": record(6, 8)}
     assert missing_spans(servers, 8) == ((3, 6),)
     assert format_spans(missing_spans(servers, 8)) == "3:6"
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)).filter(lambda span: span[0] < span[1]), max_size=6))
+def test_missing_spans_are_the_runs_of_blocks_without_a_server(served_spans: list[tuple[int, int]]) -> None:
+    servers = {str(index): record(start, end, 12) for index, (start, end) in enumerate(served_spans)}
+    served = {block for start, end in served_spans for block in range(start, end)}
+    assert missing_spans(servers, 12) == runs([block not in served for block in range(12)])
 
 
 def test_chain_avoids_a_server_whose_upload_is_slow_unless_it_serves_the_last_blocks() -> None:

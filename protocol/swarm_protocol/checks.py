@@ -160,12 +160,19 @@ def distinct(max_items: int) -> Check:
 
 def up_to(max_items: int) -> Check:
     """Return the check of at most `max_items`, which may be equal."""
+    return partial(check_num_items, max_items=max_items)
 
-    def check(values: Any, field: str) -> None:
-        if len(values) > max_items:
-            raise ValueError(f"{field} has {len(values)} items, more than {max_items}")
 
-    return check
+def check_num_items(values: Any, field: str, *, max_items: int) -> Any:
+    if len(values) > max_items:
+        raise ValueError(f"{field} has {len(values)} items, more than {max_items}")
+    return values
+
+
+def max_items_of(hint: Any) -> int | None:
+    """Return the most items that the checks of an annotation allow; None if they bound none."""
+    bounds = [each.keywords.get("max_items") for each in getattr(hint, "__metadata__", ()) if isinstance(each, partial)]
+    return min((most for most in bounds if most is not None), default=None)
 
 
 Name: TypeAlias = Annotated[str, check_name]

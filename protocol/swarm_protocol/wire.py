@@ -40,7 +40,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from swarm_protocol import limits
-from swarm_protocol.checks import Checked, hints_of, made_function
+from swarm_protocol.checks import Checked, check_num_items, hints_of, made_function, max_items_of
 from swarm_protocol.errors import PeerViolation
 
 MESSAGE_VERSION = 1
@@ -191,7 +191,7 @@ def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
     """Return a function that makes a `value_type` of a message that has its fields, one to one."""
     arguments, given, names = list[str](), list[str](), {"value_type": maker(value_type), "tuple": tuple, "dict": dict}
-    inner = _inner_types(value_type)
+    inner, hints = _inner_types(value_type), _hints_of(value_type)
     for field in descriptor.fields:
         name, form = field.name, forms.get(field.name)
         content = f"sent.{name}"
@@ -204,6 +204,9 @@ def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FOR
         elif name in inner:
             names[f"read_{name}"] = _inner_reader(inner[name], field.message_type)
             read_one = f"read_{name}({'each' if field.is_repeated else content})"
+            if field.is_repeated and (most := max_items_of(hints[name])) is not None:
+                names["check_num_items"] = check_num_items  # too many are refused before each is read
+                content = f"check_num_items({content}, {name!r}, max_items={most})"
             content = f"tuple([{read_one} for each in {content}])" if field.is_repeated else read_one
         elif field.is_repeated:
             content = f"dict({content})" if _is_map(field) else f"tuple({content})"
@@ -229,8 +232,11 @@ def _is_map(field: Any) -> bool:
 
 def _inner_types(value_type: Any) -> dict[str, type[Any]]:
     """Return the dataclasses that the annotations of a dataclass's fields name."""
-    hints = hints_of(value_type) if hasattr(value_type, "__dataclass_fields__") else {}
-    return {name: inner for name, hint in hints.items() if (inner := _dataclass_in(hint))}
+    return {name: inner for name, hint in _hints_of(value_type).items() if (inner := _dataclass_in(hint))}
+
+
+def _hints_of(value_type: Any) -> dict[str, Any]:
+    return hints_of(value_type) if hasattr(value_type, "__dataclass_fields__") else {}
 
 
 def _dataclass_in(hint: Any) -> type[Any] | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import checks, limits, wire
-from swarm_protocol.dht_messages import FindRequest, StoreRequest, StoreResponse
+from swarm_protocol.dht_messages import FindRequest, FindResponse, StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
 
@@ -136,6 +136,14 @@ def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:
     crowd = wire.encode(failure_pb2.Failure(missing=[""] * (most + 1)))
     with pytest.raises(PeerViolation, match="Failure is invalid: it has more than 65536 values"):
         wire.decode(crowd, failure_pb2.Failure, pytest.fail, max_bytes=len(crowd))
+
+
+def test_decode_refuses_too_many_items_before_it_reads_one() -> None:
+    """Else a message of some kilobytes from anyone would take a third of a second."""
+    sent = dht_pb2.FindResponse(found=[dht_pb2.Found()] * (limits.MAX_FIND_KEYS + 1))
+    sent.found[0].peers.add(peer_id="no peer id")
+    with pytest.raises(PeerViolation, match="FindResponse is invalid: found has 33 items, more than 32"):
+        FindResponse.from_bytes(wire.encode(sent))
 
 
 def test_decode_takes_bulk_in_one_field() -> None:

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import SwarmError, reason_of
 
 from swarm_node.storage.home import explain, explained
 
@@ -52,8 +52,9 @@ class _LogFile(logging.handlers.RotatingFileHandler):
     def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 the base class' name
         if not self.failed:
             self.failed = True
-            reason = sys.exc_info()[1]
-            sys.stderr.write(f"warning: the log file {self.baseFilename} cannot be written: {reason}\n")
+            error = sys.exc_info()[1]
+            reason = reason_of(error) if isinstance(error, Exception) else "no reason given"
+            sys.stderr.write(f"! warning: the log file {self.baseFilename} cannot be written: {reason}\n")
 
 
 def set_up(directory: Path, *, log_format: str, level: str) -> Path:

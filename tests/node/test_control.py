@@ -280,6 +280,9 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
     assert "tokens/s here" not in line
     between = this_node.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
     assert "4 tokens/s here" in between, "a round takes a moment"
+    assert "tokens/s" not in this_node.text(
+        replace(REPLY, serving=None, training=replace(REPLY.training, tokens_per_s=0.0))
+    )
 
 
 def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:

@@ -56,7 +56,7 @@ def test_log_on_a_full_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureF
         logging.getLogger("swarm").info("lost")
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "No space left on device" in err
+    assert err.endswith(" cannot be written: no space left on device\n")
 
 
 def test_set_up_where_no_file_can_be_says_what_to_do(tmp_path: Path) -> None:

@@ -211,4 +211,5 @@ def _training(training: TrainingStatus) -> str:
     # below a second it is between two intervals, as in every round
     waits = training.waits_for and training.waits_s >= 1
     waiting = f"waits for {training.waits_for} for {duration(training.waits_s)}"
-    return f"{training.run}, {step}{loss}, {waiting if waits else f'{training.tokens_per_s:.0f} tokens/s here'}"
+    speed = f"{training.tokens_per_s:.0f} tokens/s here" if training.tokens_per_s else ""  # it may not have trained yet
+    return ", ".join(filter(None, (training.run, f"{step}{loss}", waiting if waits else speed)))

@@ -286,10 +286,11 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "on_probation": event_spec(
         "This node has joined an open run that was under way, and counts for less until it has contributed to more "
         "steps, or has just done so.",
-        "on probation: {steps_left} more outer steps until this node counts fully",
+        "{words}",
         run="text: the run's id",
         step="int: the outer step of the state that says so",
         steps_left="int: the steps to which it still has to contribute; 0: it counts fully from now on",
+        words="text: the same in words",
     ),
     "held_out_scored": event_spec(
         "What trainers' contributions do to the loss on held-out data, as the others measure it: slow averages, which "

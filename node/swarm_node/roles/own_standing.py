@@ -26,6 +26,13 @@ def standing_in(event: TrainingEvent, probation_steps: int) -> dict[str, Any]:
             return {}
 
 
+def probation_words(steps_left: int) -> str:
+    """Return how long this node still counts for less."""
+    if not steps_left:
+        return "this node counts fully from the next outer step on"
+    return f"on probation: {plural(steps_left, 'more outer step')} until this node counts fully"
+
+
 def score_words(scored: HeldOutScored) -> str:
     """Return how this node's work and the others' do on held-out data."""
     own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"

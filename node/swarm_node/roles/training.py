@@ -44,7 +44,7 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import plural, rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.own_standing import standing_in
+from swarm_node.roles.own_standing import probation_words, standing_in
 from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
@@ -69,7 +69,6 @@ _EVENTS = {
     events.HeldOutScored: "held_out_scored",
     events.HeldOutMeasured: "validated",
 }
-_LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
 _MAX_NAMED = 8
 
 logger = logging.getLogger(__name__)
@@ -251,20 +250,17 @@ class RunTraining:
                 del fields["num_steps"]
                 self._emit("interval", **fields)
             case events.ContributionLate():
-                when = _LATE[event.late_s is not None].format(late_s=event.late_s)
-                self._emit("contribution_late", when=when, **asdict(event))
-            case events.IntervalFailed():
-                message = f"this node brings nothing to outer step {event.step}: {event.reason}"
-                self._node.emitter.emit("warning", message=message, remedy="")
+                self._emit("contribution_late", when=_when_late(event.late_s), **asdict(event))
+            case events.IntervalFailed() | events.InvitationRefused():
+                message, remedy = _trouble(event, self._run.run_id)
+                self._node.emitter.emit("warning", message=message, remedy=remedy)
             case events.Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
             case events.MemberConvicted():
                 self._emit("member_convicted", how_long=how_long(event.until), **asdict(event))
             case _:
-                fragments = self._run.config.fragments
-                of = {"fragment": fragment_of(event.step, fragments)} if isinstance(event, events.OuterStep) else {}
-                self._emit(_EVENTS[type(event)], **of, **asdict(event))
+                self._emit(_EVENTS[type(event)], **_beside(event, self._run.config.fragments), **asdict(event))
         if isinstance(event, events.OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
@@ -380,6 +376,34 @@ def local_options(config: Config, device: str) -> LocalOptions:
         activation_checkpointing=config.checkpoint_activations,
         compile=config.compile,
     )
+
+
+def _beside(event: events.TrainingEvent, fragments: int) -> dict[str, object]:
+    """Return what is told with an event beside its own fields; the run has so many `fragments`."""
+    match event:
+        case events.OuterStep():
+            return {"fragment": fragment_of(event.step, fragments)}
+        case events.OnProbation():
+            return {"words": probation_words(event.steps_left)}
+        case _:
+            return {}
+
+
+def _trouble(event: events.IntervalFailed | events.InvitationRefused, run_id: str) -> tuple[str, str]:
+    """Return the message and the remedy of a warning."""
+    if isinstance(event, events.IntervalFailed):
+        return f"this node brings nothing to outer step {event.step}: {event.reason}", ""
+    message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
+    return message, "ask who gave it for another one, and give that with --invitation"
+
+
+def _when_late(late_s: float | None) -> str:
+    if late_s is None:
+        return "was still computed"
+    late = f"{late_s:.1f}"
+    if late == "0.0":
+        return "was ready, but the round's group has formed without it"
+    return f"came {late} s after the round's group was formed"
 
 
 def _words(slow: SlowLink) -> str:

@@ -144,6 +144,16 @@ class OnProbation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationRefused:
+    """The state after outer step `step` does not honour this member's invitation with the `serial`, in hexadecimal, for
+    the `reason` given: it will not let this member in any more."""
+
+    step: int
+    serial: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEntered:
     """The state says that this member entered the run with outer step `step`, and `how`, in words: by an invitation or
     by vouches."""
@@ -194,6 +204,7 @@ TrainingEvent: TypeAlias = (
     | ContributionLate
     | RunResumed
     | OnProbation
+    | InvitationRefused
     | RunEntered
     | StateEndorsed
     | HeldOutScored

@@ -31,6 +31,7 @@ from swarm.training.trainer_events import (
     Admitted,
     ContributionLate,
     HeldOutScored,
+    InvitationRefused,
     MemberConvicted,
     OnProbation,
     RunResumed,
@@ -73,7 +74,12 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
 
 
 @pytest.mark.parametrize(
-    ("late_s", "when"), [(2.04, "came 2.0 s after the round's group was formed"), (None, "was still computed")]
+    ("late_s", "when"),
+    [
+        (2.04, "came 2.0 s after the round's group was formed"),
+        (0.0, "was ready, but the round's group has formed without it"),
+        (None, "was still computed"),
+    ],
 )
 def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when: str) -> None:
     emitter = Emitted()
@@ -166,6 +172,24 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
     make_training(tmp_path, out, [])._tell(RESUMED)
     told = {each["event"]: each for each in map(json.loads, out.getvalue().splitlines())}
     assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step
+
+
+def test_invitation_that_does_not_count_is_a_warning_and_the_steps_of_probation_are_told_in_words(
+    tmp_path: Path,
+) -> None:
+    out = io.StringIO()
+    training = make_training(tmp_path, out, [])
+    training._tell(InvitationRefused(step=7, serial="00000000000000ff", reason="is used up (1 of 1)"))
+    for steps_left in (4, 1, 0):
+        training._tell(OnProbation(step=7, steps_left=steps_left))
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    [warning] = [each for each in told if each["event"] == "warning"]
+    assert warning["message"].startswith(f"the invitation 00000000000000ff to {RUN.run_id} is used up (1 of 1): ")
+    assert [each["words"] for each in told if each["event"] == "on_probation"] == [
+        "on probation: 4 more outer steps until this node counts fully",
+        "on probation: 1 more outer step until this node counts fully",
+        "this node counts fully from the next outer step on",
+    ]
 
 
 def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(tmp_path: Path) -> None:

@@ -18,7 +18,14 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.lease import trainers_of
-from swarm.training.trainer_events import MemberConvicted, OnProbation, OuterStep, RoundAborted, RunEntered
+from swarm.training.trainer_events import (
+    InvitationRefused,
+    MemberConvicted,
+    OnProbation,
+    OuterStep,
+    RoundAborted,
+    RunEntered,
+)
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import (
@@ -105,6 +112,20 @@ def test_invited_newcomer_counts_fully_at_its_first_step_and_an_uninvited_one_is
             assert entered.how.startswith("invited, serial ")
             assert not stranger.of(RunEntered)
             assert_equal_steps(await swarm.finish(*(each.name for each in (*members, friend))), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_newcomer_whose_invitation_another_has_used_up_is_told_so_once() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=2 * NUM_STEPS)) as swarm:
+            members = await _under_way(swarm)
+            word = invitation(swarm)
+            friends = [await swarm.join(name, invitations=(word,)) for name in ("friend", "other")]
+            await swarm.finish(*(each.name for each in (*members, *friends)))
+            [entered] = [event for each in friends for event in each.of(RunEntered)]
+            [refused] = [event for each in friends for event in each.of(InvitationRefused)]
+            assert (refused.serial, refused.reason) == (entered.how.split()[-1], "is used up (1 of 1)")
 
     virtual_time.run(main(), compute_s=_cost)
 

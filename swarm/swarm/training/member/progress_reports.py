@@ -28,6 +28,7 @@ from swarm.training.trainer_events import (
     Admitted,
     ContributionLate,
     HeldOutScored,
+    InvitationRefused,
     MemberConvicted,
     OnProbation,
     OuterStep,
@@ -199,10 +200,12 @@ class MemberReports:
         self._peer_id = peer_id
         self._steps_left = 0
         self._entry: Entry | None = None
+        self._refusal = ""
         self._told_endorsement: Endorsement | None = None
 
     def probation(self, replica: Replica) -> None:
-        """Report how many steps this member has to prove itself, and how it entered, whenever that changes."""
+        """Report how many steps this member has to prove itself, and how it entered or that its invitation does not
+        count, whenever that changes."""
         steps_left = replica.standings.steps_left(self._peer_id, self.grant)
         if steps_left != self._steps_left:
             self._steps_left = steps_left
@@ -211,6 +214,11 @@ class MemberReports:
         if entry is not None and entry != self._entry:
             self._entry = entry
             self.on_event(RunEntered(step=entry.step, how=entry.how))
+        refusal = replica.standings.why_shut_out(self.grant) if self.grant is not None else ""
+        if self.grant is not None and refusal not in ("", self._refusal):
+            serial = f"{self.grant.serial:016x}"
+            self.on_event(InvitationRefused(step=replica.outer_step, serial=serial, reason=refusal))
+        self._refusal = refusal
 
     def scores(self, replica: Replica) -> None:
         """Report the members' scores on held-out data, once there are any."""

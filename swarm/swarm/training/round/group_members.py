@@ -33,7 +33,7 @@ from swarm.training.standing.standings import grants_in
 
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
 
-TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group: it has to ask again"
+TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group, and may be used up by that"
 
 NOT_ADMITTED = "the run does not admit it"
 

@@ -220,7 +220,8 @@ def _shortage(state: RoundState) -> str:
     if setup.succession.is_usual(setup.roster, left):
         return ""
     needed = setup.succession.num_usual(setup.roster)
-    return f"; the run waits for {needed} of the {len(setup.roster)} members of its state, and sees {len(left)}"
+    are = "is" if len(left) == 1 else "are"
+    return f"; the run waits: {len(left)} of the {needed} members of the last step that the next one needs {are} there"
 
 
 def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:

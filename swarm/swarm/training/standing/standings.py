@@ -58,6 +58,18 @@ class TrainerStandings:
             return peer in self.put_out
         return grant is None or self._entry(grant) is None
 
+    def why_shut_out(self, grant: Grant) -> str:
+        """Return why the invitation of `grant` lets its peer in no more, which has not entered and does not count fully
+        yet; empty if it may, or the peer needs none."""
+        peer, has_entered = grant.peer_id, any(each.peer_id == grant.peer_id for each in self.entries)
+        needs_it = self.steps_left(peer, grant) > 0 or self.refuses(peer, grant)
+        if not (self.entrance.welcomes and grant.serial and needs_it) or has_entered:
+            return ""
+        if self._is_revoked(grant):
+            return "was revoked by the run's author"
+        num_uses = self._num_uses(grant.serial, self.entries)
+        return f"is used up ({num_uses} of {grant.max_uses})" if num_uses >= grant.max_uses else ""
+
     def overused(self, grants: Grants) -> list[str]:
         """Return whose grants do not hold together with those of the others, as uses or vouchers are used up: of peers
         that enter with one invitation, the first ones in the order of peer ids go first."""
@@ -149,18 +161,24 @@ class TrainerStandings:
         step = self.outer_step + 1
         if not rule.welcomes:
             return None
-        if grant.serial in self.revoked or grant.inviter in self.revoked_inviters:
+        if self._is_revoked(grant):
             return None
         if grant.serial:
             if grant.serial not in self.uses and len(self.uses) >= MAX_SERIALS:
                 return None
-            num_uses = self.uses.get(grant.serial, 0) + sum(each.serial == grant.serial for each in others)
+            num_uses = self._num_uses(grant.serial, others)
             return Entry(peer_id=grant.peer_id, step=step, serial=grant.serial) if num_uses < grant.max_uses else None
         lately = [each for each in others if each.step > self.outer_step - rule.vouch_steps]
         able = [peer for peer in grant.vouchers if self._may_vouch(peer, lately)]
         if not rule.vouchers or len(able) < rule.vouchers:
             return None
         return Entry(peer_id=grant.peer_id, step=step, vouchers=tuple(able[: rule.vouchers]))
+
+    def _is_revoked(self, grant: Grant) -> bool:
+        return grant.serial in self.revoked or grant.inviter in self.revoked_inviters
+
+    def _num_uses(self, serial: int, entries: Iterable[Entry]) -> int:
+        return self.uses.get(serial, 0) + sum(each.serial == serial for each in entries)
 
     def _may_vouch(self, peer: str, lately: Iterable[Entry]) -> bool:
         rule = self.entrance

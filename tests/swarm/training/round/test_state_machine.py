@@ -481,7 +481,8 @@ def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"), [((), ""), ((OTHERS[0],), "waits for 3 of the 4 members of its state, and sees 2")]
+    ("lost", "words"),
+    [((), ""), ((OTHERS[0],), "2 of the 3 members of the last step that the next one needs are there")],
 )
 def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[str, ...], words: str) -> None:
     script: Script = [(0.0, OFFER), *((0.5, Lost(peer=peer, reason="x")) for peer in lost)]

@@ -79,6 +79,7 @@ class ModelServing:
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
         self._is_chosen = False
+        self._num_blocks = 0
         self._placer: SpanPlacer | None = None
 
     async def until_leaving(self) -> None:
@@ -162,6 +163,8 @@ class ModelServing:
         assert self._placer is not None
         server = self._placer.server
         assert server is not None
+        record = server.record
+        self._num_blocks = record.num_blocks
         if self._numbered:
             self._numbered = False
             self._node.steps.done("warm-up", f"{decision.end - decision.start} blocks are loaded and measured")
@@ -172,7 +175,7 @@ class ModelServing:
             model=self._name,
             start=decision.start,
             end=decision.end,
-            revision=server.record.revision,
+            revision=record.revision,
             reason=decision.reason,
         )
 
@@ -186,7 +189,8 @@ class ModelServing:
             num_sessions=len(server.sessions),
             tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
         )
-        self._node.emitter.status("serving", serving_line(status, server.record.num_blocks))
+        # the server has no record while it moves where there is no memory for both spans
+        self._node.emitter.status("serving", serving_line(status, self._num_blocks))
 
 
 def serving_line(status: ServingStatus, num_blocks: int) -> str:

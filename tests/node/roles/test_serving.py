@@ -56,3 +56,26 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
         "● serving blocks 0:8 of tiny: it moved",
         "SERVING blocks 12:20 of 32, 0 tok/s",
     ]
+
+
+def test_serving_goes_on_while_the_server_moves_and_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no memory for both spans: loading the new one takes longer than the status stays."""
+    err = io.StringIO()
+    node = MagicMock(work_end=Shutdown(), emitter=Emitter(json=False, err=err))
+    node.network.network_id = "test"
+
+    def volunteer(*_: object, on_decision: Any, **__: object) -> AsyncMock:
+        server = MagicMock(start_block=12, end_block=20, sessions=(), num_tokens=0)
+        server.record.num_blocks, server.record.revision = 32, "ab"
+
+        async def start() -> None:
+            on_decision(PlacementDecision(start=12, end=20, reason="as told"))
+            del server.record
+            asyncio.get_running_loop().call_later(0.01, node.work_end.request, "done")
+
+        return AsyncMock(start=start, failure=None, server=server)
+
+    monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
+    asyncio.run(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
+    assert err.getvalue().splitlines()[-1] == "SERVING blocks 12:20 of 32, 0 tok/s"

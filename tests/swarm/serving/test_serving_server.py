@@ -463,6 +463,27 @@ def test_leave_and_move_frees_the_old_span_before_it_loads_the_new_one(boxes: An
     virtual_time.run(scenario())
 
 
+def test_leave_and_move_counts_the_old_span_s_tokens_while_it_is_stopped(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            await talk.open()
+            await talk.step(TOKENS, 0)
+            counted = [server.num_tokens]
+            close = Deployment.close
+
+            async def count(deployed: Deployment) -> None:
+                counted.append(server.num_tokens)
+                await close(deployed)
+
+            with patch.object(Deployment, "close", count):
+                await server.leave_and_move(3, 6, options=ServerOptions(), within_s=5)
+            assert counted == [len(TOKENS)] * 2
+            assert server.num_tokens == len(TOKENS)
+
+    virtual_time.run(scenario())
+
+
 def test_leave_and_move_to_what_cannot_be_loaded_serves_the_old_span_again(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:

@@ -160,6 +160,7 @@ class SpanServer:
         await self.drain(within_s=within_s)
         if self.deployed is not None:
             deployed, self.deployed = self.deployed, None
+            self._retiring.add(deployed)
             await self._stop(deployed)
             del deployed
         try:

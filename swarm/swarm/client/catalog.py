@@ -227,13 +227,14 @@ class ModelCatalog:
             self._publishers.answered(chosen.name, chosen.published.publisher)
 
     async def _look_at_all(self) -> bool:
-        """Look up all models and their servers, if it is time, once for all who ask at the same time; return whether
-        that was here and now. Raises PeerTimeout, also to those who have waited for a look that failed."""
+        """Look up all models and their servers, if it is time, once for all who ask at the same time, however long that
+        takes; return whether that was here and now. Raises PeerTimeout, also to those who have waited for a look that
+        failed."""
         now_s = asyncio.get_running_loop().time
         asked_s = now_s()
         async with self._turn:
             began_s = now_s()
-            if began_s - self._all[0] < MODELS_FRESH_S:
+            if asked_s - self._all[0] < MODELS_FRESH_S:
                 return False
             if self._failure is not None and self._failure[0] >= asked_s:
                 raise PeerTimeout(self._failure[1].message, remedy=self._failure[1].remedy)

@@ -17,15 +17,16 @@ LOOK_S = 1.0
 
 
 class Lookups:
-    """A membership that takes LOOK_S for a look, and has no models; `answers` is whether anybody answers it."""
+    """A membership that takes `look_s` for a look, and has no models; `answers` is whether anybody answers it."""
 
     def __init__(self) -> None:
         self.num = 0
+        self.look_s = LOOK_S
         self.answers = True
 
     async def models(self) -> tuple[str, ...]:
         self.num += 1
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(self.look_s)
         if not self.answers:
             raise PeerTimeout("no peer answered", remedy="try again")
         return ()
@@ -55,6 +56,23 @@ def test_models_are_looked_up_once_for_all_who_ask_at_the_same_time() -> None:
             assert await catalog.models() == []
             assert lookups.num == num_looked, "that was not long ago"
             await asyncio.sleep(MODELS_FRESH_S)
+
+    virtual_time.run(main())
+
+
+def test_look_that_takes_longer_than_its_answer_holds_is_shared_too() -> None:
+    async def main() -> None:
+        lookups = Lookups()
+        lookups.look_s = 2 * MODELS_FRESH_S
+        catalog, loop = catalog_over(lookups), asyncio.get_running_loop()
+        since_s = loop.time()
+        early = [asyncio.create_task(catalog.models()) for _ in range(NUM_ASKING)]
+        await asyncio.sleep(1.5 * MODELS_FRESH_S)
+        late = [asyncio.create_task(catalog.models()) for _ in range(NUM_ASKING)]
+        await asyncio.wait(early)
+        assert loop.time() - since_s == lookups.look_s
+        await asyncio.wait(late)
+        assert (lookups.num, loop.time() - since_s) == (2, 2 * lookups.look_s), "those ask for something newer"
 
     virtual_time.run(main())
 

@@ -49,16 +49,21 @@ def judged(connect: Connect, policy: DialPolicy) -> Connect:
 
 
 def ip4_first(addrs: Sequence[str]) -> list[Sequence[str]]:
-    """Return `addrs` in the order in which they are dialled: of a peer with public ones of both IP versions, those of
-    IPv4 first.
+    """Return `addrs` in the order in which they are dialled: of a peer with public ones of both IP versions, the public
+    ones of IPv6 and those through relays after all others.
 
     Only a peer that is connected by IPv4 can tell this node at which port its NAT is reached. Addresses of IPv6 are
     not rewritten on the way, and so known without anybody's help.
     """
-    public = [addr for addr in addrs if (ip := ip_of(addr)) is not None and ip.version == 4 and not is_private(addr)]
-    others = [addr for addr in addrs if addr not in public]
-    has_both = public and any(ip.version == 6 for addr in others if (ip := ip_of(addr)) is not None)
-    return [public, others] if has_both else [addrs]
+
+    def is_public(addr: str, version: int) -> bool:
+        ip = ip_of(addr)
+        return ip is not None and ip.version == version and not is_private(addr) and not is_relayed(addr)
+
+    last = [addr for addr in addrs if is_public(addr, 6) or is_relayed(addr)]
+    first = [addr for addr in addrs if addr not in last]
+    has_both = any(is_public(addr, 4) for addr in first) and any(is_public(addr, 6) for addr in last)
+    return [first, last] if has_both else [addrs]
 
 
 class Dialler:

@@ -12,7 +12,7 @@ from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import dialler
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.dialler import Dialler, judged
+from swarm.network.paths.dialler import Dialler, ip4_first, judged
 from swarm.network.paths.introductions import Introductions
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
@@ -78,11 +78,27 @@ def test_peer_with_both_ip_versions_is_dialled_by_ip4_first(answers: str) -> Non
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         await world.dialler.connect(PEER, (FAR_IP6, LAN, FAR, CIRCUIT))
-        dials = [("dial", (FAR,)), ("dial", (FAR_IP6, LAN))]
+        dials = [("dial", (LAN, FAR)), ("dial", (FAR_IP6,))]
         assert world.log == dials[: 1 if answers == "IPv4" else 2]
         assert loop.time() - began_at == (0 if answers == "IPv4" else dialler.DIRECT_S)
 
     run(case, reached=[FAR] if answers == "IPv4" else [FAR_IP6], silent=[FAR])
+
+
+def test_neighbour_with_both_ip_versions_is_dialled_in_the_local_network_at_once() -> None:
+    async def case(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        await world.dialler.connect(PEER, (FAR_IP6, LAN, FAR))
+        assert loop.time() == began_at, "a router need not lead from its network to its own public address"
+
+    run(case, reached=[LAN], silent=[FAR])
+
+
+def test_relays_come_with_the_last_addresses_of_a_peer_with_both_ip_versions() -> None:
+    assert ip4_first((CIRCUIT, FAR_IP6, FAR)) == [[FAR], [CIRCUIT, FAR_IP6]]
+    assert ip4_first((CIRCUIT, FAR_IP6)) == [(CIRCUIT, FAR_IP6)], "the address is the relay's"
+    assert ip4_first((CIRCUIT, FAR)) == [(CIRCUIT, FAR)]
 
 
 def test_introduction_comes_before_the_relay_that_makes_it() -> None:

@@ -478,8 +478,8 @@ def test_leave_and_move_counts_the_old_span_s_tokens_while_it_is_stopped(boxes: 
 
             with patch.object(Deployment, "close", count):
                 await server.leave_and_move(3, 6, options=ServerOptions(), within_s=5)
-            assert counted == [len(TOKENS)] * 2
-            assert server.num_tokens == len(TOKENS)
+            assert counted == [TOKENS.num_rows] * 2
+            assert server.num_tokens == TOKENS.num_rows
 
     virtual_time.run(scenario())
 

@@ -80,7 +80,8 @@ class MemberOptions:
 
     `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
     Without `listen`, a member that joins through a peer beyond this machine listens on all interfaces, and any other on
-    loopback, where only members on this machine reach it.
+    loopback, where only members on this machine reach it. By default it is reached through relays while peers have not
+    confirmed that they reach it directly, and is a relay itself once they have.
 
     `local` and `data` say how, and on which files, to train a run that its file describes; `start` is this member's
     copy of the checkpoint that the run starts from, which is otherwise downloaded from the hub. `collate` makes a batch
@@ -93,7 +94,7 @@ class MemberOptions:
     identity: Path | None = None
     listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] = ()
-    relay: Literal["none", "use"] = "none"
+    relay: Literal["none", "use", "auto"] = "auto"
     local: LocalOptions = ONE_CPU
     data: LocalData = DEFAULT_DATA
     start: Path | None = None

@@ -272,19 +272,19 @@ BEYOND = f"/ip4/203.0.113.7/tcp/4001/p2p/{Identity.generate().peer_id}"
         ((BEYOND,), ()),
     ],
 )
-def test_member_listens_where_the_peers_that_it_joins_through_reach_it(
+def test_member_is_reached_by_the_peers_that_it_joins_through_as_a_node_is(
     run_path: Path, monkeypatch: pytest.MonkeyPatch, peers: tuple[str, ...], listen: tuple[str, ...] | None
 ) -> None:
     seen = []
 
     async def create(options: Libp2pOptions) -> None:
-        seen.append(options.listen)
+        seen.append((options.listen, options.relay))
         raise StartError("enough is seen")
 
     monkeypatch.setattr("swarm.trainer.Libp2pNetwork.create", create)
     with pytest.raises(StartError), own_trainer(run_path, peers, make_module(), replace(OPTIONS, listen=listen)):
         raise AssertionError("it has joined")
-    assert seen == [listen_addrs_for(peers) if listen is None else listen]
+    assert seen == [(listen_addrs_for(peers) if listen is None else listen, "auto")]
 
 
 def test_weights_of_a_session_without_a_state_are_an_error_that_says_so(run_path: Path, tmp_path: Path) -> None:

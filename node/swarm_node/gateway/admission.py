@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.json_values import has_more_values
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError
 from swarm_node.http.rate_limit import RateLimiter, RateLimiters, Rates
@@ -281,23 +282,12 @@ class BodyLimit:
 def _check_values(body: bytearray) -> None:
     """Refuse a body of too many values before it is parsed, since one of two bytes takes up to a hundred of memory."""
     most = http_limits.MAX_HTTP_VALUES
-    # JSON in UTF-8 has no zero byte; in UTF-16 what texts hold counts, too
-    if _num_values(body) > most and (b"\0" in body or _num_values(_without_texts(body, most)) > most):
+    if has_more_values([body], most):
         raise HttpError(
             413,
             f"the request's body has over {most} objects, lists and texts: send fewer",
             code="request_too_large",
         )
-
-
-def _num_values(body: bytes | bytearray) -> int:
-    return body.count(b"{") + body.count(b"[") + body.count(b'"') // 2
-
-
-def _without_texts(body: bytearray, most: int) -> bytes | bytearray:
-    """Return the body with nothing in its texts, unless these alone are more than `most`."""
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return unescaped if unescaped.count(b'"') > 2 * most else b'""'.join(unescaped.split(b'"')[::2])
 
 
 def _check_size(num_bytes: int) -> None:

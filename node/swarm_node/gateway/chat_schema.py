@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.json_values import has_more_values
 from swarm_node.gateway.request_schema import (
     WHOLE,
     JsonObject,
@@ -162,6 +163,23 @@ ChatMessage = Annotated[
 ]
 
 
+def _few_values(messages: list[Any]) -> list[Any]:
+    """Refuse calls whose arguments hold too many values: they are parsed for the template, as the body is."""
+    most = http_limits.MAX_HTTP_VALUES
+    calls = [call for each in messages if isinstance(each, AssistantMessage) for call in each.tool_calls or ()]
+    if has_more_values([call.function.arguments.encode() for call in calls], most):
+        message = "the arguments of the calls have over {most} objects, lists and texts"
+        raise PydanticCustomError("too_many", message, {"most": most})
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True),
+    AfterValidator(_few_values),
+]
+
+
 class Function(StrictBody):
     """A function that the model may call."""
 
@@ -214,9 +232,7 @@ class ChatRequest(SamplingRequest):
         "web_search_options": (),
     }
 
-    messages: Annotated[
-        list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True)
-    ]
+    messages: Messages
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, OrDefault(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0

@@ -23,7 +23,7 @@ from swarm.client.request import Prompt
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
 from swarm_node.gateway.answering import until_gone
-from swarm_node.gateway.chat_schema import ChatMessage, Tool
+from swarm_node.gateway.chat_schema import Messages, Tool
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.request_schema import (
     JsonObject,
@@ -88,9 +88,7 @@ class TokenizeChat(StrictBody):
     }
 
     model: ModelName
-    messages: Annotated[
-        list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True)
-    ]
+    messages: Messages
     tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])] = Field(
         default_factory=list
     )

@@ -87,7 +87,7 @@ class ToolCallFinder:
     def _closing(self, begin: int) -> int:
         """Return where the call whose JSON begins at `begin` is closed, or -1. Within a string nothing closes it.
 
-        Each character of a held call is looked at once: else each token of a long one would cost milliseconds.
+        The quotes of a held call are counted once: else each token of a long one would cost milliseconds.
         """
         while (end := self._held.find(CLOSING, begin + self._num_searched)) >= 0:
             self._num_quotes += _ESCAPED.sub("", self._held[begin + self._num_searched : end]).count('"')

@@ -376,3 +376,20 @@ def test_too_many_biases_are_refused_by_their_number() -> None:
     assert (error["param"], error["message"]) == ("logit_bias", f"logit_bias: there are more than {limits.MAX_BIASES}")
     biases.popitem()
     assert len(_asked("/completions", {"logit_bias": biases}).sampling.logit_bias) == limits.MAX_BIASES
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeChat])
+def test_arguments_of_too_many_values_are_refused_as_such_bodies_are(
+    kind: type[StrictBody], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates take them parsed: 4 MB of empty lists would take the loop for a second, and a hundred megabytes."""
+    monkeypatch.setattr(http_limits, "MAX_HTTP_VALUES", 100)
+
+    def check(arguments: str) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        kind.model_validate({**CHAT, "messages": [{"role": "assistant", "tool_calls": [call, call]}]})
+
+    check(json.dumps({"code": '[{"a\\"}]' * 100}))
+    check(json.dumps({"numbers": [*range(1000)]}))
+    with pytest.raises(ValidationError, match="the arguments of the calls have over 100 objects, lists and texts"):
+        check(json.dumps({"lists": [[]] * 60}))

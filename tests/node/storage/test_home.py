@@ -9,11 +9,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 
 import pytest
-from swarm_node.storage.home import LOOK_S, MAX_SOCKET_PATH_BYTES, Home
+from swarm_node.storage.home import MAX_SOCKET_PATH_BYTES, Home
 from swarm_protocol.errors import ConfigError
 
 HOLD = """
@@ -58,14 +58,16 @@ def test_locked_twice_names_the_daemon_that_has_it(tmp_path: Path) -> None:
     assert home.owner() is None
 
 
-def test_command_that_looks_whose_home_it_is_keeps_no_daemon_and_no_other_command_out(tmp_path: Path) -> None:
+def test_command_that_looks_whose_home_it_is_keeps_no_daemon_and_no_other_command_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = made(tmp_path)
     with home.locked():
         pass
     with (tmp_path / "daemon.lock").open("r+b") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         assert home.owner() is None
-        threading.Timer(LOOK_S / 10, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr(time, "sleep", lambda _s: fcntl.flock(looking, fcntl.LOCK_UN))
         with home.locked():
             assert home.owner() == os.getpid()
 

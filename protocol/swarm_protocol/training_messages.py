@@ -87,6 +87,9 @@ class Follower(Checked):
         check_work(self.num_tokens, self.num_samples)
 
 
+Followers: TypeAlias = Annotated[tuple[Follower, ...], up_to(limits.MAX_TRAINERS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCommitment(Checked):
     """A member's commitment to its encoded pseudo-gradient: the `root` of the hash tree over its leaves (see
@@ -129,7 +132,7 @@ class Contribution(Checked):
     loss: Loss = 0.0
     leaving: bool = False
     bytes_per_s: BytesPerS = 0
-    followers: tuple[Follower, ...] = ()
+    followers: Followers = ()
     newcomers: Newcomers = ()
     commitment: SliceCommitment | None = None
     locked: LockClaim | None = None
@@ -186,7 +189,7 @@ class Ready(wire.WireMessage):
     leaving: bool = False
     bytes_per_s: BytesPerS = 0
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
-    followers: tuple[Follower, ...] = ()
+    followers: Followers = ()
     newcomers: Newcomers = ()
     commitment: SliceCommitment | None = None
     lock: Lock | None = None

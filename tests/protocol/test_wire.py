@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from swarm_protocol import checks, limits, wire
 from swarm_protocol.dht_messages import FindRequest, FindResponse, StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
+from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2, training_pb2
+from swarm_protocol.training_messages import Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,9 @@ def test_decode_refuses_too_many_items_before_it_reads_one() -> None:
     sent.found[0].peers.add(peer_id="no peer id")
     with pytest.raises(PeerViolation, match="FindResponse is invalid: found has 33 items, more than 32"):
         FindResponse.from_bytes(wire.encode(sent))
+    ready = training_pb2.Ready(followers=[training_pb2.Follower()] * (limits.MAX_TRAINERS + 1))
+    with pytest.raises(PeerViolation, match="Ready is invalid: followers has 4097 items, more than 4096"):
+        Ready.from_bytes(wire.encode(ready))
 
 
 def test_decode_takes_bulk_in_one_field() -> None:

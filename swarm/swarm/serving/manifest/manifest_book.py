@@ -90,6 +90,7 @@ class ManifestBook:
         self._known: dict[bytes, PublishedManifest] = {}
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
         self._failed_s = NewestItems[bytes, float](MAX_FAILED)
+        self._warned_s = NewestItems[str, float](MAX_FAILED)
 
     def known(self, digest: bytes) -> PublishedManifest | None:
         """Return the manifest with that digest, if it is here."""
@@ -128,8 +129,10 @@ class ManifestBook:
         try:
             self._keep(await fetch_manifest(self._network, model, digest, holders))
         except PeerError as error:
-            logger.warning("no manifest of %s: %s", model, error)
-            self._failed_s[digest] = asyncio.get_running_loop().time()
+            self._failed_s[digest] = now_s = asyncio.get_running_loop().time()
+            if now_s - self._warned_s.get(model, now_s - RETRY_S) >= RETRY_S:  # anyone can announce thousands
+                self._warned_s[model] = now_s
+                logger.warning("no manifest of %s: %s", model, error)
         finally:
             del self._fetching[digest]
 

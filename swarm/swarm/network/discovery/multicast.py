@@ -97,12 +97,18 @@ class MulticastLink:
         """Open what can be opened. A segment that cannot is left out: an interface may be about to vanish."""
         link = cls()
         loop = asyncio.get_running_loop()
-        for segment in segments:
-            try:
+        try:
+            for segment in segments:
                 receiver = partial(_Receiver, segment, on_packet)
-                link._transports[segment], _ = await loop.create_datagram_endpoint(receiver, sock=_open_socket(segment))
-            except OSError as error:
-                logger.info("no multicast on %s: %s", segment.interface, error)
+                try:
+                    transport, _ = await loop.create_datagram_endpoint(receiver, sock=_open_socket(segment))
+                except OSError as error:
+                    logger.info("no multicast on %s: %s", segment.interface, error)
+                else:
+                    link._transports[segment] = transport
+        except BaseException:  # cancelled
+            link.close()
+            raise
         return link
 
     @property

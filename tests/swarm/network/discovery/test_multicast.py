@@ -52,6 +52,30 @@ def test_socket_hears_only_the_hosts_of_its_segment(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(main()) == [(LOOPBACK, ipaddress.ip_address("127.0.0.1"), b"packet")]
 
 
+def test_cancelled_opening_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+
+    def open_socket(_of: Segment) -> socket.socket:
+        opened.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        opened[-1].setblocking(False)
+        opened[-1].bind(("127.0.0.1", 0))
+        return opened[-1]
+
+    monkeypatch.setattr(multicast, "_open_socket", open_socket)
+
+    async def main() -> None:
+        opening = asyncio.create_task(MulticastLink.open([ELSEWHERE, LOOPBACK], lambda *_: None))
+        while len(opened) < 2:
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+    asyncio.run(main())
+    assert [each.fileno() for each in opened] == [-1, -1]
+
+
 @pytest.mark.parametrize(
     ("sender", "is_from_here"), [("fe80::7", True), ("fd00::7", False), ("2001:db8::7", False), ("192.168.1.7", False)]
 )

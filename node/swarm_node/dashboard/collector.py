@@ -378,10 +378,12 @@ async def running_collector(
             checkpoints=checkpoints(config),
             peer_paths=peer_paths,
         )
-        async with asyncio.TaskGroup() as tasks:
-            polling = tasks.create_task(collector.run_forever(), name="dashboard")
-            yield collector
-            polling.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                polling = tasks.create_task(collector.run_forever(), name="dashboard")
+                yield collector
+                polling.cancel()
+        finally:
             await collector.close()
 
 

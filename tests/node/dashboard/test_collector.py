@@ -11,9 +11,10 @@ import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, trainer_record, world
 from support.plain_records import serve_record
 from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
-from swarm_node.dashboard.collector import check_history, checkpoints
+from swarm_node.dashboard.collector import Collector, check_history, checkpoints, running_collector
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
@@ -471,6 +472,29 @@ async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -
     assert len(asked) <= 4 * 8
     assert len(set(asked)) == len(asked), "each in turn"
     assert len(found.collector.overview().models) <= 32
+
+
+def test_collector_is_closed_also_when_its_user_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it fetches beside its looks would go on without it."""
+    closed: list[Collector] = []
+
+    async def close(collector: Collector) -> None:
+        closed.append(collector)
+
+    monkeypatch.setattr(Collector, "close", close)
+
+    async def scene() -> None:
+        network = MemoryInternet().network(Identity(bytes(32)))
+        async with Membership(network) as membership:
+            config = Config(home=tmp_path, name="test")
+            running = running_collector(network, membership, config, tmp_path / "history.sqlite", dict)
+            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="enough")):
+                async with running as collector:
+                    raise ConfigError("enough")
+            assert closed == [collector]
+        await network.close()
+
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize("place", ["{}/missing/history.sqlite", "sqlite:///{}/missing/history.sqlite"])

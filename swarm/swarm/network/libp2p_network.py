@@ -23,7 +23,7 @@ from types import TracebackType
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
@@ -106,7 +106,11 @@ class Libp2pNetwork(SigningNetwork):
         host.traffic = traffic or host.traffic
         network = cls(identity, host, options, given)
         if options.invitation is not None:
-            host.gate = network._gate = PrivateGate(host, options.invitation, revocations=options.revocations)
+            try:
+                host.gate = network._gate = PrivateGate(host, options.invitation, revocations=options.revocations)
+            except ConfigError:  # the invitation has ended while the host started
+                await host.stop()
+                raise
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)

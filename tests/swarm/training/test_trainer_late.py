@@ -94,6 +94,28 @@ def test_member_that_waits_says_for_whom_and_since_when() -> None:
     virtual_time.run(main())
 
 
+def test_member_that_has_waited_for_the_others_loses_nothing_when_they_come_back() -> None:
+    """It has found them unreachable, and they take one of themselves for the coordinator."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=8)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=1.0)) for index in range(3)]
+            while not all(len(member.of(OuterStep)) >= 3 for member in members):
+                await asyncio.sleep(0.1)
+            kept = [(each.name, each.trainer.state, each.trainer.certificate) for each in members[1:]]
+            for name, *_ in kept:
+                swarm.kill(name)
+            await asyncio.sleep(30.0)
+            for name, state, certificate in kept:
+                inner = SyntheticInner(virtual_step_s=1.0)
+                await swarm.join(name, inner=inner, state=state, certificate=certificate)
+            await swarm.finish()
+        assert members[0].of(RoundAborted), "it has waited"
+        assert not members[0].of(ContributionLate)
+
+    virtual_time.run(main())
+
+
 def test_each_member_names_all_that_are_missing_and_not_the_next_coordinator_alone() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=4, max_group=5, outer_steps=50)) as swarm:

@@ -32,6 +32,7 @@ from swarm.training.round.round_state import (
     is_waiting,
     note_shortage,
     own_report,
+    reached_again,
     rest_after,
     roster_left,
     without_doubt,
@@ -110,10 +111,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
     if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.setup.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
     before, state = state, without_doubt(state, peer)
-    faults = state.faults
-    if peer in faults.unreachable and ready.attempt > faults.suspects.get(peer, -1):
-        unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}
-        state = replace(state, faults=replace(faults, unreachable=unreachable))
+    state = reached_again(state, peer, ready.attempt)
     if state is before and ready.attempt == state.attempt and state.ready.get(peer) == ready:
         return state, []  # it waits, and says so again: hundreds do so every second while a large run's interval lasts
     state = replace(state, ready={**state.ready, peer: ready})

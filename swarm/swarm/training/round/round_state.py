@@ -306,6 +306,16 @@ def without_doubt(state: RoundState, peer: str) -> RoundState:
     return replace(state, faults=replace(state.faults, doubted=doubted))
 
 
+def reached_again(state: RoundState, peer: str, attempt: int) -> RoundState:
+    """Return `state` after `peer`, which may have been unreachable, was heard at its `attempt`: not while it is left
+    out for an attempt that it spoiled."""
+    faults = state.faults
+    if peer not in faults.unreachable or attempt <= faults.suspects.get(peer, -1):
+        return state
+    unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}
+    return replace(state, faults=replace(faults, unreachable=unreachable))
+
+
 def _with_doubts(faults: Faults, missing: tuple[str, ...], now: float) -> Faults:
     """Return `faults` after an attempt that ended at `now` because of `missing`. A doubt that lasts is not prolonged:
     whoever is there, and slow, is given the full time at last."""

@@ -83,6 +83,7 @@ from swarm.training.round.round_state import (
     moves_at,
     note_shortage,
     own_report,
+    reached_again,
     roster_left,
     suspect,
     with_coordinator,
@@ -179,6 +180,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
     that a member has met and its attempt decide who it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
     state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
+    was_unreachable, state = peer in state.faults.unreachable, reached_again(state, peer, attempt)
     if peer in state.setup.roster:
         state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)
@@ -188,7 +190,10 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
         # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
         return move(state, attempt, now)
     if state.setup.roster:
-        return state, []
+        if state.phase != "forming" or not was_unreachable or peer in state.faults.unreachable:
+            return state, []
+        # the others may take it for the coordinator, and would form their group without this member
+        return advance(with_coordinator(state), now)
     if is_new and state.timers.grace_until is not None:
         # it may know others in turn, and a run must have one first group
         state = replace(state, timers=replace(state.timers, grace_until=now + state.setup.grace_s))

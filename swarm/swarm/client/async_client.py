@@ -173,7 +173,9 @@ class AsyncClient(TextClient[Generation]):
             yield client
 
     async def aclose(self) -> None:
-        """Close the connections to servers and end the tokenizers' processes. Close generations first."""
+        """Close the connections to servers and end the tokenizers' processes. Generations that still run raise
+        SessionError."""
+        self._state.end_sessions()
         self._assets.close()
         await self.possession.close()
         self._end_watch()

@@ -140,6 +140,24 @@ def test_generate_cancelled_at_any_moment_frees_the_whole_chain(boxes: Any, llam
     virtual_time.run(scenario(), compute_s=lambda function: 0.004)
 
 
+def test_answers_end_when_their_client_is_closed(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            answers = [asyncio.create_task(box.tokens(200)) for _ in range(3)]
+            await asyncio.sleep(0.3)
+            await box.client.aclose()
+            async with asyncio.timeout(5):
+                await asyncio.wait(answers)
+            for each in answers:
+                assert isinstance(each.exception(), SessionError)
+                assert "the client has been closed" in str(each.exception())
+            await asyncio.sleep(0.1)  # servers free a sequence once the step is over that is being computed
+            await box.all_freed()
+
+    with no_leaks():
+        virtual_time.run(scenario(), compute_s=lambda function: 0.01)
+
+
 def test_generate_many_at_once_are_all_exact(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:

@@ -1,4 +1,4 @@
-"""Defines what all sessions of one client share: their options, connections, and what is known of servers.
+"""Defines what all sessions of one client share: their options, connections, what is known of servers, and their end.
 
 `ClientState` has no task of its own; `close` ends those of its parts.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from swarm_protocol.errors import SessionError, SwarmError
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -51,8 +53,29 @@ class ClientState:
         self.health = PeerHealth(membership, checks.reputation, convicted=convicted)
         self.prefixes = PrefixStore()
         self.checks = SpotChecks(network, membership, self.health.reputation, checks, convicted=convicted)
+        self._sessions: set[Callable[[SwarmError], None]] = set()
+        self._has_ended = False
+
+    def enter(self, give_up: Callable[[SwarmError], None]) -> None:
+        """Note an open session, which gives up when the sessions end. Raises SessionError once they have ended."""
+        if self._has_ended:
+            raise _closed()
+        self._sessions.add(give_up)
+
+    def leave(self, give_up: Callable[[SwarmError], None]) -> None:
+        self._sessions.discard(give_up)
+
+    def end_sessions(self) -> None:
+        """Fail all open sessions with SessionError, and those to come."""
+        self._has_ended = True
+        for give_up in list(self._sessions):
+            give_up(_closed())
 
     async def close(self) -> None:
         await self.checks.close()
         await self.health.close()
         await self.connections.close()
+
+
+def _closed() -> SessionError:
+    return SessionError("the client has been closed", remedy="read answers inside its `with` block")

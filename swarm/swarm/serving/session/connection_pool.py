@@ -76,10 +76,7 @@ class ClientConnection:
         finally:
             if self._idle is not None:
                 self._idle.cancel()
-            error = self._connection.error or PeerUnreachable(
-                "the connection is closed", peer_id=self._connection.peer_id
-            )
-            self._notify_all(ConnectionLost(error))
+            self._notify_all(ConnectionLost(self._connection.error or _closed(self._connection.peer_id)))
 
     def _on_frame(self, frame: Frame) -> None:
         if isinstance(frame, ServerLeaving):
@@ -107,9 +104,12 @@ class ConnectionPool:
         self._idle_s = idle_s
         self._openings: dict[tuple[str, str], asyncio.Future[ClientConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def get(self, peer_id: str, model: str) -> ClientConnection:
         """Return the connection to a server of `model`. Raises PeerError, or what the server refuses it with."""
+        if self._is_closed:
+            raise _closed(peer_id)
         opening = self._openings.get((peer_id, model))
         if opening is None or _is_over(opening):
             opening = self._open(peer_id, model)
@@ -120,7 +120,7 @@ class ConnectionPool:
         """End the connections to a peer, those that are being opened too; their sequences are told of `error`."""
 
         def end(opening: asyncio.Future[ClientConnection]) -> None:
-            if not opening.cancelled() and opening.exception() is None:
+            if opening.exception() is None:
                 opening.result().fail(error)
 
         for (each, _), opening in list(self._openings.items()):
@@ -128,6 +128,7 @@ class ConnectionPool:
                 opening.add_done_callback(end)
 
     async def close(self) -> None:
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -138,7 +139,14 @@ class ConnectionPool:
         connection: asyncio.Future[ClientConnection] = loop.create_future()
         task = loop.create_task(self._keep_open(peer_id, model, connection), name=f"connection to {peer_id}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            _fail(connection, _closed(peer_id))  # a defect, or a task that was cancelled, perhaps before it began
+            if self._openings.get((peer_id, model)) is connection:
+                del self._openings[peer_id, model]
+
+        task.add_done_callback(end)
         self._openings[peer_id, model] = connection
         return connection
 
@@ -149,16 +157,19 @@ class ConnectionPool:
                 opened.set_result(connection)
                 await connection.run()
         except SwarmError as error:
-            if not opened.done():
-                opened.set_exception(error)
-                # the session that asked may have been cancelled meanwhile
-                opened.exception()
-        finally:
-            if not opened.done():
-                opened.cancel()
-            if self._openings.get((peer_id, model)) is opened:
-                del self._openings[peer_id, model]
+            _fail(opened, error)
 
 
 def _is_over(opening: asyncio.Future[ClientConnection]) -> bool:
-    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_over)
+    return opening.done() and (opening.exception() is not None or opening.result().is_over)
+
+
+def _fail(opening: asyncio.Future[ClientConnection], error: SwarmError) -> None:
+    if not opening.done():
+        opening.set_exception(error)
+        # the session that asked may have been cancelled meanwhile
+        opening.exception()
+
+
+def _closed(peer_id: str) -> PeerUnreachable:
+    return PeerUnreachable("the connection is closed", peer_id=peer_id)

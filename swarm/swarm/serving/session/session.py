@@ -3,7 +3,8 @@
 `Session` takes requests, carries out what `session_state` decides (connections, searches, deadlines), and reports to it
 what servers say. Everything happens in callbacks of one event loop, without waiting: a result that a connection
 delivers is answered with the next steps before the connection reads on. Only opening connections and looking for
-servers take tasks, which end with the session. The last server samples.
+servers take tasks, which end with the session. Whatever one of these, or a callback, ends with is handled or fails the
+session, and so does the end of the client. The last server samples.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
-from swarm_protocol.errors import ConfigError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
@@ -33,7 +35,6 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.membership import Membership
-from swarm.router.routing import NoChain
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
@@ -72,8 +73,9 @@ class Session:
 
     `servers` are those known so far. The first request opens the chain; the servers may know its tokens already. Each
     request raises NoChain when blocks are missing or were lost and nobody took them over in time, ConfigError if
-    replays would need too much memory, and SessionError when server after server fails. After any of these, and after a
-    request was cancelled, only leaving the session is valid. With a `sampler` the index of each draw counts from the
+    replays would need too much memory, PeerError when the servers cannot be looked up, and SessionError when server
+    after server fails or the client is closed. After any of these, and after a request was cancelled, only leaving the
+    session is valid. With a `sampler` the index of each draw counts from the
     session's first one, and ConfigError is raised for a grammar that servers cannot use, too.
     """
 
@@ -118,6 +120,7 @@ class Session:
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
         self._state = SessionState(model.num_blocks, self._messages.new_buffer, max_step_tokens=max_step_tokens)
+        self._client = state
         self._pool = state.connections
         self._health = state.health
         self._max_replay_bytes = options.max_replay_bytes
@@ -138,6 +141,7 @@ class Session:
         self._pauses: list[tuple[Replay, float]] = []
 
     async def __aenter__(self) -> Session:
+        self._client.enter(self._give_up)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -181,7 +185,7 @@ class Session:
             yield await self._next_answer()
 
     async def _next_answer(self) -> SampledToken:
-        """Return the token that is answered next. Raises NoChain, SessionError."""
+        """Return the token that is answered next. Raises NoChain, ConfigError, PeerError, SessionError."""
         if not self._answers:
             if self._state.error is not None:
                 raise self._state.error
@@ -190,10 +194,11 @@ class Session:
         return self._answers.popleft()
 
     async def _close(self) -> None:
+        self._client.leave(self._give_up)
         if self._timer is not None:
             self._timer.cancel()
         self._todo.clear()
-        tasks = [*self._tasks, *self._opening.values()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         for stage in list(self._connections):
@@ -225,13 +230,11 @@ class Session:
             case GrantHandover(stage):
                 self._send(stage, self._messages.grant_handover(action))
             case OpenStage(stage):
-                self._opening[stage] = self._loop.create_task(self._open_stage(action), name="open a sequence")
+                self._opening[stage] = self._start(self._open_stage(action), name="open a sequence")
             case CloseStage(stage):
                 self._close_stage(stage)
             case FindServers():
-                task = self._loop.create_task(self._find(action), name="find servers")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._find(action), name="find servers")
             case AvoidPeer():
                 self._health.blame(action, self._messages.max_tokens)
             case ForgetRows(peers):
@@ -243,6 +246,35 @@ class Session:
             case Fail(error):
                 if self._waiting is not None and not self._waiting.done():
                     self._waiting.set_exception(error)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_ended)
+        return task
+
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelling():
+            return  # the session needs it no longer
+        error = asyncio.CancelledError("what it waited for") if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail_internally(error)
+
+    def _react(self, decide: Callable[[], list[Action]]) -> None:
+        """Carry out what is decided in a callback, where nobody else would learn of an exception."""
+        try:
+            self._carry_out(decide())
+        except Exception as error:
+            self._fail_internally(error)
+
+    def _fail_internally(self, error: BaseException) -> None:
+        logger.error("a session has failed internally", exc_info=error)
+        self._todo.clear()
+        self._give_up(SessionError("the session failed internally", remedy="ask again; the log says why"))
+
+    def _give_up(self, error: SwarmError) -> None:
+        self._carry_out(self._state.give_up(error, self._loop.time()))
 
     def _send(self, stage: Stage, frame: Frame) -> None:
         """Send nothing where the connection is lost: its stages are told of that."""
@@ -302,8 +334,6 @@ class Session:
     def _close_stage(self, stage: Stage) -> None:
         if opening := self._opening.pop(stage, None):
             opening.cancel()
-            self._tasks.add(opening)
-            opening.add_done_callback(self._tasks.discard)
         connection = self._connections.pop(stage, None)
         if connection is not None:
             self._health.closed(stage.peer_id)
@@ -315,13 +345,14 @@ class Session:
 
     def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
         """Take something for this stage, called by the connection's task."""
-        now_s = self._loop.time()
+        self._react(partial(self._read_or_lose, stage, message, self._loop.time()))
+
+    def _read_or_lose(self, stage: Stage, message: Frame | ConnectionLost, now_s: float) -> list[Action]:
         try:
-            actions = self._read(stage, message, now_s)
+            return self._read(stage, message, now_s)
         except PeerViolation as error:
             error.peer_id = stage.peer_id
-            actions = self._state.on_lost(stage, error, FailureCause.VIOLATION, now_s)
-        self._carry_out(actions)
+            return self._state.on_lost(stage, error, FailureCause.VIOLATION, now_s)
 
     def _read(self, stage: Stage, message: Frame | ConnectionLost, now_s: float) -> list[Action]:  # noqa: PLR0911 a case a frame
         """Raises PeerViolation for what no server has reason to send."""
@@ -356,7 +387,7 @@ class Session:
             between = self._state.peers_beside(repair)
             chain = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
             self._check_memory({hop.start for hop in chain})
-        except (NoChain, ConfigError) as error:
+        except SwarmError as error:
             self._carry_out(self._state.on_not_found(repair, error, self._loop.time()))
         else:
             if repair.old is not None:
@@ -389,4 +420,4 @@ class Session:
 
     def _tick(self) -> None:
         self._timer, self._timer_s = None, math.inf
-        self._carry_out(self._state.tick(self._loop.time()))
+        self._react(partial(self._state.tick, self._loop.time()))

@@ -169,7 +169,7 @@ class _OwnedProcess:
 
     def _check(self) -> None:
         if self._has_ended:
-            raise SessionError("the client has been closed", remedy="ask before it is closed")
+            raise _closed()
 
     def end(self) -> None:
         with self._lock:
@@ -177,6 +177,10 @@ class _OwnedProcess:
             if self.child is not None:
                 self.child.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _closed() -> SessionError:
+    return SessionError("the client has been closed", remedy="ask before it is closed")
 
 
 class TokenizerQueue:
@@ -187,8 +191,11 @@ class TokenizerQueue:
         self._model = model
         self._process = process
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-tokenizer")
+        self._is_closed = False
 
     async def ask(self, what: str, **values: Any) -> Any:
+        if self._is_closed:
+            raise _closed()
         asking = partial(self._process.ask, what, **values)
         try:
             async with asyncio.timeout(TURN_S):
@@ -199,6 +206,7 @@ class TokenizerQueue:
             ) from None
 
     def close(self) -> None:
+        self._is_closed = True
         self._process.close()
         self._thread.shutdown(wait=False)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from support.leaks import no_leaks
@@ -22,7 +22,7 @@ from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.errors import ConfigError, PeerUnreachable, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import SampledToken, StepResult, TokenDraw
 
@@ -563,6 +563,105 @@ def test_session_without_servers_names_the_blocks_in_bounded_time() -> None:
                 await generate(session, 10, strike)
             assert "the connection broke" in str(caught.value.__cause__)
             assert 5 <= clock() - since_s < 8
+
+    run(scenario())
+
+
+def test_session_whose_network_has_ended_says_so_instead_of_waiting() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w, w.session() as session:
+            ended = PeerUnreachable("this node's network has ended")
+
+            def strike(index: int) -> None:
+                if index == 4:
+                    w.membership.servers = AsyncMock(side_effect=ended)  # type: ignore[method-assign]
+                    w.internet.crash(w.server_of(session, 1).network.peer_id)
+
+            async with asyncio.timeout(30):
+                with pytest.raises(PeerUnreachable, match="network has ended"):
+                    await generate(session, 10, strike)
+
+    run(scenario())
+
+
+DEFECTS: dict[str, Callable[[World, Session, BaseException], Any]] = {
+    "the task that finds servers": lambda w, _, error: patch.object(w.membership, "servers", side_effect=error),
+    "the task that opens a sequence": lambda w, _, error: patch.object(w.state.connections, "get", side_effect=error),
+    "what is made of a server's frame": lambda _, session, error: patch.object(
+        session._messages, "check_result", side_effect=error
+    ),
+    "a deadline": lambda _, session, error: patch.object(session._state, "tick", side_effect=error),
+}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError()], ids=["defect", "cancelled"])
+@pytest.mark.parametrize("where", DEFECTS)
+def test_session_fails_with_whatever_ends_its_tasks_and_callbacks(
+    where: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    if isinstance(error, asyncio.CancelledError) and "task" not in where:
+        error = ValueError("another defect")
+
+    async def scenario() -> None:
+        async with world(THIRDS) as w, w.session() as session:
+            clock = asyncio.get_running_loop().time
+
+            def strike(index: int) -> None:
+                if index == 4:
+                    since_s.append(clock())
+                    silent = w.server_of(session, 1)
+                    if where != "a deadline":
+                        w.internet.crash(silent.network.peer_id)
+                    else:
+                        silent.spoil = lambda result: replace(result, position=0, rows=None, token=None)
+                        silent._push = lambda *_: None  # type: ignore[method-assign]
+                    defect.enter_context(DEFECTS[where](w, session, error))
+
+            since_s: list[float] = []
+            with ExitStack() as defect, pytest.raises(SessionError, match="failed internally"):
+                async with asyncio.timeout(60):
+                    await generate(session, 10, strike)
+            assert clock() - since_s[0] < 10
+
+    run(scenario())
+    assert any(record.exc_info and record.exc_info[1] is not None for record in caplog.records)
+
+
+@pytest.mark.parametrize("delay_s", [0.005, 0.015, 0.03, 0.05, 0.1, 1.0])
+def test_sessions_end_with_their_client_whatever_they_wait_for(delay_s: float) -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+
+            async def answer() -> None:
+                async with w.session(max_tokens=2000) as session:
+                    await generate(session, 1500, looped=True)
+
+            answers = [asyncio.create_task(answer()) for _ in range(3)]
+            await asyncio.sleep(delay_s)
+            w.state.end_sessions()
+            async with asyncio.timeout(5):
+                await asyncio.wait(answers)
+            for each in [*answers, asyncio.create_task(answer())]:
+                with pytest.raises(SessionError, match="the client has been closed"):
+                    await each
+            await w.all_freed()
+
+    run(scenario())
+
+
+def test_connection_that_ends_before_it_began_is_told_to_those_who_wait_for_it() -> None:
+    async def scenario() -> None:
+        async with world([(0, 6)]) as w:
+            (server,) = w.servers
+            waiting = asyncio.create_task(w.state.connections.get(server, MODEL))
+            await asyncio.sleep(0)
+            await w.state.connections.close()
+            results: list[SwarmError] = []
+            for asked in (waiting, w.state.connections.get(server, MODEL)):
+                with pytest.raises(PeerUnreachable, match="connection is closed") as caught:
+                    await asyncio.wait_for(asked, 1)
+                results.append(caught.value)
+            assert [error.peer_id for error in results] == [server] * 2
 
     run(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import Receive, Send
 
 DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream"
 
 
 class EventStream:
@@ -12,7 +13,7 @@ class EventStream:
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
-        self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+        self._headers = {"content-type": f"{EVENT_STREAM}; charset=utf-8", "cache-control": "no-cache", **headers}
         self.started = False
 
     async def send(self, events: bytes) -> None:

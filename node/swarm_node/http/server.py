@@ -28,6 +28,8 @@ from starlette.types import ASGIApp
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from swarm_node.http.cut_answers import CutAnswers
+
 BACKLOG = 256
 """Connections that wait to be accepted. All may be at once, before the bound on open ones is looked at."""
 
@@ -50,11 +52,11 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
 
-    Leaving gives running answers `grace_s` to finish, and ends those that have not.
+    Leaving gives running answers `grace_s` to finish, and cuts those that have not, whose clients are told so.
     """
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
-        app,
+        CutAnswers(app),
         http=bounded_protocol(max_connections or default_max_connections()),
         ws="none",
         lifespan="off",
@@ -64,7 +66,7 @@ async def serving(
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=math.ceil(grace_s),
+        timeout_graceful_shutdown=math.ceil(grace_s + SHUTDOWN_GRACE_S),  # after it uvicorn logs an error
     )
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
@@ -73,9 +75,14 @@ async def serving(
     finally:
         server.should_exit = True
         try:
+            await asyncio.wait({running}, timeout=grace_s)
+            await _end(server.server_state.tasks)
+            server.force_exit = True
             await running
         finally:
             listener.close()
+            running.cancel()
+            await asyncio.wait({running})
             await _end(server.server_state.tasks)
 
 

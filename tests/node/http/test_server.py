@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedToken, converse, openai_client
-from openai import APIError, AsyncOpenAI
+from openai import APIError, AsyncOpenAI, InternalServerError
 from swarm_node.gateway.app import create_app
 from swarm_node.http import server
 from swarm_protocol.errors import StartError
@@ -171,13 +171,15 @@ async def _is_listening(address: tuple[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_answers_that_run_when_the_server_ends_have_ended_with_it(is_cancelled: bool) -> None:
-    client = ScriptedClient(script=[ScriptedToken("a"), Hang()])
+def test_answers_that_run_when_the_server_ends_are_told_so_and_have_ended_with_it(
+    is_cancelled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = ScriptedClient(scripts=[[ScriptedToken("a"), Hang()]] * 2)
 
     async def served(urls: asyncio.Queue[str]) -> None:
         async with server.serving(create_app(client), server.listen("127.0.0.1", 0), grace_s=0) as url:
             urls.put_nowait(url)
-            await client.reached.wait()
+            await has_begun.wait()
             if is_cancelled:
                 await asyncio.Event().wait()
 
@@ -187,15 +189,23 @@ def test_answers_that_run_when_the_server_ends_have_ended_with_it(is_cancelled: 
         async with openai_client(await urls.get(), timeout_s=10) as openai:
             asking = asyncio.create_task(openai.completions.create(model="tiny", prompt="hi"))
             await client.reached.wait()
+            stream = await openai.completions.create(model="tiny", prompt="hi", stream=True)
+            assert (await anext(stream)).choices[0].text == "a"
+            has_begun.set()
             if is_cancelled:
                 serving.cancel()
             await asyncio.wait({serving})
             assert serving.cancelled() == is_cancelled
-            assert (client.num_open, client.num_finished) == (0, 1)
-            await asyncio.wait({asking})
-            assert isinstance(asking.exception(), APIError)
+            assert (client.num_open, client.num_finished) == (0, 2)
+            with pytest.raises(InternalServerError, match="this server is stopping") as refused:
+                await asking
+            assert (refused.value.status_code, refused.value.code) == (503, "service_unavailable")
+            with pytest.raises(APIError, match="this server is stopping"):
+                await anext(stream)
 
+    has_begun = asyncio.Event()
     asyncio.run(main())
+    assert caplog.messages == []
 
 
 def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,6 +10,8 @@ from typing import Literal
 from swarm.client import Token
 
 from swarm_node.gateway.tools import ToolCall, ToolCallFinder
+
+_new_decoder = getincrementaldecoder("utf-8")
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -19,10 +22,6 @@ class ScoredToken:
 
     token: Token
     offset: int
-
-    @property
-    def text(self) -> str:
-        return as_text(self.token.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +95,16 @@ class Choice:
         )
 
     def _delta(self, part: str | ToolCall) -> Delta:
-        offset, tokens = self._num_chars, []
+        offset, decoder, tokens = self._num_chars, _new_decoder("replace"), list[ScoredToken]()
+        if isinstance(part, str):
+            self._num_chars += len(part)
         for token in self._pending:
-            tokens.append(ScoredToken(token, offset))
-            offset += sum(byte & 0xC0 != 0x80 for byte in token.data)  # characters that begin here, in UTF-8
+            is_within, _ = decoder.getstate()  # the bytes of a character that has begun
+            tokens.append(ScoredToken(token, min(offset + bool(is_within), self._num_chars)))
+            offset += len(decoder.decode(token.data))
         self._pending.clear()
         if isinstance(part, ToolCall):
             return Delta(call=part, tokens=tuple(tokens))
-        self._num_chars += len(part)
         return Delta(text=part, tokens=tuple(tokens))
 
 

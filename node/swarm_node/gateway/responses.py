@@ -172,12 +172,12 @@ def _probability(data: bytes, logprob: float | None) -> Json:
 def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
     """Return a choice's probabilities. `text_offset` counts characters from the beginning of the choice's own text.
 
-    `top_logprobs` has the token that came as well, as OpenAI's has; of equal texts the likeliest.
+    `top_logprobs` has the token that came as well, as OpenAI's has.
     """
     return {
         "text_offset": [scored.offset for scored in tokens],
         "token_logprobs": [_finite(scored.token.logprob) for scored in tokens],
-        "tokens": [scored.text for scored in tokens],
+        "tokens": [_name(scored.token.data) for scored in tokens],
         "top_logprobs": [_top(scored) for scored in tokens],
     }
 
@@ -185,9 +185,17 @@ def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
 def _top(scored: ScoredToken) -> dict[str, float]:
     top: dict[str, float] = {}
     for other in scored.token.top:
-        top.setdefault(as_text(other.data), _finite(other.logprob))
-    top.setdefault(scored.text, _finite(scored.token.logprob))
+        top.setdefault(_name(other.data), _finite(other.logprob))
+    top.setdefault(_name(scored.token.data), _finite(scored.token.logprob))
     return top
+
+
+def _name(data: bytes) -> str:
+    """Return a token's text, or its bytes where it is a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(logprob: float | None) -> float:

@@ -64,7 +64,7 @@ def test_completion_offsets_point_into_the_text() -> None:
         answer = await openai.completions.create(model="tiny", prompt="hi", logprobs=2)
         found = answer.choices[0].logprobs
         assert found is not None
-        assert found.tokens == ["a ", "\ufffd", "\ufffd\ufffd", "b"]
+        assert found.tokens == ["a ", "bytes:\\xe2", "bytes:\\x82\\xac", "b"]
         assert found.text_offset == [0, 2, 3, 3]
         assert found.token_logprobs == [-0.5, -0.5, -0.5, -9999.0]
         assert found.top_logprobs is not None
@@ -73,12 +73,37 @@ def test_completion_offsets_point_into_the_text() -> None:
     converse(ScriptedClient(script=SPLIT), conversation)
 
 
+def test_completion_tokens_that_are_no_text_are_told_apart_and_counted_as_they_are_shown() -> None:
+    parts = [bytes([number]) for number in range(0x80, 0x85)]
+    likely = [ScriptedLikely(part, -1.0 - number) for number, part in enumerate(parts)]
+    script = [
+        _token(b"/", "/"),
+        ScriptedToken("", data=parts[0], logprob=-1.0, top=likely),
+        _token(b":", "\ufffd:"),
+        _token(EURO[:2], ""),
+        _token(b"7", "\ufffd7"),
+        _token(b"ab", "a"),  # what may begin a stop string is held back
+        _token(b"c", "bc", reason="length"),
+    ]
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.completions.create(model="tiny", prompt="hi", logprobs=5)
+        found = answer.choices[0].logprobs
+        assert found is not None
+        assert answer.choices[0].text == "/\ufffd:\ufffd7abc"
+        assert found.text_offset == [0, 1, 2, 3, 4, 5, 6]
+        assert found.top_logprobs is not None
+        assert found.top_logprobs[1] == {f"bytes:\\x{part[0]:x}": -1.0 - n for n, part in enumerate(parts)}
+
+    converse(ScriptedClient(script=script), conversation)
+
+
 def test_streamed_probabilities_come_with_the_text_they_are_of() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         stream = await openai.completions.create(model="tiny", prompt="hi", logprobs=0, stream=True)
         chunks = [chunk.choices[0] async for chunk in stream]
         said = [(chunk.text, chunk.logprobs.tokens) for chunk in chunks if chunk.logprobs]
-        assert said == [("a ", ["a "]), ("€", ["\ufffd", "\ufffd\ufffd"]), ("b", ["b"])]
+        assert said == [("a ", ["a "]), ("€", ["bytes:\\xe2", "bytes:\\x82\\xac"]), ("b", ["b"])]
         assert chunks[-1].logprobs is None
         chat = await openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, stream=True)
         counted = [len(chunk.choices[0].logprobs.content or ()) async for chunk in chat if chunk.choices[0].logprobs]
@@ -92,7 +117,7 @@ def test_tokens_of_a_stop_string_are_not_told_but_those_of_a_cut_answer_are() ->
     cut = [_token(b"a", "a"), _token(EURO[:1], "", reason="length")]
 
     async def conversation(openai: AsyncOpenAI) -> None:
-        for tokens in (["a"], ["a", "\ufffd"]):
+        for tokens in (["a"], ["a", "bytes:\\xe2"]):
             answer = await openai.completions.create(model="tiny", prompt="hi", logprobs=1)
             assert answer.choices[0].logprobs is not None
             assert answer.choices[0].logprobs.tokens == tokens

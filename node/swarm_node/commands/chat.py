@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ MAX_INPUT_CHARS = 2_000_000
 TEMPERATURE = 0.7
 PROMPT = "> "
 ANEW = "/new"
+HELP = "/help"
+KEYS = f"Ctrl-C stops an answer, Ctrl-D ends the chat, {ANEW} starts a new conversation"
+COMMAND = re.compile(r"/[a-z]+")
+"""One word after a slash is no question, so that a mistyped command is not sent to servers."""
 SEE_HELP = "see swarm-node chat --help"
 
 T = TypeVar("T")
@@ -133,15 +138,21 @@ class Chat:
 
     def converse(self) -> None:
         """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""
-        self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends the chat, {ANEW} starts a new conversation")
+        self._emitter.say(KEYS)
         for question in _questions():
-            if question.strip() == ANEW:
-                self._conversation.said.clear()
+            if COMMAND.fullmatch(question.strip()):
+                self._obey(question.strip())
                 continue
             try:
                 self.answer(question, goes_on=True)
             except SwarmError as error:
                 self._emitter.error(error)
+
+    def _obey(self, command: str) -> None:
+        if command == ANEW:
+            self._conversation.said.clear()
+        else:
+            self._emitter.say(KEYS if command == HELP else f"unknown command {command}: {KEYS}")
 
     def answer(self, question: str, *, goes_on: bool = False) -> None:
         """Stream the answer. Where the conversation `goes_on`, Ctrl-C stops it only, and what came is kept."""

@@ -153,6 +153,19 @@ def test_chat_answer_that_fails_is_told_and_left_out(
     assert [len(asked["messages"]) for asked in scripted.asked] == [1, 1, 1], "/new begins anew"
 
 
+def test_chat_commands_are_no_questions(
+    scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("/help\n/frob\n /new \n/etc/hosts?\n")
+    scripted.scripts = [["a file"]]
+    assert chat("story") == 0
+    said = capsys.readouterr()
+    assert said.out == "> > > > a file\n> "
+    assert said.err.count("/new starts a new conversation") == 3
+    assert "unknown command /frob: Ctrl-C stops an answer" in said.err
+    assert [asked["messages"][-1]["content"] for asked in scripted.asked] == ["/etc/hosts?"]
+
+
 def test_chat_over_a_pipe_answers_once(
     scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

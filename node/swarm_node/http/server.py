@@ -25,6 +25,7 @@ from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
+from swarm.network.libp2p.path_watch import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -50,11 +51,12 @@ SHUTDOWN_GRACE_S = 5.0
 async def serving(
     app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None, grace_s: float = SHUTDOWN_GRACE_S
 ) -> AsyncIterator[str]:
-    """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
+    """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL, for other machines
+    too where they reach it.
 
     Leaving gives running answers `grace_s` to finish, and cuts those that have not, whose clients are told so.
     """
-    host, port = listener.getsockname()[:2]
+    host, port = _own_address(listener.getsockname()[0]), listener.getsockname()[1]
     config = uvicorn.Config(
         CutAnswers(app),
         http=bounded_protocol(max_connections or default_max_connections()),
@@ -84,6 +86,15 @@ async def serving(
             running.cancel()
             await asyncio.wait({running})
             await _end(server.server_state.tasks)
+
+
+def _own_address(host: str) -> str:
+    """Return an address of this machine in place of the one that means all of them."""
+    address = ipaddress.ip_address(host.split("%", 1)[0])
+    if not address.is_unspecified:
+        return host
+    own = (ip for ip in source_addresses() if ipaddress.ip_address(ip).version == address.version)
+    return next(own, host)
 
 
 class _Server(uvicorn.Server):

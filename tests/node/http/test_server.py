@@ -208,6 +208,21 @@ def test_answers_that_run_when_the_server_ends_are_told_so_and_have_ended_with_i
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("host", "own"), [("0.0.0.0", "127.0.0.9"), ("127.0.0.1", "127.0.0.1")])
+def test_url_of_a_server_on_all_interfaces_names_an_address_of_this_machine(
+    host: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "source_addresses", lambda: ("127.0.0.9", "2001:db8::7"))
+
+    async def main() -> None:
+        async with server.serving(create_app(ScriptedClient()), server.listen(host, 0)) as url:
+            assert url.startswith(f"http://{own}:")
+            async with openai_client(url, timeout_s=10) as openai:
+                await openai.models.list()
+
+    asyncio.run(main())
+
+
 def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (256, 4096))
     assert server.default_max_connections() == 128

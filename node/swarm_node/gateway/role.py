@@ -45,7 +45,7 @@ from swarm_node.node import Node, NodeRole
 from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.settings.config import Config
 from swarm_node.storage import server_evidence
-from swarm_node.storage.client_models import kept_models, publishers_in, used_in
+from swarm_node.storage.client_models import check_kept, kept_models, publishers_in, used_in
 from swarm_node.storage.home import JsonMemory
 
 
@@ -53,14 +53,15 @@ class GatewayRole(NodeRole):
     """Serves HTTP until the node leaves; running answers then get the daemon's grace to finish.
 
     The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
-    cannot be used, for a gateway that would be open to all by accident and for a history that cannot be kept,
-    StartError if it cannot listen.
+    cannot be used, for a gateway that would be open to all by accident, for a history and for a model that cannot be
+    kept, StartError if it cannot listen.
     """
 
     name = "gateway"
 
     def __init__(self, config: Config) -> None:
         self._options = options(config)
+        check_kept(config)
         if config.dashboard:
             check_history(config)
         self._pins = pins(config)

@@ -62,17 +62,27 @@ def _memory(path: Path, network_id: str, key: str, what: str, max_bytes: int) ->
     return JsonMemory(path=path, owner=("network_id", network_id), key=key, what=what, max_bytes=max_bytes)
 
 
-def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, KeptModel]:
-    """Return what is kept of models, by name, and tell the user so.
-
-    Raises ConfigError for settings that contradict each other, and for a directory that is not there.
-    """
+def check_kept(config: Config) -> None:
+    """Raises ConfigError for settings that contradict each other, and for a directory that is not there."""
     for each in config.text_at_home:
         if isinstance(each.source, Path) and not each.source.is_dir():
             raise ConfigError(
-                f"there is no directory {each.source} to keep {each.model} from",
+                f"--text-at-home: there is no directory {each.source} to keep {each.model} from",
                 remedy="give --text-at-home [MODEL=]DIR, or [MODEL=]OWNER/NAME of a hub",
             )
+    names = {each.model for each in config.text_at_home}
+    if len(names) < len(config.text_at_home):
+        raise UsageError("a model is kept at home twice", remedy="give --text-at-home once for each model")
+    if "blocks_at_home" in config.origins and not names:
+        raise UsageError(
+            f"nothing is kept at home, so {config.origin('blocks_at_home')} has no effect",
+            remedy="give --text-at-home [MODEL=]SOURCE, too",
+        )
+
+
+def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, KeptModel]:
+    """Return what is kept of models, by name, and tell the user so. Raises as `check_kept`."""
+    check_kept(config)
     kept = {
         each.model: KeptModel(
             source=each.source if isinstance(each.source, Path) else str(each.source),
@@ -83,13 +93,6 @@ def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, Ke
         )
         for each in config.text_at_home
     }
-    if len(kept) < len(config.text_at_home):
-        raise UsageError("a model is kept at home twice", remedy="give --text-at-home once for each model")
-    if "blocks_at_home" in config.origins and not kept:
-        raise UsageError(
-            f"nothing is kept at home, so {config.origin('blocks_at_home')} has no effect",
-            remedy="give --text-at-home [MODEL=]SOURCE, too",
-        )
     if kept:
         emitter.say("text stays here: servers get activations in place of tokens, from which it could be computed")
         # torch's threads would otherwise spin for milliseconds after each step, on cores that others need

@@ -82,6 +82,12 @@ def test_history_in_a_directory_that_is_missing_is_refused_before_there_is_a_nod
         role_class(config)  # type: ignore[call-arg]
 
 
+def test_directory_to_keep_text_at_home_that_is_missing_is_refused_before_there_is_a_node(tmp_path: Path) -> None:
+    config = resolve({"port": "0", "text_at_home": [f"story={tmp_path}/none"]}, env={})
+    with pytest.raises(ConfigError, match=f"^--text-at-home: there is no directory {tmp_path}/none to keep story from"):
+        GatewayRole(config)
+
+
 def test_pins_are_one_for_each_model() -> None:
     given = resolve({"pin_model": ["tiny@1a2b3c4d", "org/big@" + "5c819ed1" * 4]}, env={})
     assert pins(given) == {"tiny": "1a2b3c4d", "org/big": "5c819ed1" * 4}

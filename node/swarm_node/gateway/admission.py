@@ -53,13 +53,18 @@ class Key:
 
 
 class KeyRing:
-    """The keys of a file. Raises ConfigError if it cannot be used, with the line but never the key."""
+    """The keys of a file. Raises ConfigError if it cannot be used, with the line but never the key.
+
+    `on_unusable` is told by a message and a remedy of each way in which the file cannot be used any more.
+    """
 
     def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
         self._path = path
         self._now_s = now_s
         self._checked_s = now_s()
         self._keys, self._stamp = _read_keys(path)
+        self._trouble = ""
+        self.on_unusable: Callable[[str, str], None] = lambda _message, _remedy: None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -78,12 +83,18 @@ class KeyRing:
         if self._now_s() - self._checked_s < http_limits.KEYS_FRESH_S:
             return
         self._checked_s = self._now_s()
+        if _stamp_of(self._path) == self._stamp:
+            return
         try:
-            if _stamp(self._path.stat()) != self._stamp:
-                self._keys, self._stamp = _read_keys(self._path)
-                logger.info("read %d API keys from %s", len(self._keys), self._path)
-        except (OSError, ConfigError) as error:
-            logger.warning("the API keys stay as they were: %s", error)
+            self._keys, self._stamp = _read_keys(self._path)
+        except ConfigError as error:
+            if error.message != self._trouble:
+                self._trouble = error.message
+                logger.warning("the API keys stay as they were: %s", error)
+                self.on_unusable(f"the API keys stay as they were: {error.message}", error.remedy)
+        else:
+            self._trouble = ""
+            logger.info("read %d API keys from %s", len(self._keys), self._path)
 
 
 def _read_keys(path: Path) -> tuple[list[Key], _Stamp]:
@@ -138,6 +149,13 @@ def _content(line: str) -> str:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="replace")).digest()
+
+
+def _stamp_of(path: Path) -> _Stamp | None:
+    try:
+        return _stamp(path.stat())
+    except OSError:
+        return None  # reading it says why
 
 
 def _stamp(status: os.stat_result) -> _Stamp:

@@ -86,6 +86,10 @@ class GatewayRole(NodeRole):
                 ),
                 convictions=convictions,
             )
+            if self._options.keys is not None:
+                self._options.keys.on_unusable = lambda message, remedy: node.emitter.emit(
+                    "warning", message=message, remedy=remedy
+                )
             node.activity.spot_checks = partial(spot_check_status, client.checks)
             # the client, which notes what it finds, ends before the thread that writes it
             with writer:

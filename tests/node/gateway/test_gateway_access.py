@@ -173,6 +173,8 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
     clock = Clock()
     path = _file(tmp_path, f"anne {ANNE}")
     ring = KeyRing(path, clock)
+    told: list[str] = []
+    ring.on_unusable = lambda message, remedy: told.append(f"{message} → {remedy}")
     path.write_text(f"bert {BERT} 5 7\n")
     assert ring.find(BERT) is None, "it is not looked at all the time"
     clock.now_s += http_limits.KEYS_FRESH_S
@@ -184,9 +186,16 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
     clock.now_s += http_limits.KEYS_FRESH_S
     assert ring.find(BERT) == found
     assert "the API keys stay as they were" in caplog.text
-    path.unlink()
-    clock.now_s += http_limits.KEYS_FRESH_S
-    assert ring.find(BERT) == found
+    for _ in range(3):
+        path.unlink(missing_ok=True)
+        clock.now_s += http_limits.KEYS_FRESH_S
+        assert ring.find(BERT) == found
+    unlike, gone = told
+    assert unlike.startswith(f"the API keys stay as they were: line 1 of {path} is not an API key → write: name key")
+    assert gone == (
+        f"the API keys stay as they were: the file of API keys {path} cannot be read: no such file or directory "
+        "→ check --api-keys"
+    )
 
 
 @pytest.mark.parametrize(

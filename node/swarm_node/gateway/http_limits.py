@@ -37,9 +37,6 @@ MAX_CHAT_LOGPROBS = 20
 MAX_LABEL_CHARS = 1024
 # Inputs of one request for embeddings: OpenAI takes 2,048, a server here computes them one after another.
 MAX_EMBEDDING_INPUTS = 64
-# OpenAI takes four stops; some clients send more.
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
 # The largest vocabularies have 256k entries.
 MAX_TOP_K = 2**18
 

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from swarm.client.request import schema_grammar
-from swarm.serving.sampling.sampling import MAX_STOP_TOKENS, Sampling
+from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, Sampling
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
@@ -128,8 +128,8 @@ ModelName = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_MODEL_
 TokenId = Annotated[int, Field(ge=0, lt=limits.MAX_VOCAB), WHOLE]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=http_limits.MAX_NEW_TOKENS, fail_fast=True)]
 MaxTokens = Annotated[int, Field(ge=1, le=http_limits.MAX_NEW_TOKENS), WHOLE]
-StopText = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_STOP_CHARS)]
-Stops = Annotated[list[StopText], Field(max_length=http_limits.MAX_STOPS, fail_fast=True)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False), OrDefault(0.0)]
 VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
 

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from openai.types import Completion
 from starlette.types import Message
 from swarm.client.request import ContextExceeded
+from swarm.serving.sampling.sampling import MAX_STOPS
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.app import GatewayOptions
@@ -66,7 +67,7 @@ def test_completion_with_a_null_field_takes_its_default(field: str) -> None:
         ("max_tokens", 10**9),
         ("seed", 2**64),
         ("stop", [""]),
-        ("stop", ["x"] * 17),
+        ("stop", ["x"] * (MAX_STOPS + 1)),
         ("stream", "perhaps"),
         ("model", ""),
         ("prompt", 5),

@@ -12,7 +12,7 @@ from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 from swarm.client.request import schema_grammar
-from swarm.serving.sampling.sampling import Sampling
+from swarm.serving.sampling.sampling import MAX_STOPS, Sampling
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.request_schema import CompletionRequest, StrictBody
@@ -252,8 +252,8 @@ def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
     assert _chat(parallel_tool_calls=False).sampling.stop_after == ("</tool_call>",)
     assert _chat(parallel_tool_calls=True).sampling.stop_after == ()
     assert _chat(parallel_tool_calls=False, tool_choice="required").sampling.stop_after == (), "the grammar ends it"
-    stops = [str(number) for number in range(http_limits.MAX_STOPS)]
-    assert len(_chat(parallel_tool_calls=False, stop=stops).sampling.stop) == http_limits.MAX_STOPS
+    stops = [str(number) for number in range(MAX_STOPS)]
+    assert len(_chat(parallel_tool_calls=False, stop=stops).sampling.stop) == MAX_STOPS
 
 
 @pytest.mark.parametrize(

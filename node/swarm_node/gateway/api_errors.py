@@ -89,7 +89,8 @@ def _from_validation(error: RequestValidationError) -> HttpError:
     # of a field that may be of two kinds both are reported: the one that was meant got further
     errors = error.errors()
     first = max(errors, key=lambda found: len(found["loc"]))
-    path = ".".join(_path(first["loc"]))
+    where = _path(first["loc"])
+    path = ".".join(_as_sent(where, error.body))
     is_empty = first["type"] == "missing" and not path
     if is_empty or first["type"] == "json_invalid":
         found = "empty: send a JSON object" if is_empty else f"not valid JSON: {first['ctx']['error']}"
@@ -106,7 +107,7 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         case "model_attributes_type":
             what = path or "the request body"
             return HttpError(400, f"{what} is not a JSON object", code="invalid_value", param=path or None)
-    kinds = {found["type"] for found in errors if ".".join(_path(found["loc"])) == path}
+    kinds = {found["type"] for found in errors if _path(found["loc"]) == where}
     message = STRING_OR_LIST if {"string_type", "list_type"} <= kinds else first["msg"]
     return HttpError(400, f"{path or 'body'}: {message}", code="invalid_value", param=path or None)
 
@@ -116,6 +117,23 @@ def _path(loc: Sequence[str | int]) -> list[str]:
     `list[TextPart]`, and after `response_format` the value of its `type`."""
     parts = [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
     return [part for before, part in zip(("", *parts), parts, strict=False) if before != "response_format"]
+
+
+def _as_sent(path: Sequence[str], body: object) -> list[str]:
+    """Return the path in the body that was sent, where one prompt or stop may stand for a list of it."""
+    found = list[str]()
+    for number, part in enumerate(path, 1):
+        if isinstance(body, list) and part.isdecimal() and int(part) < len(body):
+            item = body[int(part)]
+            if number < len(path) and not isinstance(item, list | dict):
+                continue  # a list of token ids is taken for a list that holds it
+            body = item
+        elif isinstance(body, dict):
+            body = body.get(part)
+        else:
+            break
+        found.append(part)
+    return found
 
 
 def _from_http(error: HTTPException, request: Request) -> HttpError:

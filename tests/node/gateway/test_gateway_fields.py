@@ -299,6 +299,22 @@ def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[s
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": [5, -1]}, "prompt.1"),
+        ({"prompt": ["a", [5, -1]]}, "prompt.1.1"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop.1"),
+    ],
+)
+def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param: str) -> None:
+    [error] = _errors("/completions", [more])
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
 def test_list_that_is_no_string_names_the_list_alone() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
     assert messages["message"] == "messages: Input should be a valid list"

@@ -119,7 +119,9 @@ class Sampling:
 
     def _check_ends(self) -> None:
         stops = (*self.stop, *self.stop_after)
-        if max(len(self.stop), len(self.stop_after)) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in stops):
+        if max(len(self.stop), len(self.stop_after)) > MAX_STOPS or any(
+            not 0 < len(text) <= MAX_STOP_CHARS for text in stops
+        ):
             raise ConfigError(
                 "stop has too many strings, or an empty or very long one",
                 remedy=f"use at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,12 +43,13 @@ class CutAnswers:
             error = HttpError(
                 503, "the answer was cut: this server is stopping", code="service_unavailable", remedy="ask again"
             )
-            async with asyncio.timeout(TELL_S):
-                if begun is None:
-                    await error(scope, receive, send)
-                else:
-                    body = event(json.dumps(error.body))
-                    await send({"type": "http.response.body", "body": body, "more_body": False})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TELL_S):
+                    if begun is None:
+                        await error(scope, receive, send)
+                    else:
+                        body = event(json.dumps(error.body))
+                        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _is_stream(start: Message) -> bool:

@@ -59,7 +59,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
 
 
 def test_serving_goes_on_while_the_server_moves_and_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is no memory for both spans: loading the new one takes longer than the status stays."""
+    """A server has none where there is no memory for both spans, and loading one takes longer than a status stays."""
     err = io.StringIO()
     node = MagicMock(work_end=Shutdown(), emitter=Emitter(json=False, err=err))
     node.network.network_id = "test"

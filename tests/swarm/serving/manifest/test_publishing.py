@@ -136,7 +136,7 @@ def test_largest_manifest_can_be_signed_and_read(llama_dir: Path) -> None:
 
 
 def test_name_that_no_model_can_have_is_refused(llama_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be published as 'my model'"):
+    with pytest.raises(ConfigError, match="no model can be published as 'my model'"):
         sign(llama_dir, "my model")
 
 

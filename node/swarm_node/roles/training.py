@@ -379,7 +379,7 @@ def local_options(config: Config, device: str) -> LocalOptions:
 
 
 def _beside(event: events.TrainingEvent, fragments: int) -> dict[str, object]:
-    """Return what is told with an event beside its own fields; the run has so many `fragments`."""
+    """Return what is told with an event beside its own fields; the run has this number of `fragments`."""
     match event:
         case events.OuterStep():
             return {"fragment": fragment_of(event.step, fragments)}

@@ -137,7 +137,7 @@ class Config(BaseModel):
     )
     """Address to listen on. Port 0: any free port; 0.0.0.0, or :: for IPv6: all interfaces. Without this setting, a
     node that joins through a peer beyond this machine listens on /ip4/0.0.0.0/tcp/0, and on /ip6/::/tcp/0 if this
-    machine has a public IPv6 address."""
+    machine has a public IPv6 address, or a peer's address is IPv6."""
     announce: tuple[str, ...] = _setting(
         (), check_announce_addr, "ADDR", many=True, example="/ip4/203.0.113.7/tcp/4001"
     )

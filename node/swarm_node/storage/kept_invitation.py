@@ -52,8 +52,8 @@ def with_invitation(config: Config) -> Config:
 
 
 def check_right(config: Config, right: Right, to_do: str) -> None:
-    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for. Who may
-    serve may ask, too."""
+    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for. The
+    right to serve includes that to ask."""
     rights = config.invite.terms.rights if config.invite is not None else RIGHTS
     if right not in rights and not (right == "ask" and "serve" in rights):
         raise ConfigError(

@@ -202,7 +202,6 @@ def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: py
     Path("run.toml").write_text(TINY)
     assert cli.run(["run", "sign"]) == 0
     assert "until now" not in capsys.readouterr().err
-    before = load_checked_run(Path("run.toml")).run_id
     text = Path("run.toml").read_text()
     Path("run.toml").write_text(text.replace("max_group = 16", "max_group = 8"))
     assert cli.run(["run", "sign"]) == 0

@@ -1,0 +1,24 @@
+"""The bounds in the reference of the gateway are the code's."""
+
+from __future__ import annotations
+
+from support.site_pages import written
+from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOPS
+from swarm_node.gateway import http_limits
+
+PAGE = " ".join(written("reference")["reference/gateway.md"].split())
+MIB = 2**20
+
+SAID = [
+    f"`stop` is one string or up to {MAX_STOPS}, of {MAX_STOP_CHARS} characters at most",
+    f"at most {http_limits.MAX_HTTP_BODY_BYTES // MIB} MiB and {http_limits.MAX_HTTP_VALUES:,} objects, lists and texts",
+    f"arrives within {http_limits.HTTP_BODY_TIMEOUT_S:.0f} s",
+    f"up to {http_limits.MAX_CHAT_MESSAGES:,} messages and {http_limits.MAX_TOOLS} tools",
+    f"over {http_limits.SMALL_HTTP_BODY_BYTES // 1024} KiB get status 429",
+    f"arriving fill {http_limits.MAX_ARRIVING_BYTES // MIB} MiB",
+    f"Up to {http_limits.MAX_EMBEDDING_INPUTS} inputs",
+]
+
+
+def test_reference_of_the_gateway_tells_the_bounds_of_the_code() -> None:
+    assert [words for words in SAID if words not in PAGE] == []

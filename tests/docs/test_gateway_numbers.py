@@ -11,7 +11,7 @@ MIB = 2**20
 
 SAID = [
     f"`stop` is one string or up to {MAX_STOPS}, of {MAX_STOP_CHARS} characters at most",
-    f"at most {http_limits.MAX_HTTP_BODY_BYTES // MIB} MiB and {http_limits.MAX_HTTP_VALUES:,} objects, lists and texts",
+    f"at most {http_limits.MAX_HTTP_BODY_BYTES // MIB} MiB and {http_limits.MAX_HTTP_VALUES:,} objects",
     f"arrives within {http_limits.HTTP_BODY_TIMEOUT_S:.0f} s",
     f"up to {http_limits.MAX_CHAT_MESSAGES:,} messages and {http_limits.MAX_TOOLS} tools",
     f"over {http_limits.SMALL_HTTP_BODY_BYTES // 1024} KiB get status 429",

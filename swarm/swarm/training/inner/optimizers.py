@@ -43,7 +43,7 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
 
 
 def restart_factor(steps_since: int, interval_steps: int) -> float:
-    """Return the factor of the learning rate `steps_since` the moments began anew, in an interval of
+    """Return the factor of the learning rate `steps_since` steps after the moments began anew, in an interval of
     `interval_steps`."""
     return min(1.0, (steps_since + 1) / (min(RESTART_STEPS, interval_steps // 2) + 1))
 

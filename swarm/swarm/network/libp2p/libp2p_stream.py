@@ -339,7 +339,7 @@ class Libp2pStream:
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or keep it until there is a byte stream again. What bears data waits for its turn, if it is
         not sent `at_once`."""
-        if self._sent is not None and self._sent.can_resend:
+        if self._sent is not None:
             self._sent.add(frame)
         if self._wire.is_lost:
             return

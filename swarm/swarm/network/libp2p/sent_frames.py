@@ -38,9 +38,11 @@ class SentFrames:
         self._num_acknowledged = 0
 
     def add(self, frame: Frame) -> None:
-        """Keep a frame that is sent."""
-        cost = framing.cost(sum(map(len, frame)))
+        """Count a frame that is sent, and keep it while frames can be sent again."""
         self._num_sent += 1
+        if not self.can_resend:
+            return
+        cost = framing.cost(sum(map(len, frame)))
         self._frames.append((frame, cost))
         self._budget.charge(self, cost)
 

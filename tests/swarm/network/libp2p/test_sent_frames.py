@@ -46,8 +46,11 @@ def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had(
     other.add((bytes(1000),))
     assert one.can_resend
     assert not other.can_resend
+    other.add((bytes(1000),))
     assert budget.num_bytes == 2 * framing.cost(1000)
-    other.acknowledge(2)  # they did arrive
+    other.acknowledge(3)  # they did arrive
+    with pytest.raises(PeerViolation):
+        other.acknowledge(1)
     one.drop()
     assert budget.num_bytes == 0
 

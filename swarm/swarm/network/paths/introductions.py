@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm_protocol import limits
 from swarm_protocol.dht_messages import Addrs
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation
 from swarm_protocol.path_messages import Introduction, PathAnswer
@@ -259,11 +260,11 @@ class Introductions:
     def _shared_addrs(self) -> Addrs:
         """Return this node's own addresses, for a peer that shares its network, its IP with a forwarded port, or its IP
         version where that is not the relay's."""
-        return _one_of_each_kind(_direct(self._here.own_addrs()))
+        return _told(_direct(self._here.own_addrs()))
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return the addresses that this node takes."""
-        return _one_of_each_kind(_direct(self._here.policy().worth_dialling(addrs)))
+        """Return the addresses that this node takes: of each version at one public and at one private IP."""
+        return _one_ip_of_each(is_private, _direct(self._here.policy().worth_dialling(addrs)))[:MAX_ADDRS]
 
 
 class RateLimit:
@@ -290,15 +291,22 @@ def _ips(addrs: Iterable[str]) -> set[object]:
     return {ip_of(addr) for addr in addrs}
 
 
-def _one_of_each_kind(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Return of `addrs` those at one IP of each version, public and private."""
+def _told(addrs: Iterable[str]) -> Addrs:
+    """Return of `addrs` those at one public IP of each version, and then the private ones: which of their networks both
+    peers share is known to the one that dials."""
+    found = _one_ip_of_each(lambda addr: is_private(addr) and ip_of(addr), addrs)
+    return tuple(sorted(found, key=is_private))[: limits.MAX_CONTACT_ADDRS]
+
+
+def _one_ip_of_each(kind: Callable[[str], object], addrs: Iterable[str]) -> tuple[str, ...]:
+    """Return of `addrs` those at one IP of each version and kind."""
     ips: dict[object, object] = {}
     found = []
     for addr in addrs:
         ip = ip_of(addr)
-        if ip is not None and ips.setdefault((ip.version, is_private(addr)), ip) == ip:
+        if ip is not None and ips.setdefault((ip.version, kind(addr)), ip) == ip:
             found.append(addr)
-    return tuple(found[:MAX_ADDRS])
+    return tuple(found)
 
 
 def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
@@ -314,4 +322,4 @@ def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: boo
         return ip is not None and ip.version not in versions
 
     also = filter(may_be_its_own, _direct(dialable(claims)))
-    return _one_of_each_kind(dict.fromkeys((*seen, *also)))
+    return _told(dict.fromkeys((*seen, *also)))

@@ -215,6 +215,19 @@ def test_relay_tells_neighbours_behind_one_nat_their_private_addresses() -> None
     run(case, seen=(NAT_1, "/ip4/44.0.0.1/tcp/4002"))
 
 
+def test_neighbour_in_several_networks_is_reached_in_the_one_that_both_share() -> None:
+    """Behind one NAT a router need not lead back to its own public address."""
+    vpn, seen = "/ip4/10.8.0.2/tcp/4001", "/ip4/44.0.0.1/tcp/4002"
+
+    async def case(world: World) -> None:
+        world.greater.own = (vpn, LAN_2)
+        answer = await world.ask(world.lesser, addrs=(LAN_1,))
+        assert answer.addrs == (seen, vpn, LAN_2)
+        assert world.of[LESSER]._usable(answer.addrs) == (seen, LAN_2)
+
+    run(case, seen=(NAT_1, seen))
+
+
 @pytest.mark.parametrize(
     "why", ["no reservation", "itself", "asker behind a relay", "target behind a relay", "garbage"]
 )

@@ -192,6 +192,7 @@ class OwnAddresses:
         self._on_change = on_change
         self._confirmed: tuple[str, ...] = ()
         self._seen_at: tuple[str, ...] = ()  # where peers see this node
+        self._named_ips: set[object] = set()  # at which single ones have said that they see it
         self.is_behind_symmetric_nat = False
         """True once peers have shown that a NAT gives this node another port for each of them."""
         self._num_looks = 0
@@ -244,6 +245,7 @@ class OwnAddresses:
         """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
         await self.refresh()
         peers = await self._direct_peers()
+        self._named_ips = set()
         found = await asyncio.gather(*(self._observe_by(version, peers.get(version, ())) for version in IP_VERSIONS))
         self._seen_at = tuple(addr for addrs in found for addr in addrs)
         self._on_change()
@@ -251,6 +253,7 @@ class OwnAddresses:
     async def _observe_by(self, version: int, peers: Sequence[str]) -> Sequence[str]:
         """Return the addresses of an IP version at which `peers`, which are connected by it, see this node."""
         answers = await asyncio.gather(*map(self._ask_seen, peers))
+        self._named_ips.update(ip_of(addr) for addrs in answers for addr in addrs)
         seen = [found for addrs in answers if (found := of_version(version, addrs))]
         if not seen:  # a NAT is not forgotten while all peers are connected by IPv6
             here = {ip_of(addr) for addr in self.daemons}
@@ -294,8 +297,9 @@ class OwnAddresses:
         return source_addresses(), frozenset(self.daemons)
 
     async def _is_seen_elsewhere(self) -> bool:
-        """Return whether a peer sees this node at an IP at which it was not seen before."""
-        known = {ip_of(addr) for addr in self._seen_at}
+        """Return whether a peer sees this node at an IP at which none has seen it before: of IPv6, a machine has several,
+        and peers see the one that was the newest when they were connected."""
+        known = self._named_ips.union(map(ip_of, self._seen_at))
         asked = [peers[0] for peers in (await self._direct_peers()).values()]
         answers = await asyncio.gather(*map(self._ask_seen, asked))
         return any(seen and not known & {ip_of(addr) for addr in seen} for seen in answers)

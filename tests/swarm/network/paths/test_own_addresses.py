@@ -271,6 +271,24 @@ def test_nat_of_ip4_is_remembered_while_all_peers_are_connected_by_ip6(monkeypat
     run(case, own=(HERE, LAN, IP6), num_peers=4)
 
 
+def test_peers_that_see_different_addresses_of_ip6_do_not_have_it_measured_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=0)
+        for number, peer in enumerate(world.peers):
+            peer.peers[NODE] = (f"/ip6/2a00:1450::{number + 10}/tcp/4001",)
+        await world.measure()
+        assert not await world.own._is_seen_elsewhere()
+        for peer in world.peers:
+            peer.peers[NODE] = (IP6,)
+        assert await world.own._is_seen_elsewhere()
+
+    run(case, own=(HERE, LAN, IP6), num_peers=4)
+
+
 def test_node_behind_a_symmetric_nat_can_be_opened_by_ip6(monkeypatch: pytest.MonkeyPatch) -> None:
     let_in(monkeypatch)
 

@@ -53,7 +53,14 @@ from swarm.training.run.run_model import build_model, module_run, refuse_module_
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.endorsement import EndorsementFile, EndorsementStore
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.trainer_events import IntervalFailed, MemberConvicted, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.trainer_events import (
+    IntervalFailed,
+    InvitationRefused,
+    MemberConvicted,
+    OuterStep,
+    RoundAborted,
+    TrainingEvent,
+)
 
 __all__ = ["MemberOptions", "Step", "Trainer", "module_run"]
 
@@ -411,6 +418,8 @@ class Trainer:
                 if (event.step, event.reason) != self._warned_of:  # it may fail again and again
                     self._warned_of = event.step, event.reason
                     logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
+            case InvitationRefused():
+                logger.warning("the invitation with serial %s %s", event.serial, event.reason)
             case MemberConvicted():
                 logger.warning("%s is convicted: %s", event.peer_id, event.reason)
             case RoundAborted(reason=reason) if reason == STATE_LOST:

@@ -24,6 +24,7 @@ from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm.training.state.endorsement import EndorsementFile
+from swarm.training.trainer_events import InvitationRefused
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import invite_to_run
@@ -216,6 +217,11 @@ def test_member_enters_a_run_that_requires_an_invitation(run_path: Path) -> None
     options = replace(OPTIONS, invitations=(invitation.text(),))
     with own_trainer(run_path, (), make_module(), options) as trainer:
         assert [step.outer_step for step in trainer] == [1]
+
+
+def test_invitation_that_is_used_up_is_told(run_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own_trainer(run_path, (), make_module())._on_event(InvitationRefused(step=1, serial="ff", reason="is used up"))
+    assert "the invitation with serial ff is used up" in caplog.text
 
 
 def test_invitation_that_cannot_be_read_is_refused_before_joining(run_path: Path) -> None:

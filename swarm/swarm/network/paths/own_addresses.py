@@ -297,8 +297,8 @@ class OwnAddresses:
         return source_addresses(), frozenset(self.daemons)
 
     async def _is_seen_elsewhere(self) -> bool:
-        """Return whether a peer sees this node at an IP at which none has seen it before: of IPv6, a machine has several,
-        and peers see the one that was the newest when they were connected."""
+        """Return whether a peer sees this node at an IP at which none has seen it before: of IPv6, a machine has
+        several, and peers see the one that was the newest when they were connected."""
         known = self._named_ips.union(map(ip_of, self._seen_at))
         asked = [peers[0] for peers in (await self._direct_peers()).values()]
         answers = await asyncio.gather(*map(self._ask_seen, asked))

@@ -187,7 +187,7 @@ class ReplicaState:
 
     @classmethod
     def initial(cls, theta_N: Tensor, overlap_steps: int = 0) -> ReplicaState:
-        """Return the state before the first outer step of a run whose rounds overlap with `overlap_steps` inner steps."""
+        """Return the state before the first outer step of a run whose rounds overlap with `overlap_steps` steps."""
         stripes, momentum_N = first_stripes(overlap_steps), torch.zeros_like(theta_N)
         return cls(outer_step=0, stripes=stripes, roster=(), theta_N=theta_N, momentum_N=momentum_N)
 

@@ -26,11 +26,14 @@ class CutAnswers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun: Message | None = None
+        is_whole = False
 
         async def watch(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, is_whole
             if message["type"] == "http.response.start":
                 begun = message
+            else:
+                is_whole = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -38,8 +41,10 @@ class CutAnswers:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             is_plain = begun is not None and not _is_stream(begun)
-            if task is None or not task.cancelling() or is_plain:
+            if task is None or not task.cancelling() or (is_plain and not is_whole):
                 raise
+            if is_whole:
+                return  # the client has it all, and only what the answer held was being freed
             error = HttpError(
                 503, "the answer was cut: this server is stopping", code="service_unavailable", remedy="ask again"
             )

@@ -190,7 +190,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
         # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
         return move(state, attempt, now)
     if state.setup.roster:
-        if state.phase == "left_out" or not was_unreachable or peer in state.faults.unreachable:
+        if state.phase != "forming" or not was_unreachable or peer in state.faults.unreachable:
             return state, []
         # the others may take it for the coordinator, and would form their group without this member
         return advance(with_coordinator(state), now)

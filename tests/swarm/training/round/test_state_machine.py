@@ -213,22 +213,6 @@ def test_coordinator_that_was_missing_in_the_last_attempt_is_asked_as_one_that_m
         assert [(each.peer, each.was_missing) for each in actions if isinstance(each, Ask)] == [(missing, is_short)]
 
 
-def test_member_that_rests_reports_to_a_coordinator_that_is_back() -> None:
-    """The others may have heard of it sooner, and would form their group without this member."""
-    back = coordinator_at(1)
-    state, _ = run([(0.0, OFFER), (0.5, Lost(peer=back, reason="gone"))])
-    now = 0.5
-    while state.attempt == 0:
-        now = machine.wake_at(state) or now
-        state, _ = machine.step(state, Tick(), now)
-    assert (state.phase, state.attempt) == ("resting", 1)
-    assert back in state.faults.unreachable
-    state, actions = machine.step(state, Sighted(peer=back, attempt=1), now)
-    assert actions == []
-    _, actions = machine.step(state, Tick(), machine.wake_at(state) or now)
-    assert [each.peer for each in actions if isinstance(each, Ask)] == [back]
-
-
 def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:
     mine = Offered(contribution=contribution(COORDINATOR))
     state, _ = run([(0.0, mine)], setup(COORDINATOR, min_group=4))

@@ -55,7 +55,7 @@ def test_node_that_came_back_elsewhere_is_found_there(tmp_path: Path) -> None:
 def test_node_that_is_given_both_ip_versions_of_a_peer_is_connected_by_ip4_where_that_answers(
     is_ip4_there: bool, tmp_path: Path
 ) -> None:
-    """Which a NAT's port is known by; see `swarm.network.paths.dialler.ip4_first`."""
+    """A NAT's port is known only from connections by IPv4; see `swarm.network.paths.dialler.ip4_first`."""
 
     async def main() -> None:
         listen = [*(["/ip4/127.0.0.1/tcp/0"] if is_ip4_there else []), "/ip6/::1/tcp/0"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from swarm_protocol.errors import IntegrityError, PeerError, PeerUnreachable, PeerViolation, SwarmError
@@ -130,7 +131,7 @@ class ManifestBook:
             self._keep(await fetch_manifest(self._network, model, digest, holders))
         except PeerError as error:
             self._failed_s[digest] = now_s = asyncio.get_running_loop().time()
-            if now_s - self._warned_s.get(model, now_s - RETRY_S) >= RETRY_S:  # anyone can announce thousands
+            if now_s - self._warned_s.get(model, -math.inf) >= RETRY_S:  # anyone can announce thousands
                 self._warned_s[model] = now_s
                 logger.warning("no manifest of %s: %s", model, error)
         finally:

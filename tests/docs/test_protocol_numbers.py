@@ -35,6 +35,7 @@ SAID = [
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),
     ("transport.md", f"A request larger than {calls.MAX_UNARY_BYTES // MIB} MiB"),
     ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),
+    ("transport.md", f"at most {calls.MAX_PARCELS_PER_PEER_BYTES // MIB} MiB for a peer"),
     ("transport.md", f"{calls.MAX_PARCELS_BYTES // MIB} MiB in all"),
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),
     ("transport.md", f"Each side begins with a credit of {framing.WINDOW_BYTES // MIB} MiB"),

@@ -125,6 +125,23 @@ def test_large_answer_of_a_limited_node_goes_over_a_stream_at_its_rate(tmp_path:
     _run(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS, case)
 
 
+def test_large_answers_of_a_limited_node_all_come_to_a_caller_that_asks_for_many_at_once(tmp_path: Path) -> None:
+    """As a joiner asks one donor for chunks of a state."""
+
+    async def case(pair: Pair) -> None:
+        sender, receiver = pair
+        answer = bytes(PACED_UNARY_BYTES + 1)
+
+        async def give(_peer_id: str, _request: bytes) -> bytes:
+            return answer
+
+        await sender.serve("give", give)
+        calls = (receiver.call(sender.peer_id, "give", b"", timeout_s=30) for _ in range(16))
+        assert await asyncio.gather(*calls) == [answer] * 16
+
+    _run(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS, case)
+
+
 @pytest.mark.parametrize("limit", [0.0, -1.0, MIN_BYTES_PER_S - 1, float("nan")])
 def test_limit_that_leaves_no_room_is_refused(limit: float) -> None:
     with pytest.raises(ConfigError):

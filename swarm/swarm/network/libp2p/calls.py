@@ -31,7 +31,9 @@ PACED_UNARY_BYTES = 2**16
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
 
-MAX_PARCELS_PER_PEER = 4
+MAX_PARCELS_PER_PEER_BYTES = 128 * 2**20
+"""The same of one caller: two of the largest, or far more chunks of a state than it asks for at once."""
+
 PARCEL_S = 60.0
 """A caller fetches its parcel at once, or has left."""
 
@@ -149,8 +151,8 @@ class Calls:
         self._num_parcel_bytes += len(response)
         asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)
         own = [each for each, (recipient, _) in self._parcels.items() if recipient == peer_id]
-        for each in own[:-MAX_PARCELS_PER_PEER]:
-            self._drop(each)
+        while sum(len(self._parcels[each][1]) for each in own) > MAX_PARCELS_PER_PEER_BYTES:
+            self._drop(own.pop(0))
         while self._num_parcel_bytes > MAX_PARCELS_BYTES:
             self._drop(next(iter(self._parcels)))
         return token

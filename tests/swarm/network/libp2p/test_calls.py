@@ -6,7 +6,14 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from swarm.network.libp2p.calls import BULK_S, MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, PARCEL_S, Calls
+from swarm.network.libp2p.calls import (
+    BULK_S,
+    MAX_BULK_PER_PEER,
+    MAX_PARCELS_PER_PEER_BYTES,
+    MAX_UNARY_BYTES,
+    PARCEL_S,
+    Calls,
+)
 from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
@@ -73,7 +80,8 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
     async def main() -> None:
         calls = _calls()
         answer = calls.unary_answer(large)
-        tokens = [(await answer("caller", b""))[1:] for _ in range(MAX_PARCELS_PER_PEER + 1)]
+        most = MAX_PARCELS_PER_PEER_BYTES // len(LARGE)
+        tokens = [(await answer("caller", b""))[1:] for _ in range(most + 1)]
         foreign = (await answer("other", b""))[1:]
         with pytest.raises(PeerRefused):
             await fetched(calls, "caller", tokens[0])  # its own newer ones took the place

@@ -99,6 +99,25 @@ def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_a
     virtual_time.run(scenario())
 
 
+def test_server_whose_blocks_go_while_they_are_measured_again_goes_on_to_announce(
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it moves: `Engine.in_thread` refuses what waited."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            await asyncio.sleep(IDLE_S + 2 * LOOK_S)
+            measure_again.assert_awaited()
+            await box.tokens()
+            await asyncio.sleep(LOOK_S)
+            [found] = (await box.membership.servers("tiny")).values()
+            assert found.tokens_per_s > 0
+
+    measure_again = AsyncMock(side_effect=PeerRefused("the server computes no more"))
+    monkeypatch.setattr(Deployment, "measure_again", measure_again)
+    virtual_time.run(scenario())
+
+
 def test_server_measures_again_only_after_a_while_without_work(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +272,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
             assert closing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await closing
-            with pytest.raises(RuntimeError, match="shutdown"):
+            with pytest.raises(PeerRefused, match="computes no more"):
                 await engine.in_thread(int)
 
     virtual_time.run(scenario(), jobs="threads")

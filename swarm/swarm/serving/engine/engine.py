@@ -129,8 +129,21 @@ class Engine:
         return self.pages.num_free * PAGE_TOKENS
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run work that must not run beside a step: measuring, moving a cache."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        """Run work that must not run beside a step: measuring, moving a cache.
+
+        Raises PeerRefused once it is closed, also where the work waited for its turn.
+        """
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except RuntimeError:  # the thread has been shut down
+            raise _over() from None
+        try:
+            return await running
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _over() from None
 
     def close(self, *, wait: bool = True) -> None:
         """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""

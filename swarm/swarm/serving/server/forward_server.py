@@ -156,7 +156,8 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardSpan:
-    """The span that calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes.
+    """The span that calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes, as
+    `Engine.in_thread` does.
 
     `forward_ms` is what a position takes on a block, as it was measured when the span was loaded.
     """
@@ -287,8 +288,9 @@ class ForwardServer:
         """Return the output rows [B, T, C] for `x`."""
         if not call.asked.end:
             async with self._turn:
-                embeddings, _ = await self._in_thread(call, partial(_embed, call.served.span), x)
-            return embeddings
+                embed = partial(_embed, call.served.span)
+                embedded: tuple[Tensor, float] = await call.served.in_thread(_timed, embed, x)
+            return embedded[0]
         outputs = []
         for rows in _batches(x, call.cut.num_sequences):
             for start, end in call.cut.spans:
@@ -322,27 +324,12 @@ class ForwardServer:
     ) -> Tensor:
         """Raises SessionError if it could not be computed, PeerRefused when nothing is computed here any more."""
         async with self._turn:
-            result, elapsed_ms = await self._in_thread(call, run, *tensors)
+            timed: tuple[Tensor, float] = await call.served.in_thread(_timed, run, *tensors)
+        result, elapsed_ms = timed
         num_positions = tensors[0].shape[0] * tensors[0].shape[1]
         num_blocks = blocks[1] - blocks[0] + (call.head_blocks if blocks[1] == call.asked.end else 0.0)
         call.pace.took(direction, num_positions, num_blocks, elapsed_ms)
         return result
-
-    async def _in_thread(
-        self, call: _ForwardCall, run: Callable[..., Tensor], *tensors: Tensor
-    ) -> tuple[Tensor, float]:
-        try:
-            timed: tuple[Tensor, float] = await call.served.in_thread(_timed, run, *tensors)
-        except RuntimeError:
-            # the thread has been shut down
-            raise _over() from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # not this call: what waited for the thread, when that was shut down
-            raise _over() from None
-        return timed
 
 
 def _batches(x: Tensor, num_sequences: int) -> list[Tensor]:
@@ -378,7 +365,3 @@ def largest_logits(logits_BTV: Tensor, num_top: int, temperature: float) -> Tens
 
 def _embed(span: Span, tokens_BT: Tensor) -> Tensor:
     return torch.stack([span.embed(tokens_T) for tokens_T in tokens_BT]).to("cpu", torch.float32)
-
-
-def _over() -> PeerRefused:
-    return PeerRefused("the server computes no more", remedy="ask another server")

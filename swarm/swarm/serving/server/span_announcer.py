@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
@@ -158,7 +159,7 @@ class SpanAnnouncer:
         self._idle_since_s = now
         try:
             await deployed.measure_again()
-        except (RuntimeError, MemoryError) as error:
+        except (SwarmError, RuntimeError, MemoryError) as error:  # also where the server has moved to other blocks
             logger.warning("could not measure the blocks of %s again: %s", self._server.name, error)
             return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -278,6 +279,24 @@ def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
 
     with no_leaks():
         virtual_time.run(run(), compute_s=lambda function: 0.1)
+
+
+def test_engine_that_is_closed_refuses_work_also_that_which_waited_for_its_thread() -> None:
+    async def run() -> None:
+        span = Sums()
+        engine = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
+        go_on = threading.Event()
+        running, waiting = [asyncio.create_task(engine.in_thread(go_on.wait, 60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        engine.close(wait=False)
+        go_on.set()
+        assert await running
+        with pytest.raises(PeerRefused, match="computes no more"):
+            await waiting
+        with pytest.raises(PeerRefused, match="computes no more"):
+            await engine.in_thread(int)
+
+    asyncio.run(run())
 
 
 # --- hand-over --------------------------------------------------------------------------------------------------------

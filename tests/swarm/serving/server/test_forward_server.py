@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.engine.engine import Engine, EngineOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
@@ -122,14 +123,12 @@ class Rig:
         self.network, self.client = internet.network(), internet.network()
         self.thread = ThreadPoolExecutor(1)
         self.span = loaded(directory, 3, 6)
+        self.engine = Engine(self.span, self.span.new_pool(1), EngineOptions(), revision="r", thread=self.thread)
         self.forward_ms = forward_ms
         self.server = ForwardServer("tiny", self.current, bounds=bounds)
 
     def current(self) -> ForwardSpan:
-        return ForwardSpan(span=self.span, revision="r", in_thread=self.in_thread, forward_ms=self.forward_ms)
-
-    def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-        return asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+        return ForwardSpan(span=self.span, revision="r", in_thread=self.engine.in_thread, forward_ms=self.forward_ms)
 
     async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
         """The bytes that came back."""
@@ -158,7 +157,7 @@ def rigs(directory: Path, bounds: ForwardLimits | None = None, forward_ms: float
     try:
         yield rig
     finally:
-        rig.thread.shutdown()
+        rig.engine.close()
     assert (rig.server.room.num_calls, rig.server.room.num_bytes) == (0, 0)
 
 
@@ -261,7 +260,7 @@ def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:
 
         async def end() -> None:
             await begun.wait()
-            rig.thread.shutdown(wait=False, cancel_futures=True)
+            rig.engine.close(wait=False)
 
         def slow(*arguments: Any, **options: Any) -> torch.Tensor:
             loop.call_soon_threadsafe(begun.set)
@@ -299,7 +298,7 @@ def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_call
     async def scenario(rig: Rig) -> None:
         async def decode() -> None:
             while True:
-                await rig.in_thread(log.append, "step")
+                await rig.engine.in_thread(log.append, "step")
 
         decoding = asyncio.create_task(decode())
         x = torch.ones(4 * 8, 32)

@@ -298,11 +298,10 @@ class ServerSession:
         if self._answered is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
-        self._results.flush()
         failed = StepResult(
             sequence_id=self.sequence_id, position=self._answered, push_failed=True, num_links=self._link.num_links
         )
-        self.connection.send(failed)
+        self._results.add(failed, can_wait=False)
 
     def leave(self) -> None:
         """Send every result at once from now on: the client is to go elsewhere, and needs them for that."""

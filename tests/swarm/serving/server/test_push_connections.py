@@ -240,6 +240,28 @@ def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> 
     with_servers(work, [(0, 2), (2, 4)], dead=[1])
 
 
+def test_next_server_that_dies_when_a_client_has_just_been_cut_off_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits for the client is sent first, of which one frame is too many for a client that does not read."""
+
+    async def work(world: World) -> None:
+        talks = await world.chain()
+        await talks[0].step(token_rows(*PROMPT[:9]), 0, forward=True)
+        talks[0].send_step(token_rows(PROMPT[9]), 9, forward=True)
+        [session] = world.servers[0].connections.sessions.values()
+        async with asyncio.timeout(1):
+            while not session._results._waiting:
+                await asyncio.sleep(0.001)
+        monkeypatch.setattr("swarm.serving.wire.multiplexed_connection.MAX_QUEUED_FRAMES", 0)
+        world.kill("s1")
+        await asyncio.sleep(1.0)
+        assert session.is_closed
+        assert not any(task.done() for task in world.servers[0].tasks)
+
+    with_servers(work, [(0, 2), (2, 4)], dead=[1])
+
+
 @pytest.mark.parametrize("who", ["nobody", "no server"])
 def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> None:
     async def work(world: World) -> None:

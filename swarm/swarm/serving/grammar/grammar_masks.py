@@ -213,12 +213,14 @@ class GrammarPool:
 
 
 class SessionGrammar:
-    """One session's grammar. `among` are those that are open."""
+    """One session's grammar. `among` are those that have a place."""
 
     def __init__(self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[SessionGrammar]) -> None:
         self._process = process
         self._threads = threads
         self._among = among
+        self._last: asyncio.Future[TokenMask] | None = None
+        self._is_closed = False
 
     def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
         """Compute what may follow `tokens`, which continue those of the last call, and must not change until it is
@@ -226,10 +228,20 @@ class SessionGrammar:
 
         Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
         """
-        return asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens)
+        self._last = asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens)
+        return self._last
 
     def close(self) -> None:
-        """Stop computing masks; a second call does nothing."""
-        if self in self._among:
-            self._among.remove(self)
-            self._threads.submit(self._process.close)
+        """Ask for no more masks; a second call does nothing. Its process ends, and its place is free, once the last
+        mask is done."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._last is None or self._last.done():
+            self._end()
+        else:
+            self._last.add_done_callback(lambda _: self._end())
+
+    def _end(self) -> None:
+        self._among.remove(self)
+        self._process.close()

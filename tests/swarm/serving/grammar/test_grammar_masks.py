@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -246,6 +247,31 @@ def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
         for fork in (first, *others):
             fork.wait(timeout=60)
 
+    asyncio.run(main())
+
+
+def test_grammar_that_is_closed_has_its_place_until_its_last_mask_is_done(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that opens and closes one session after another does not have the server compute any number of them."""
+    go_on = threading.Event()
+
+    async def main() -> None:
+        grammars = GrammarPool(tokenizer)
+        fine = Grammar(kind="json_schema", text="{}")
+        states = [grammars.open(fine) for _ in range(MAX_GRAMMARS)]
+        masks = [state.mask([]) for state in states]
+        for state in states:
+            state.close()
+        with pytest.raises(PeerRefused, match="at once"):
+            grammars.open(fine)
+        go_on.set()
+        await asyncio.gather(*masks)
+        assert all(state._process._has_ended for state in states)
+        grammars.open(fine)
+        grammars.close()
+
+    monkeypatch.setattr(GrammarProcess, "mask", lambda *_: go_on.wait(60))
     asyncio.run(main())
 
 

@@ -260,6 +260,8 @@ class EngineSequence:
             raise IntegrityError("the cache has a different layout", remedy="run the session again")
         async for piece in pieces:
             self._check_open()
+            if not piece:  # else their number has no bound, and each takes a turn in the thread
+                raise IntegrityError("received an empty piece of a cache")
             num_new = len(piece) // self._page_bytes
             # fewer than `num_new` where they are more than the session has, which the pool refuses
             pages = self.page_table.pages[num_written : num_written + num_new]

@@ -367,7 +367,7 @@ def test_sequence_adopts_nothing_that_is_damaged() -> None:
         sequence.close()
         nan = torch.full((len(content) // 4,), math.nan).numpy().tobytes()
         target = engine.open(client="a", start=0, end=4, max_tokens=40)
-        for pieces in ([content[:-4]], [content, content], [content[: len(content) // 3]], [nan], []):
+        for pieces in ([content[:-4]], [content, content], [content[: len(content) // 3]], [nan], [b"", content], []):
             with pytest.raises(IntegrityError):
                 await target.adopt(40, pieces_of(layout, *pieces))
             assert target.length == 0

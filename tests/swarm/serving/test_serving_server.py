@@ -516,6 +516,21 @@ def test_leave_and_move_to_what_cannot_be_loaded_serves_the_old_span_again(boxes
     virtual_time.run(scenario())
 
 
+def test_leave_and_move_that_cannot_be_and_cannot_go_back_either_is_a_failure(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+            loads = AsyncMock(side_effect=[IntegrityError("a shard is damaged"), MemoryError("others took it")])
+            with patch.object(Deployment, "load", loads), pytest.raises(MemoryError):
+                await server.leave_and_move(3, 6, options=ServerOptions(), within_s=5)
+            assert "tiny is served here no more: MemoryError: others took it" in str(server.failure)
+            await asyncio.sleep(1)
+            assert (await box.membership.servers("tiny"))[box.who["s0"]].state == "draining"
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
 def test_move_no_longer_wanted_changes_nothing(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:

@@ -154,7 +154,7 @@ class SpanServer:
     async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
         """Move where there is no memory for both spans: first let sessions leave and free the old blocks.
 
-        Raises as `start`, and then serves the old blocks again, unless these cannot be loaded either.
+        Raises as `start`, and then serves the old blocks again; if these cannot be loaded either, `failure` says so.
         """
         old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
         await self.drain(within_s=within_s)
@@ -169,7 +169,12 @@ class SpanServer:
                 await new.close()
                 raise ConfigError(f"{self._model_dir} has changed", remedy="start the node again")
         except (SwarmError, RuntimeError, MemoryError, OSError):
-            await self._resume(await Deployment.load(self._model_dir, *old, old_options))
+            try:
+                again = await Deployment.load(self._model_dir, *old, old_options)
+            except (SwarmError, RuntimeError, MemoryError, OSError) as error:
+                self._fail(error)
+                raise
+            await self._resume(again)
             raise
         await self._resume(new)
 
@@ -252,7 +257,7 @@ class SpanServer:
             self._tasks = None
 
     def _fail(self, cause: Exception) -> None:
-        """End every session and withdraw the record: the engine has ended."""
+        """End every session and withdraw the record: the engine has ended, or there are no blocks any more."""
         logger.error("the server of %s has failed", self.name, exc_info=cause)
         self.failure = SessionError(
             f"{self.name} is served here no more: {type(cause).__name__}: {cause}",

@@ -84,6 +84,8 @@ def pick(logits_V: Tensor, draw: TokenDraw) -> int:
     """Draw the token at `draw.index` of the answer. Of equal logits the lower id is taken first."""
     if draw.temperature == 0:
         return int(logits_V.argmax())
+    if logits_V.device.type == "mps":  # Apple's devices have no float64
+        logits_V = logits_V.cpu()
     # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
     scaled_V = (logits_V.double() - logits_V.max()) / draw.temperature
     sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)

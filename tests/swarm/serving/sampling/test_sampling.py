@@ -69,6 +69,25 @@ def test_seed_draws_are_pinned() -> None:
     assert [pick(LOGITS, replace(draw, index=index)) for index in range(12)] == PINNED
 
 
+class OnApplesDevice(Tensor):
+    """Stands for a tensor of a device that has no float64."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("mps")
+
+    def double(self) -> Tensor:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def cpu(self) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def test_seed_draws_are_the_same_on_a_device_without_float64() -> None:
+    draw, logits_V = TokenDraw(temperature=1.0, seed=7), LOGITS.as_subclass(OnApplesDevice)
+    assert [pick(logits_V, replace(draw, index=index)) for index in range(12)] == PINNED
+
+
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20),
     st.floats(0, 2),

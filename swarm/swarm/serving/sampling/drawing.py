@@ -111,7 +111,7 @@ def edited(logits_V: Tensor, edits: LogitEdits) -> Tensor:
     drawn = torch.tensor(list(edits.counts), dtype=torch.int64, device=device)
     if sampler.repetition_penalty != 1.0:
         prompt = torch.from_numpy(np.frombuffer(sampler.prompt_ids, dtype="<i4").astype(np.int64)).to(device)
-        seen = torch.unique(torch.cat([prompt, drawn]))
+        seen = torch.cat([prompt, drawn])  # an id that comes twice is written the same twice
         values = edited_V[seen]
         edited_V[seen] = torch.where(
             values < 0, values * sampler.repetition_penalty, values / sampler.repetition_penalty

@@ -219,7 +219,7 @@ class PoolCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self._pool = pool
         self._pieces = pieces
-        self._device = pool.keys_SKD[0].device
+        self._device = pool.device
         self._slots_N = torch.cat([slots_of(s, s.position, s.position + s.num_tokens) for s in pieces]).to(self._device)
         self._unused_S = torch.cat([_unused(s) for s in pieces]).to(self._device)
 

@@ -66,6 +66,10 @@ class KVPool:
             ) from error
 
     @property
+    def device(self) -> torch.device:
+        return self.keys_SKD[0].device
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page on all blocks."""
         return self.bytes_of_page(0, len(self._shapes))

@@ -74,6 +74,22 @@ def test_pace_follows_what_was_measured() -> None:
     assert pace.ms["forward"] == 1.0
 
 
+def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
+    """An accelerator computes after the call that asks it has returned; whoever wants a number of it waits."""
+    now_s = 0.0
+
+    class OnAccelerator:
+        def to(self, device: str) -> torch.Tensor:
+            nonlocal now_s
+            now_s += 0.25
+            return X.to(device)
+
+    with patch("swarm.serving.server.forward_server.time.perf_counter", lambda: now_s):
+        result, elapsed_ms = forward_server._timed(OnAccelerator)
+    assert result.device.type == "cpu"
+    assert elapsed_ms == 250.0
+
+
 def test_room_is_shared_and_given_back() -> None:
     room = ForwardAdmission(ForwardLimits(max_bytes=100, max_calls=3, max_client_calls=2))
     with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):

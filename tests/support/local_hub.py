@@ -20,7 +20,7 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 class Hub(http.server.ThreadingHTTPServer):
     """Serves one model. `sent` counts the bytes that left by file; `cuts` says after how many one breaks off, once.
 
-    `num_busy` requests for files are answered by status 429.
+    `num_busy` requests for files are answered by status 429. One that `ignores_ranges` gives whole files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,6 +31,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.cuts: dict[str, int] = {}
         self.vanished: set[str] = set()
         self.num_busy = 0
+        self.ignores_ranges = False
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -59,7 +60,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self._send(file.read_bytes(), wanted, name)
+        self._send(file.read_bytes(), None if self.server.ignores_ranges else wanted, name)
 
     def _send(self, data: bytes, wanted: str | None = None, name: str = "") -> None:
         size = len(data)

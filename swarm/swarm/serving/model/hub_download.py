@@ -168,6 +168,7 @@ def _fetch_all(model: HubModel, names: list[str], on_progress: OnProgress) -> No
 def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
     """Download one file, going on where a broken download of it stopped."""
     part = model.directory / f"{name}.part"
+    part.touch()  # there is nothing to get of an empty file
     num_failures = 0
     while (part_bytes := _part_bytes(model, name)) < size:
         broken: Exception | None = None
@@ -210,7 +211,8 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
         ) as response:
             hf_raise_for_status(response)
             if response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                file.truncate(0)
+                file.seek(0)  # else `tell` counts what was there
+                file.truncate()
             for chunk in response.iter_bytes():
                 file.write(chunk)
                 if file.tell() > size:

@@ -123,6 +123,21 @@ def test_download_survives_a_connection_that_breaks(hub: Hub, find: Callable[[],
     assert digest(model.directory / shard) == digest(hub.directory / shard)
 
 
+def test_download_that_broke_off_begins_anew_at_a_hub_that_gives_whole_files(
+    hub: Hub, find: Callable[[], HubModel]
+) -> None:
+    hub.ignores_ranges = True
+    hub.cuts = {"config.json": 200}
+    model = find()
+    assert not hub.cuts
+    assert digest(model.directory / "config.json") == digest(hub.directory / "config.json")
+
+
+def test_download_of_an_empty_file_is_one(hub: Hub, find: Callable[[], HubModel]) -> None:
+    (hub.directory / "added_tokens.json").touch()
+    assert (find().directory / "added_tokens.json").read_bytes() == b""
+
+
 def test_download_waits_for_a_hub_that_is_busy(hub: Hub, find: Callable[[], HubModel]) -> None:
     shard = min(shards_of(hub.directory, 2))
     model = find()

@@ -276,13 +276,13 @@ class ConnectionServer:
         if _must_prepare(wanted):
             try:
                 await self._prepare(session, wanted)
+                session.ready()
             except SwarmError as error:
                 session.end(error)
                 return
             except BaseException:
                 session.close()
                 raise
-            session.ready()
         await session.run()
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:

@@ -28,7 +28,13 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.server.connection_server import FIRST_FRAME_S, IDLE_CONNECTION_S, MAX_CONNECTIONS_PER_PEER
+from swarm.serving.server.connection_server import (
+    FIRST_FRAME_S,
+    IDLE_CONNECTION_S,
+    MAX_CONNECTIONS_PER_PEER,
+    ConnectionServer,
+)
+from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_inbox import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
@@ -39,8 +45,10 @@ from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import (
     CloseSequence,
     LinkUpdate,
+    OpenSequence,
     SequenceEnded,
     SequenceReady,
+    SequenceRef,
     ServerLeaving,
     StepRequest,
     StepResult,
@@ -493,6 +501,20 @@ def test_silent_session_and_then_its_connection_are_ended() -> None:
         assert world.servers[0].connections.num_connections == 0
 
     with_servers(work, idle_s=10.0)
+
+
+def test_session_that_is_ready_when_its_connection_has_failed_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepare(_: ConnectionServer, session: ServerSession, _wanted: OpenSequence) -> None:
+        session.connection.fail(PeerTimeout("the peer does not read what it is sent"))
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        source = SequenceRef(peer_id=world.client.peer_id, sequence_id=sequence_id(9))
+        with pytest.raises(PeerTimeout, match="does not read"):
+            await talk.open(take_over=source)
+
+    monkeypatch.setattr(ConnectionServer, "_prepare", prepare)
+    with_servers(work)
 
 
 def test_session_that_the_engine_evicts_is_told() -> None:

@@ -59,7 +59,8 @@ class DialLimiter:
             named = [clients[0] for clients in self._clients.values()]
             named += [for_client for for_client, _ in self._resting.values()]
             if len(named) >= MAX_PEERS or named.count(client) >= MAX_PEERS_PER_CLIENT:
-                logger.warning("%d peers are dialled, and %d of them for %s", len(named), named.count(client), client)
+                # no warning: a client may name any number of peers
+                logger.debug("%d peers are dialled, and %d of them for %s", len(named), named.count(client), client)
                 return False
         self._clients.setdefault(peer_id, []).append(client)
         return True

@@ -61,6 +61,10 @@ class Envelope(Checked):
     def to_bytes(self) -> bytes:
         return _signed_bytes(self) + self.signature
 
+    def holds_at(self, now: float) -> bool:
+        """Return whether it has not expired at `now`, and was not issued more than MAX_CLOCK_SKEW_S after it."""
+        return self.issued_at <= now + limits.MAX_CLOCK_SKEW_S and now < self.expires_at
+
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
         """Read an envelope without checking its signature. Raises ValueError unless `data` is exactly one."""

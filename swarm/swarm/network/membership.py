@@ -174,9 +174,7 @@ class Membership:
         self._samples[run] = view
         for envelope in await self._find_some(root, timeout_s):
             self._remember(view, envelope)
-        living = [
-            (seen.envelope.issued_at, peer_id) for peer_id, seen in view.items() if seen.envelope.expires_at > now
-        ]
+        living = [(seen.envelope.issued_at, peer_id) for peer_id, seen in view.items() if seen.envelope.holds_at(now)]
         self._samples[run] = kept = {peer_id: view[peer_id] for _, peer_id in sorted(living)[-MAX_SAMPLED:]}
         if len(self._samples) > MAX_VIEWS:
             del self._samples[next(iter(self._samples))]
@@ -249,12 +247,12 @@ class Membership:
         return found
 
     def _view(self, kind: Kind, name: str) -> dict[str, _Seen]:
-        """Return the remembered records that have not expired. A lookup that misses a record or finds an old one hides
+        """Return the remembered records that are valid now. A lookup that misses a record or finds an old one hides
         nothing."""
         now = self._network.now()
         view = self._views.pop((kind, name), {})
         self._views[kind, name] = view = {
-            peer_id: seen for peer_id, seen in view.items() if seen.envelope.expires_at > now
+            peer_id: seen for peer_id, seen in view.items() if seen.envelope.holds_at(now)
         }
         if len(self._views) > MAX_VIEWS:
             del self._views[next(iter(self._views))]

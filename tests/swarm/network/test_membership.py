@@ -443,6 +443,28 @@ async def test_record_with_lower_issued_at_never_replaces_a_newer_one() -> None:
     await internet.close()
 
 
+@in_virtual_time
+async def test_records_from_before_all_clocks_were_set_back_hide_no_later_ones() -> None:
+    internet = make_internet()
+    a, b = (internet.network(clock_offset_s=3600) for _ in range(2))
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("before"))
+        at_a.announce(trainer_record())
+        await asyncio.sleep(SEEN_S)
+        assert [node.name for node in (await at_b.nodes()).values()] == ["before"]
+        assert len(await at_b.some_trainers("run")) == 1
+        for network in (a, b):
+            network._access = replace(network._access, clock_offset_s=0.0)
+        at_a.announce(node_record("after"))
+        at_a.announce(trainer_record(state="finished"))
+        await asyncio.sleep(SEEN_S)
+        assert [node.name for node in (await at_b.nodes()).values()] == ["after"]
+        for _ in range(2):
+            found = await at_b.some_trainers("run")
+        assert [trainer.state for trainer in found.values()] == ["finished"]
+    await internet.close()
+
+
 def test_listed_peers_are_bounded_and_the_known_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_module, "MAX_LISTED_PEERS", 5)
 

@@ -17,9 +17,13 @@ from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 
 from swarm.network.dht.record_dht import RecordDht
+from swarm.newest_items import NewestItems
 
 MIN_ISSUE_STEP_S = 0.002
 """Minimum difference between the issue times of two records of one key, of which the later one counts."""
+
+MAX_KEYS = 256
+"""Keys of which the latest record's time is remembered: many more than a node publishes under."""
 
 LOOK_S = 1.0
 """Time between two looks, and so the least between two changes that are told."""
@@ -41,10 +45,12 @@ class OwnRecords:
         self._now = now
         self._on_copy = on_copy
         self._started_at = now()
+        self._issued_at = NewestItems[str, float](MAX_KEYS)  # by key the latest record, also after it is forgotten
         self._published: dict[str, Envelope] = {}  # by key
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         """Publish as `Network.publish` does."""
+        self._forget_invalid()
         previous = self._published.get(key)
         issued_at = max(self._now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
         envelope = seal_record(
@@ -55,13 +61,13 @@ class OwnRecords:
             issued_at=issued_at,
             lifetime_s=lifetime_s,
         )
-        self._forget_expired()
+        self._issued_at[key] = max(issued_at, self._issued_at.get(key, 0.0))
         self._published[key] = envelope
         return await self._dht.store(envelope)
 
     async def publish_again(self) -> None:
         """Store all records anew: the nodes that hold them may be others now."""
-        self._forget_expired()
+        self._forget_invalid()
         self._dht.forget_holders()
         await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
 
@@ -76,20 +82,21 @@ class OwnRecords:
         for envelope in records.values():
             if envelope.peer_id == self._identity.peer_id:
                 self._check_own(envelope)
-        self._forget_expired()
+        self._forget_invalid()
         for key in keys:
             if key in self._published:
                 records[key, self._identity.peer_id] = self._published[key]
         return list(records.values())
 
     def _check_own(self, envelope: Envelope) -> None:
-        ours = self._published.get(envelope.subject)
-        if envelope.issued_at > (ours.issued_at if ours else self._started_at):
+        if envelope.issued_at > self._issued_at.get(envelope.subject, self._started_at):
             self._on_copy()
 
-    def _forget_expired(self) -> None:
+    def _forget_invalid(self) -> None:
+        """Forget what has expired, and what others refuse since the clock was set back: it would date all later ones
+        ahead."""
         now = self._now()
-        self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}
+        self._published = {key: envelope for key, envelope in self._published.items() if envelope.holds_at(now)}
 
 
 class AddressNews:

@@ -55,7 +55,8 @@ class RecordStorage:
         self._drop_due([dht_id])
         held = self._records.get(dht_id, {})
         present = held.get(envelope.peer_id)
-        if present is not None and present[0] >= envelope.issued_at:
+        # one from the future came before this machine's clock was set back, and is refused by all
+        if present is not None and envelope.issued_at <= present[0] <= _latest(self._now()):
             return present[1] == data
         if present is None and (len(held) >= limits.MAX_RECORDS_PER_KEY or self._has_its_share(envelope.peer_id)):
             return False
@@ -126,6 +127,11 @@ def drop_at(issued_at: float) -> float:
     return issued_at + limits.MAX_RECORD_LIFETIME_S
 
 
+def _latest(now: float) -> float:
+    """Return the latest time of issue that is believed at `now`."""
+    return now + limits.MAX_CLOCK_SKEW_S
+
+
 class RecordValidator:
     def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
         self._network_id = network_id
@@ -134,8 +140,8 @@ class RecordValidator:
 
     def envelope(self, data: bytes) -> Envelope | None:
         """Return the checked envelope, or None if it is refused. An expired record passes; lookups leave it out."""
-        envelope = self._checked.get(data) or self._unseal(data)
-        if envelope is None or drop_at(envelope.issued_at) <= self.now():
+        envelope, now = self._checked.get(data) or self._unseal(data), self.now()
+        if envelope is None or drop_at(envelope.issued_at) <= now or envelope.issued_at > _latest(now):
             return None
         self._checked[data] = envelope
         return envelope

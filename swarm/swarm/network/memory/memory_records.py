@@ -45,11 +45,11 @@ class RecordStore:
 
     def live(self, key: str) -> list[Envelope]:
         now = self._now()
-        return [envelope for envelope in self._records.get(key, {}).values() if envelope.expires_at > now]
+        return [envelope for envelope in self._records.get(key, {}).values() if envelope.holds_at(now)]
 
     def issue_time(self, key: str, peer_id: str) -> float:
         """Return the present time, or if need be a little after the record that this one will replace."""
-        earlier = self._records.get(key, {}).get(peer_id)
+        earlier = next((envelope for envelope in self.live(key) if envelope.peer_id == peer_id), None)
         return max(self._now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
 
     def clear(self) -> None:

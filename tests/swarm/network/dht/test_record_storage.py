@@ -54,6 +54,18 @@ def test_storage_keeps_the_record_that_was_issued_last_until_it_is_due() -> None
     assert storage.num_records == 0
 
 
+def test_record_from_before_the_clock_was_set_back_hides_no_later_one() -> None:
+    clock = Clock()
+    storage = RecordStorage(clock)
+    clock.now += 3600
+    assert stored(storage, record(issued_at=clock.now))
+    clock.now = NOW
+    for age_s in (1, 0):
+        new = record(issued_at=NOW - age_s)
+        assert stored(storage, new)
+        assert held(storage) == {new.to_bytes()}
+
+
 def test_storage_keeps_each_signers_record_under_each_key() -> None:
     storage = RecordStorage(Clock())
     records = [record(signer, key) for signer in (0, 1) for key in ("k", "l")]

@@ -61,6 +61,15 @@ def test_checked_record_is_forgotten_at_its_time_too() -> None:
     assert validator.envelope(sealed()) is None
 
 
+def test_checked_record_is_refused_if_the_clock_is_set_back_to_before_it() -> None:
+    now = NOW + 3600
+    validator = RecordValidator("test", lambda: now)
+    ahead = sealed(issued_at=now)
+    assert validator.envelope(ahead) is not None
+    now = NOW
+    assert validator.envelope(ahead) is None
+
+
 def forged() -> dict[str, bytes]:
     honest = sealed()
     key = IDENTITY.public_key

@@ -1,0 +1,116 @@
+"""What a node concludes of the records that it has signed while its clock is set, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from swarm.network.dht.own_records import OwnRecords
+from swarm.testing import virtual_time
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.identity import Identity
+
+IDENTITY = Identity(b"a" * 32)
+NOW = 1_700_000_000.0
+
+
+class Holders:
+    """Holds every record that was stored, as the nodes nearest to its key do, and finds the newest."""
+
+    def __init__(self) -> None:
+        self.stored: list[Envelope] = []
+
+    async def store(self, envelope: Envelope) -> bool:
+        self.stored.append(envelope)
+        return True
+
+    async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int) -> tuple[list[Envelope], bool]:
+        del timeout_s, max_records
+        found = {each.subject: each for each in sorted(self.stored, key=lambda each: each.issued_at)}
+        return [found[key] for key in keys if key in found], True
+
+
+class Node:
+    """The records of a node whose clock shows `now`."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.holders = Holders()
+        self.num_copies = 0
+        self.records = OwnRecords(cast("Any", self.holders), IDENTITY, "test", lambda: self.now, self.note_copy)
+
+    def note_copy(self) -> None:
+        self.num_copies += 1
+
+    async def publish(self, key: str = "k", payload: bytes = b"") -> float:
+        """Publish a record, and return how far ahead of this node's clock it is dated."""
+        await self.records.publish(key, payload, lifetime_s=limits.RECORD_LIFETIME_S)
+        return self.holders.stored[-1].issued_at - self.now
+
+    async def lookup(self, key: str = "k") -> list[bytes]:
+        return [each.payload for each in await self.records.lookup([key], timeout_s=5)]
+
+
+def test_records_are_dated_now_once_a_clock_that_was_ahead_is_set_back() -> None:
+    async def scenario() -> None:
+        node = Node()
+        node.now += 3600
+        await node.publish()
+        node.now -= 3600
+        assert await node.publish(payload=b"now") == 0
+        node.holders.stored.pop(0)  # who holds records refuses one that is dated ahead
+        assert await node.lookup() == [b"now"]
+        assert node.num_copies == 0
+
+    virtual_time.run(scenario())
+
+
+def test_record_follows_the_one_before_it_if_the_clock_is_set_back_a_little() -> None:
+    async def scenario() -> None:
+        node = Node()
+        await node.publish()
+        node.now -= limits.MAX_CLOCK_SKEW_S - 1
+        assert 0 < await node.publish() <= limits.MAX_CLOCK_SKEW_S
+
+    virtual_time.run(scenario())
+
+
+def test_own_record_is_no_copy_if_the_clock_was_set_back_and_forth() -> None:
+    async def scenario() -> None:
+        node = Node()
+        await node.publish()
+        node.now -= 2 * limits.MAX_CLOCK_SKEW_S
+        await node.publish()
+        node.now += 2 * limits.MAX_CLOCK_SKEW_S
+        await node.lookup()
+        assert node.num_copies == 0
+
+    virtual_time.run(scenario())
+
+
+def test_last_record_of_a_key_is_no_copy_if_the_clock_is_set_back_after_its_end() -> None:
+    async def scenario() -> None:
+        node = Node()
+        node.now += 1
+        await node.publish(payload=b"the last")
+        node.now += limits.RECORD_LIFETIME_S + 5
+        assert await node.lookup() == []
+        node.now -= 10
+        await node.lookup()
+        assert node.num_copies == 0
+
+    virtual_time.run(scenario())
+
+
+def test_record_of_another_holder_of_the_key_is_a_copy() -> None:
+    async def scenario() -> None:
+        node, other = Node(), Node()
+        await node.publish()
+        other.now += 1
+        await other.publish()
+        node.holders.stored += other.holders.stored
+        await node.lookup()
+        assert node.num_copies == 1
+
+    virtual_time.run(scenario())

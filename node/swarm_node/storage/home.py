@@ -111,6 +111,7 @@ class Home:
         self.revocations = path / "revocations"
         self.network_key = path / "network.key"
         self.network = path / "network.json"
+        self.network_lock = path / "network.lock"
         self.cache = path / "cache"
         self.checkpoints = path / "checkpoints"
         self.log = path / "log"

@@ -3,6 +3,7 @@
     HOME/network.key    the owner's Ed25519 key (0600), in the form of identity.key
     HOME/network.json   {"secret": …, "number": …, "issued": [{"serial", "rights", "issued_at", "expires_at", "node",
                         "note", "revoked"}, …]} (0600)
+    HOME/network.lock   locked while a command changes the book
 
 An owner that loses the key can invite nobody any more and revoke nothing; the members go on until their invitations
 expire.
@@ -200,11 +201,13 @@ class OwnedNetwork:
     def _changing(self) -> Iterator[None]:
         """Hold the book alone, read anew: what another command has entered meanwhile must not be lost."""
         with explained("lock"):
-            key = self._home.network_key.open("r+b")
-        with key:
-            fcntl.flock(key, fcntl.LOCK_EX)
+            descriptor = os.open(self._home.network_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._book = self._read()
             yield
+        finally:
+            os.close(descriptor)
 
     def _save(self, book: _Book) -> None:
         _write(self._home, book)

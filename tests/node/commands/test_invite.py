@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 import time
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from support.node_process import Node
@@ -145,6 +147,20 @@ def test_commands_at_the_same_time_lose_nothing_that_another_has_signed(tmp_path
         kept_invitation.read_revocations(Home(tmp_path)), network_id=first.network_id, now=time.time()
     )
     assert (listed.number, [serial_text(each) for each in listed.serials]) == (2, serials)
+
+
+def test_owner_whose_key_is_read_only_invites_and_revokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, opened = Home(tmp_path), Path.open
+    owned = OwnedNetwork.create(home)
+
+    def open_as_a_user(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+        if path == home.network_key and mode != "rb":  # which root could open
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_as_a_user)
+    owned.revoke(serial_text(owned.invite(RIGHTS, lifetime_s=3600).terms.serial))
+    assert [each.state(time.time()) for each in owned.issued] == ["valid", "revoked"]
 
 
 def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None:

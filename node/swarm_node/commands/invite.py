@@ -23,7 +23,7 @@ from swarm_node.formatting import plural, utc
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import length_of_time
 from swarm_node.storage.home import Home, check_new_file, explained, write_private
-from swarm_node.storage.kept_invitation import with_invitation
+from swarm_node.storage.kept_invitation import keep_revocations, with_invitation
 from swarm_node.storage.owned_network import OwnedNetwork
 from swarm_node.storage.remembered_peers import remembered
 
@@ -112,8 +112,16 @@ def revoke(flags: Flags) -> int:
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     owned = OwnedNetwork(home)
     own_serial = owned.own_serial
+    _exchange_lists(flags, home)  # a home that comes from a backup lacks what was revoked since
     entry = owned.revoke(serial)
-    emitter.emit("revoked", serial=entry.serial, told=_deliver(flags, home, emitter))
+    trouble = _exchange_lists(flags, home)
+    if trouble:
+        emitter.emit(
+            "warning",
+            message=f"the revocation is signed, and nobody was told yet: {trouble}",
+            remedy="start a node with this --home, or revoke again with --peers the address of a member",
+        )
+    emitter.emit("revoked", serial=entry.serial, told=not trouble)
     if entry.serial == own_serial:
         emitter.emit(
             "warning",
@@ -123,33 +131,27 @@ def revoke(flags: Flags) -> int:
     return 0
 
 
-def _deliver(flags: Flags, home: Home, emitter: Emitter) -> bool:
-    """Bring the list to the network, whose members pass it on. Return whether somebody was reached."""
+def _exchange_lists(flags: Flags, home: Home) -> str:
+    """Bring this home's list to the network, whose members pass it on, and keep theirs if it is a later one. Return
+    what kept it from that, or an empty text."""
     config = with_invitation(flags.resolve())
     config = config.model_copy(update={"peers": _seeds(config, home) or _remembered(config)})
-    trouble = "no node of this network is known"
-    if config.peers:
-        # the network takes half a second to import
-        from swarm_node.network_visit import visiting  # noqa: PLC0415
+    if not config.peers:
+        return "no node of this network is known"
+    # the network takes half a second to import
+    from swarm_node.network_visit import visiting  # noqa: PLC0415
 
-        async def visit() -> None:
-            async with visiting(config):
-                pass  # every node that is greeted has the list
+    async def visit() -> None:
+        async with visiting(config) as (network, _):  # every node that is greeted has the list
+            keep_revocations(home, network.network_id, network.revocations)
 
-        diagnostics.quieten_libraries()
-        interrupts.raise_in_command()
-        try:
-            asyncio.run(visit())
-        except (StartError, PeerError, ConfigError) as error:
-            trouble = error.message
-        else:
-            return True
-    emitter.emit(
-        "warning",
-        message=f"the revocation is signed, and nobody was told yet: {trouble}",
-        remedy="start a node with this --home, or revoke again with --peers the address of a member",
-    )
-    return False
+    diagnostics.quieten_libraries()
+    interrupts.raise_in_command()
+    try:
+        asyncio.run(visit())
+    except (StartError, PeerError, ConfigError) as error:
+        return error.message
+    return ""
 
 
 def _remembered(config: Config) -> tuple[str, ...]:

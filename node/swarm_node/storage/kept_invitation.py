@@ -18,6 +18,7 @@ from swarm_protocol.network_invitation import (
     MAX_TEXT_CHARS,
     RIGHTS,
     NetworkInvitation,
+    Revocations,
     Right,
     open_revocations,
     parse_invitation,
@@ -106,7 +107,8 @@ def read_revocations(home: Home) -> bytes:
 def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
     """Keep a network's list if it is newer than the kept one: `swarm-node invite revoke` may have kept a list in this
     home that its daemon has not heard of yet. A disk that refuses is only a warning."""
-    if _number(network_id, revocations) <= _number(network_id, read_revocations(home)):
+    heard = _opened(network_id, revocations)
+    if heard is None or heard.number <= open_kept_revocations(home, network_id).number:
         return
     try:
         write_private(home.revocations, revocations)
@@ -114,11 +116,14 @@ def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
         logger.warning("the list of revocations is not kept: %s", error)
 
 
-def _number(network_id: str, revocations: bytes) -> int:
-    """Return a list's number; -1 for what is no list of that network."""
-    if not revocations:
-        return -1
+def open_kept_revocations(home: Home, network_id: str) -> Revocations:
+    """Return what the kept list of that network says; without one it is empty."""
+    return _opened(network_id, read_revocations(home)) or Revocations()
+
+
+def _opened(network_id: str, revocations: bytes) -> Revocations | None:
+    """Return what a list says; None for what is no list of that network."""
     try:
-        return open_revocations(revocations, network_id=network_id, now=time.time()).number
+        return open_revocations(revocations, network_id=network_id, now=time.time())
     except SwarmError:
-        return -1
+        return None

@@ -184,14 +184,18 @@ class OwnedNetwork:
         if found.expires_at <= now:
             raise ConfigError(f"the invitation {found.serial} has expired already", remedy="nothing needs to be done")
         entry = replace(found, revoked=True)
-        issued = tuple(entry if each is found else each for each in self._book.issued)
-        serials = tuple(int(each.serial, 16) for each in issued if each.revoked and each.expires_at > now)
+        # a book that comes from a backup lacks what was signed and revoked since
+        kept = kept_invitation.open_kept_revocations(self._home, self.network_id)
+        gone = {entry.serial, *map(serial_text, kept.serials)}
+        issued = tuple(replace(each, revoked=each.revoked or each.serial in gone) for each in self._book.issued)
+        revoked = [each.serial for each in issued if each.revoked and each.expires_at > now]
+        serials = tuple(int(each, 16) for each in (*revoked, *sorted(gone.difference(each.serial for each in issued))))
         if len(serials) > limits.MAX_REVOKED:
             raise ConfigError(
                 f"more than {limits.MAX_REVOKED} invitations would be revoked that have not expired",
                 remedy="wait until some have expired, or start a new network",
             )
-        number = self._book.number + 1
+        number = max(self._book.number, kept.number) + 1
         self._save(replace(self._book, issued=issued, number=number))
         signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
         kept_invitation.keep_revocations(self._home, self.network_id, signed)

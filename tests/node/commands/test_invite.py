@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -175,6 +176,23 @@ def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None
     of_another = other.revoke(3, number=1)
     kept_invitation.keep_revocations(home, other.network_id, of_another)
     assert kept_invitation.read_revocations(home) == of_another, "the home is in another network now"
+
+
+def test_book_from_a_backup_revokes_with_the_next_list_and_takes_back_no_revocation(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    owned = OwnedNetwork.create(home)
+    known, last = (serial_text(owned.invite(RIGHTS, lifetime_s=3600).terms.serial) for _ in range(2))
+    backup = home.network.read_bytes()
+    unknown = serial_text(owned.invite(RIGHTS, lifetime_s=3600).terms.serial)
+    for serial in (known, unknown):
+        owned.revoke(serial)
+    home.network.write_bytes(backup)
+    OwnedNetwork(home).revoke(last)
+    listed = open_revocations(kept_invitation.read_revocations(home), network_id=owned.network_id, now=time.time())
+    assert listed.number == 3
+    assert {serial_text(each) for each in listed.serials} == {known, unknown, last}
+    states = {each.serial: each.state(time.time()) for each in OwnedNetwork(home).issued[1:]}
+    assert states == {known: "revoked", last: "revoked"}
 
 
 def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
@@ -365,8 +383,12 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     owner, home = tmp_path / "owner", tmp_path / "guest"
     invite(capsys, "--new-network", "--home", owner)
     seed = Node("seed", "--no-mdns", home=owner, is_light=True)
-    seed.wait_for("ready")
+    addr = seed.wait_for("ready")["addrs"][0]
     path = tmp_path / "guest.invitation"
+    code, other, err = invite(capsys, "--home", owner)
+    assert code == 0, err
+    restored = tmp_path / "restored"
+    shutil.copytree(owner, restored, ignore=shutil.ignore_patterns("*.sock"))
     code, _, err = invite(capsys, "--home", owner, "--rights", "join", "--out", path)
     assert code == 0, err
     text = path.read_text().strip()
@@ -386,6 +408,12 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     assert "revoked" in str(guest.wait_for("error", 30.0)["message"])
     guest.wait_end()
     guest.end()
+    # the home of a backup knows nothing of that
+    last = serial_text(parse_invitation(other).terms.serial)
+    code, _, err = invite(capsys, "revoke", last, "--home", restored, "--peers", addr)
+    assert (code, "nobody was told" in err) == (0, False)
+    listed = kept_invitation.open_kept_revocations(Home(restored), OwnedNetwork(Home(restored)).network_id)
+    assert (listed.number, {serial_text(each) for each in listed.serials}) == (2, {serial, last})
     seed.end()
     logs = [each for root in (owner, home) for each in (root / "log").iterdir()]
     logs += [guest.err_path, seed.err_path]

@@ -32,7 +32,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
-from swarm_node.storage.home import Home, explained
+from swarm_node.storage.home import Home, explained, write_private
 
 if TYPE_CHECKING:
     from swarm.serving.model.family_check import CheckedFamily
@@ -115,14 +115,12 @@ def copy_path(home: Home, run_id: str) -> Path:
 
 
 def keep_copy(home: Home, run: SignedRun) -> None:
-    """Keep the run's file in the home. Raises ConfigError if the disk refuses."""
-    path = copy_path(home, run.run_id)
-    if not path.exists() and run.text:
-        with explained("keep the run's file"):
+    """Keep the run's file in the home, in place of a damaged one. Raises ConfigError if the disk refuses."""
+    path, data = copy_path(home, run.run_id), run.text.encode()
+    with explained("keep the run's file"):
+        if data and not (path.exists() and path.read_bytes() == data):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(run.text, encoding="utf-8")
-            partial.replace(path)
+            write_private(path, data)
 
 
 def kept_copy(home: Home, run_id: str) -> SignedRun | None:

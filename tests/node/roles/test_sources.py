@@ -219,6 +219,10 @@ def test_copy_is_the_run_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     other = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_001)
     path.write_text(other.text)
     assert kept_copy(home, RUN.run_id) is None
+    for damaged in (b"", b"\xff", path.read_bytes()):  # as a power failure may leave it
+        path.write_bytes(damaged)
+        keep_copy(home, RUN)
+        assert kept_copy(home, RUN.run_id) == RUN
 
 
 def test_a_run_is_named_by_its_id_unless_there_is_a_file_of_that_name(

@@ -77,6 +77,7 @@ class RunFollower:
             del self.runs[oldest.run_id]
 
     async def _follow(self, run: FollowedRun) -> None:
+        loop = asyncio.get_running_loop()
         try:
             if not run.has_recalled:
                 run.has_recalled = True
@@ -86,8 +87,8 @@ class RunFollower:
             if run.observer is not None:
                 committed = await run.observer.look(active(run.trainers.records))
                 run.take_steps(committed, self._network.now(), self._history)
-                if self._network.now() >= run.ask_for_bans_at:
-                    run.ask_for_bans_at = self._network.now() + ASK_FOR_BANS_S
+                if loop.time() >= run.ask_for_bans_at:
+                    run.ask_for_bans_at = loop.time() + ASK_FOR_BANS_S
                     run.bans = await run.observer.look_for_bans(active(run.trainers.records))
                 run.last_problem = ""
         except SwarmError as error:
@@ -104,9 +105,10 @@ class RunFollower:
 
     async def _find_file(self, run: FollowedRun) -> None:
         """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""
-        if self._network.now() < run.ask_again_at:
+        loop = asyncio.get_running_loop()
+        if loop.time() < run.ask_again_at:
             return
-        run.ask_again_at = self._network.now() + RETRY_FILE_S
+        run.ask_again_at = loop.time() + RETRY_FILE_S
         failure: SwarmError | None = None
         members = active(run.trainers.records)
         # those with a digest have the state, so they have had the file for longest

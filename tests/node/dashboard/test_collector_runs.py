@@ -12,6 +12,7 @@ from support.lying_owners import owner_that, times_minus_ten
 from support.training_swarm import AUTHOR, Swarm, SyntheticInner, config, identity_of
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import SlowLink
+from swarm.network.memory import memory_network
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
 from swarm.training.outside.observer import CommittedStep
@@ -22,6 +23,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.trainer_events import HeldOutMeasured, OuterStep
 from swarm_node.dashboard.followed_run import FollowedRun
 from swarm_node.dashboard.history.facts import StepFact
+from swarm_node.dashboard.run_follower import RETRY_FILE_S
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_node.network_snapshot import Listed
@@ -296,6 +298,26 @@ def test_run_shows_what_its_author_has_signed_and_who_is_on_probation_and_believ
             assert (await detail_of(found, run)).run.endorsed_step == step
 
     virtual_time.run(main(), real_timeout_s=200)
+
+
+def test_members_are_asked_for_a_file_again_after_a_pause_also_if_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        asked: list[float] = []
+
+        async def fetch(_network: Network, peer_id: str, _run_id: str) -> SignedRun:
+            asked.append(asyncio.get_running_loop().time())
+            raise PeerTimeout("no answer", peer_id=peer_id)
+
+        async with world(fetch) as found:
+            await found.join("a", trainer_record())
+            await until(lambda: bool(asked))
+            monkeypatch.setattr(memory_network, "EPOCH_S", memory_network.EPOCH_S - 3600)
+            await asyncio.sleep(4 * RETRY_FILE_S)
+            assert len(asked) >= 3
+
+    virtual_time.run(main())
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ held; a node that was there when the dashboard started has not come.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from types import MappingProxyType
 
 from swarm.network.discovery.peer_names import check_peer, is_named
 from swarm.network.multiaddr import is_relayed
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import NodeRecord, ServeRecord
@@ -256,6 +258,10 @@ SETTLE_S = 10.0
 
 A node that is found so late has come only if it says that it started since."""
 
+GAP_S = limits.RECORD_LIFETIME_S / 2
+"""Time from one snapshot to the next, ahead or back, after which it is as if the dashboard had just started: this
+machine slept, its clock was set, or it was cut off, and the records of all nodes may have expired here."""
+
 
 class ChangeLog:
     """Compares each snapshot with the one before. Owned by the collector's task.
@@ -265,7 +271,7 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self.is_settling = True
-        self._first_at: float | None = None
+        self._first_at = self._last_at = -math.inf
         self._present: dict[str, str] = {}
         self._models: dict[str, str] = {}
         self._runs: dict[str, str] = {}
@@ -274,8 +280,8 @@ class ChangeLog:
         self, at: float, nodes: Mapping[str, NodeView], models: Mapping[str, ModelView], runs: Mapping[str, RunView]
     ) -> list[ChangeEvent]:
         """Return what is new, oldest first."""
-        first_at = self._first_at if self._first_at is not None else at
-        self._first_at = first_at
+        first_at = at if abs(at - self._last_at) > GAP_S else self._first_at
+        self._first_at, self._last_at = first_at, at
         # what is seen while the dashboard settles is kept, and not reported
         changes = [*self._node_changes(at, nodes), *self._model_changes(at, models), *self._run_changes(at, runs)]
         self.is_settling = at - first_at <= SETTLE_S

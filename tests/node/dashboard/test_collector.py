@@ -11,6 +11,7 @@ import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, trainer_record, world
 from support.plain_records import serve_record
 from swarm.network.membership import Membership
+from swarm.network.memory import memory_network
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
@@ -168,6 +169,36 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     detail = await found.collector.node(birch)
     assert detail is not None
     assert detail.node.age_s > limits.RECORD_LIFETIME_S
+
+
+@in_a_world
+async def test_nobody_has_gone_or_come_while_the_machine_of_the_dashboard_slept(found: World) -> None:
+    alder = await found.join("alder")
+    await asyncio.sleep(SETTLED_S)
+    before = found.collector.overview().happenings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_network, "EPOCH_S", memory_network.EPOCH_S + 3600)
+        await found.looks(3)
+        assert found.collector.overview().num_nodes == 0, "all records that it knew have expired"
+        found.peers["alder"][1].renew()
+        await asyncio.sleep(SETTLED_S)
+        assert found.collector.overview().happenings == before
+        assert found.history.present[-1] == {alder}
+        await found.leave("alder")
+        await asyncio.sleep(5)
+        assert found.collector.overview().happenings[0].words == "alder left"
+
+
+@in_a_world
+async def test_who_comes_after_the_clock_was_set_back_is_told(found: World) -> None:
+    await found.join("alder")
+    await asyncio.sleep(SETTLED_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_network, "EPOCH_S", memory_network.EPOCH_S - 3600)
+        await asyncio.sleep(SETTLED_S)
+        await found.join("birch")
+        await asyncio.sleep(5)
+        assert "birch joined" in [each.words for each in found.collector.overview().happenings]
 
 
 @in_a_world

@@ -40,7 +40,13 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
         UsedRevisions(read)
         return read
 
-    return UsedRevisions(memory.read(checked) or {}, memory.keep)
+    def keep(used: Used) -> None:
+        there = memory.read(checked) or {}  # another process with this home may have added to it
+        both = {name: dict.fromkeys((*there.get(name, ()), *used.get(name, ()))) for name in {**there, **used}}
+        newest = list(both.items())[-MAX_USED_MODELS:]
+        memory.keep({name: list(digests)[-MAX_REVISIONS:] for name, digests in newest})
+
+    return UsedRevisions(memory.read(checked) or {}, keep)
 
 
 def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPublishers:
@@ -55,7 +61,12 @@ def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPu
         KnownPublishers(remembered=read)
         return read
 
-    return KnownPublishers(pinned, memory.read(checked) or {}, memory.keep)
+    def keep(remembered: Mapping[str, str]) -> None:
+        there = memory.read(checked) or {}  # another process with this home may have added to it
+        new = [(model, peer_id) for model, peer_id in remembered.items() if model not in there]
+        memory.keep(dict([*there.items(), *new][-MAX_REMEMBERED:]))
+
+    return KnownPublishers(pinned, memory.read(checked) or {}, keep)
 
 
 def _memory(path: Path, network_id: str, key: str, what: str, max_bytes: int) -> JsonMemory:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.published_models import PUBLISHER, STRANGER
-from swarm_node.storage.client_models import publishers_in
+from swarm.client import publishers
+from swarm_node.storage import client_models
+from swarm_node.storage.client_models import publishers_in, used_in
 from swarm_protocol.errors import ConfigError
 
 
@@ -26,6 +28,35 @@ def test_publisher_is_remembered_for_its_network_and_a_pin_comes_first(tmp_path:
     assert not publishers_in(path, "other", ()).believed("story")
     with pytest.raises(ConfigError, match="is not a publisher"):
         publishers_in(path, "test", ["nobody"])
+
+
+def test_two_processes_with_one_home_forget_nothing_of_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "publishers.json"
+    gateway, chat = (publishers_in(path, "test", ()) for _ in range(2))
+    chat.answered("story", PUBLISHER.peer_id)
+    chat.answered("both", PUBLISHER.peer_id)
+    gateway.answered("poem", PUBLISHER.peer_id)
+    gateway.answered("both", STRANGER.peer_id)
+    again = publishers_in(path, "test", ())
+    assert {again.standing(model, PUBLISHER.peer_id) for model in ("story", "poem", "both")} == {"remembered"}
+    revisions = tmp_path / "revisions.json"
+    gateway_used, chat_used = (used_in(revisions, "test") for _ in range(2))
+    chat_used.add("story", "a")
+    gateway_used.add("poem", "b")
+    gateway_used.add("story", "c")
+    assert [list(used_in(revisions, "test").of(model)) for model in ("story", "poem")] == [["a", "c"], ["b"]]
+
+
+def test_what_two_processes_remember_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (publishers, client_models):
+        monkeypatch.setattr(module, "MAX_REMEMBERED", 4)
+    path = tmp_path / "publishers.json"
+    first, second = (publishers_in(path, "test", ()) for _ in range(2))
+    for number in range(6):
+        first.answered(f"first-{number}", PUBLISHER.peer_id)
+        second.answered(f"second-{number}", PUBLISHER.peer_id)
+    assert len(json.loads(path.read_text())["publishers"]) == 4
+    assert publishers_in(path, "test", ()).believed("second-5") == {PUBLISHER.peer_id}
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from swarm.network.paths.observations import (
     shows_symmetric_nat,
 )
 from swarm.network.paths.opener import ListenEndpoint
+from swarm.network.suspension import SuspensionWatch
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,9 @@ OBSERVE_EVERY = 20
 RETRY_S = 60.0
 """Time after which a node that nobody could reach, or that had nobody to ask, is measured again."""
 CONFIRM_S = 900.0
+WOKEN_S = 15.0
+"""Time after the machine has woken up, in which the dead paths to peers are replaced: whom it asks sooner does not hear
+it. A router may have forgotten the port that it had opened."""
 
 
 MAX_WAITING = 16
@@ -235,15 +239,20 @@ class OwnAddresses:
 
     async def _until_due(self) -> None:
         """Wait until the addresses are to be confirmed again."""
-        loop = asyncio.get_running_loop()
-        confirmed, signature, measured_at = self._confirmed, await self._signature(), loop.time()
+        loop, suspension, signature = asyncio.get_running_loop(), SuspensionWatch(), await self._signature()
+        due_at = loop.time() + (CONFIRM_S if self._confirmed else RETRY_S)
         while True:
             await asyncio.sleep(LOOK_S)
             self._num_looks += 1
             self._on_change()  # peers that were met since may be the first beyond this machine
-            is_due = loop.time() - measured_at > (CONFIRM_S if confirmed else RETRY_S)
+            if suspension.was_suspended():
+                due_at = min(due_at, loop.time() + WOKEN_S)
             asks = self._num_looks % OBSERVE_EVERY == 0
-            if is_due or await self._signature() != signature or (asks and await self._is_seen_elsewhere()):
+            if (
+                loop.time() > due_at
+                or await self._signature() != signature
+                or (asks and await self._is_seen_elsewhere())
+            ):
                 return
 
     async def _signature(self) -> object:

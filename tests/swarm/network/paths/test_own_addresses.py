@@ -27,6 +27,7 @@ from swarm.network.paths.own_addresses import (
     TURN_S,
     OwnAddresses,
 )
+from swarm.network.suspension import SuspensionWatch
 from swarm.testing import virtual_time
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity
@@ -430,6 +431,29 @@ def test_nat_that_gets_another_address_is_noticed_though_the_machine_sees_no_cha
             peer.peers[NODE] = (moved,)
         await asyncio.sleep(own_addresses.LOOK_S * own_addresses.OBSERVE_EVERY + 1)
         assert world.own.to_announce() == (moved, LAN)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    run(case)
+
+
+def test_addresses_are_confirmed_again_soon_after_the_machine_has_woken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its router has forgotten the port that it had opened, and neither the machine nor peers see another address."""
+    asleep: list[bool] = []
+    monkeypatch.setattr(SuspensionWatch, "was_suspended", lambda _self: bool(asleep and asleep.pop()))
+    let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        await world.own.observe()
+        running = asyncio.create_task(world.own.run())
+        await asyncio.sleep(1)
+        assert world.own.reachability == "public"
+        let_in(monkeypatch)
+        await asyncio.sleep(RETRY_S)
+        assert world.own.reachability == "public"
+        asleep.append(True)
+        await asyncio.sleep(own_addresses.WOKEN_S + 2 * own_addresses.LOOK_S)
+        assert (world.own.reachability, world.own.to_announce()) == ("unknown", (LAN,))
         running.cancel()
         await asyncio.wait((running,))
 

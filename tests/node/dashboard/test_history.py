@@ -233,6 +233,18 @@ def test_refusals_and_happenings_come_newest_first(place: Path | str) -> None:  
     remembered(place, tell, ask)
 
 
+def test_change_that_a_clock_dated_ahead_hides_no_later_one(place: Path | str) -> None:  # noqa: F811
+    def tell(history: DashboardHistory) -> None:
+        for number in range(21):
+            at = NOW + number if number else NOW + 300 * DAY_S
+            history.record_change(ChangeEvent(at=at, kind="join", peer_id=None, words=f"no {number}"))
+
+    async def ask(history: DashboardHistory) -> None:
+        assert [each.words for each in await history.changes()] == [f"no {number}" for number in range(20, 0, -1)]
+
+    remembered(place, tell, ask)
+
+
 def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_nodes(HOSTILE, NOW - 10)

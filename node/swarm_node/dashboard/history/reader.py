@@ -147,9 +147,11 @@ def read_refusals(connection: Connection, run: str) -> tuple[RefusalView, ...]:
 
 
 def read_changes(connection: Connection) -> tuple[ChangeEvent, ...]:
+    """Return the changes that were recorded last, the last first: what a clock that was ahead has dated comes before
+    them."""
     rows = connection.execute(
         select(*(happenings.c[name] for name in ChangeEvent.model_fields))
-        .order_by(happenings.c.at.desc(), happenings.c.id.desc())
+        .order_by(happenings.c.id.desc())
         .limit(MAX_CHANGES)
     )
     return tuple(ChangeEvent.model_validate(dict(row)) for row in rows.mappings())

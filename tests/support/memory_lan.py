@@ -47,10 +47,10 @@ class _Socket:
         self._lan.leave(self._on_packet)
 
 
-def subnets(*addresses: str, interface: str = "eth0") -> tuple[Subnet, ...]:
+def subnets(*addresses: str, interface: str = "eth0", index: int = 1) -> tuple[Subnet, ...]:
     """The addresses of one interface, written like 192.168.1.5/24."""
     found = map(ipaddress.ip_interface, addresses)
-    return tuple(Subnet(interface=interface, address=each.ip, network=each.network) for each in found)
+    return tuple(Subnet(interface=interface, address=each.ip, network=each.network, index=index) for each in found)
 
 
 def segment(*addresses: str) -> Segment:

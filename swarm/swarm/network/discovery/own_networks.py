@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subnet:
-    """One address of an interface of this machine, and the network around it."""
+    """One address of an interface of this machine, and the network around it. An interface that is removed and comes
+    back has another `index` then, to which the sockets of the old one do not lead."""
 
     interface: str
     address: IpAddress
     network: IpNetwork
+    index: int = 0
 
 
 def address_of(addr: str) -> IpAddress | None:
@@ -83,4 +86,8 @@ def _subnet(interface: str, address: str, netmask: str | None) -> Subnet | None:
         network = ipaddress.ip_network(f"{ip}/{prefix}", strict=False)
     except ValueError:
         return None
-    return Subnet(interface=interface, address=ip, network=network)
+    try:
+        index = socket.if_nametoindex(interface)
+    except OSError:  # it has just gone, or has no such number
+        index = 0
+    return Subnet(interface=interface, address=ip, network=network, index=index)

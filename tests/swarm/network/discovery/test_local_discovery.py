@@ -18,7 +18,7 @@ from swarm.network.discovery.local_discovery import (
     local_addrs,
 )
 from swarm.network.discovery.mdns_messages import answer, query, service_of
-from swarm.network.discovery.multicast import MAX_SEGMENTS, segments_of
+from swarm.network.discovery.multicast import MAX_SEGMENTS, Link, OnPacket, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet
 from swarm.network.libp2p.local_peers import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, LocalPeers
 from swarm.testing import virtual_time
@@ -186,6 +186,25 @@ def test_interfaces_that_come_and_go_are_followed() -> None:
         await asyncio.sleep(MAX_PAUSE_S + 1)
         assert moving.nearby.contacts == (contact(1),)
         assert fixed.nearby.contacts == (contact(2),)
+
+    in_lan(case)
+
+
+def test_interface_that_was_removed_and_is_back_with_its_address_gets_new_sockets() -> None:
+    async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
+        here = [subnets("192.168.1.2/24", index=2)]
+        opened: list[int] = []
+
+        async def open_link(segments: Sequence[Segment], on_packet: OnPacket) -> Link:
+            opened.append(segments[0].subnets[0].index)
+            return await lan.open(segments, on_packet)
+
+        node = LocalDiscovery(NETWORK_ID, peer(2), lambda _: (), subnets=lambda: here[0], open_link=open_link)
+        tasks.create_task(node.run())
+        await asyncio.sleep(3 * MAX_PAUSE_S)
+        here[0] = subnets("192.168.1.2/24", index=3)
+        await asyncio.sleep(3 * MAX_PAUSE_S)
+        assert opened == [2, 3]
 
     in_lan(case)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -327,5 +328,6 @@ def test_network_is_imported_without_the_dns_library() -> None:
 
 def test_own_subnets_have_loopback_and_64_bits_for_ipv6() -> None:
     subnets = own_networks.own_subnets()
-    assert any(subnet.address.is_loopback for subnet in subnets)
+    loopback = next(subnet for subnet in subnets if subnet.address.is_loopback)
+    assert loopback.index == socket.if_nametoindex(loopback.interface)
     assert {subnet.network.prefixlen for subnet in subnets if subnet.address.version == 6} <= {64}

@@ -38,6 +38,11 @@ _KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = 
 }
 
 
+class OutOfTime(PeerViolation):
+    """An envelope is not valid by this machine's clock, or not yet. The clock of either side may be the wrong one, and
+    be right again in a moment."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope(Checked):
     """Well formed, but only what `seal` and `unseal` return has a valid signature. Times are Unix seconds."""
@@ -125,9 +130,9 @@ def unseal(
 ) -> Envelope:
     """Return the envelope in `data`, signed by its `peer_id` for this purpose and network, and valid at `now`.
 
-    Raises PeerViolation if it is malformed, too large, for something else, expired (unless `expired_too`), too
-    long-lived, or issued more than MAX_CLOCK_SKEW_S after `now`; IntegrityError if the signature is wrong. That the
-    subject is the expected one is for the caller to check.
+    Raises PeerViolation if it is malformed, too large, for something else, or too long-lived, OutOfTime if it has
+    expired (unless `expired_too`) or was issued more than MAX_CLOCK_SKEW_S after `now`, and IntegrityError if the
+    signature is wrong. That the subject is the expected one is for the caller to check.
     """
     if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
         raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
@@ -135,12 +140,10 @@ def unseal(
         envelope = _parse(data)
     except ValueError as error:
         raise PeerViolation(f"envelope is malformed: {error}") from error
-    valid_at = min(now, envelope.issued_at) if expired_too else now
-    complaint = _complaint(envelope, purpose, network_id, max_payload_bytes) or _time_complaint(
-        envelope, valid_at, max_lifetime_s
-    )
-    if complaint:
+    if complaint := _complaint(envelope, purpose, network_id, max_payload_bytes, max_lifetime_s):
         raise PeerViolation(complaint, peer_id=envelope.peer_id)
+    if complaint := _time_complaint(envelope, min(now, envelope.issued_at) if expired_too else now):
+        raise OutOfTime(complaint, peer_id=envelope.peer_id)
     verify(envelope.peer_id, _DOMAIN + data[:-SIGNATURE_BYTES], envelope.signature)
     return envelope
 
@@ -165,23 +168,23 @@ def _parsed(data: bytes) -> Envelope:
         raise PeerViolation(f"envelope is malformed: {error}") from error
 
 
-def _complaint(envelope: Envelope, purpose: str, network_id: str, max_payload_bytes: int) -> str:
+def _complaint(envelope: Envelope, purpose: str, network_id: str, max_payload_bytes: int, max_lifetime_s: float) -> str:
     if envelope.purpose != purpose:
         return f"envelope is signed as {envelope.purpose!r}, not as {purpose!r}"
     if envelope.network_id != network_id:
         return f"envelope is for network {envelope.network_id!r}, not {network_id!r}"
     if len(envelope.payload) > max_payload_bytes:
         return f"payload has {len(envelope.payload)} bytes, more than {max_payload_bytes}"
+    if envelope.expires_at - envelope.issued_at > max_lifetime_s:
+        return f"envelope lives for {envelope.expires_at - envelope.issued_at:.0f} s, more than {max_lifetime_s:.0f}"
     return ""
 
 
-def _time_complaint(envelope: Envelope, now: float, max_lifetime_s: float) -> str:
+def _time_complaint(envelope: Envelope, now: float) -> str:
     if envelope.expires_at <= now:
         return f"envelope expired {now - envelope.expires_at:.0f} s ago"
     if envelope.issued_at > now + limits.MAX_CLOCK_SKEW_S:
         return f"envelope is from {envelope.issued_at - now:.0f} s in the future; one of the two clocks is wrong"
-    if envelope.expires_at - envelope.issued_at > max_lifetime_s:
-        return f"envelope lives for {envelope.expires_at - envelope.issued_at:.0f} s, more than {max_lifetime_s:.0f}"
     return ""
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.commit_messages import Outcome
+from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import Evidence, PartStatement
@@ -335,11 +336,12 @@ async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) ->
 
 
 def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
-    """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached;
-    a peer that only reported the error is not blamed."""
+    """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached,
+    or whose clock differs from this one's: an accusation outlasts the step. A peer that only reported the error is not
+    blamed."""
     peers = (error.peer_id,) if error.peer_id else ()
     reason = f"{short_id(error.peer_id)}: {error.message}" if peers else error.message
-    if isinstance(error, PeerViolation):
+    if isinstance(error, PeerViolation) and not isinstance(error, OutOfTime):
         certain = isinstance(error, UndecodableSlice)
         return ReduceFailed(attempt=attempt, reason=reason, accused=peers, certain=certain)
     if isinstance(error, PeerError):

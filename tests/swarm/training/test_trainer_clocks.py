@@ -1,0 +1,42 @@
+"""A member whose clock is wrong for a while, as of a virtual machine that was paused, takes part again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.network.memory.memory_network import MemoryNetwork
+from swarm.testing import virtual_time
+from swarm.training.trainer_events import OuterStep
+from swarm_protocol.version import Hello, software_version
+
+
+def hello_without_a_time(network: MemoryNetwork) -> Hello:
+    """Connections of libp2p compare clocks only when a node joins."""
+    return Hello(network_id=network.network_id, software_version=software_version())
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_member_whose_clock_was_wrong_takes_part_again_once_it_is_right(
+    ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryNetwork, "_hello", hello_without_a_time)
+
+    async def main() -> None:
+        async with Swarm(config(outer_steps=24, min_group=2)) as swarm:
+            for name in ("a", "b", "c"):
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=0.5))
+            member = swarm.members["b"]
+            await asyncio.sleep(10)
+            for offset_s in (ahead_s, 0.0):
+                member.network._access = replace(member.network._access, clock_offset_s=offset_s)
+                await asyncio.sleep(20)
+            members = await swarm.finish()
+            assert_equal_steps(members, 24)
+            groups = {event.step: event.group for event in swarm.members["a"].of(OuterStep)}
+            assert any(member.peer_id not in group for group in groups.values()), "or there is nothing to test"
+            assert all(member.peer_id in groups[step] for step in range(20, 25))
+
+    virtual_time.run(main())

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 from torch import Tensor, nn
 
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_model
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.weights import empty_model, needed_shards, read_model
+from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
@@ -81,16 +82,27 @@ def no_copy() -> ConfigError:
     )
 
 
-def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
+def bringing(
+    run: RunConfig, source: CheckpointSource, stop: Callable[[], bool] = lambda: False
+) -> Callable[[], Tensor]:
     """Return a function that returns the weights that the run starts from, fp32 on the CPU, [N].
 
     Raises ConfigError for an invalid place. The returned function raises ConfigError if the checkpoint is unavailable
-    or does not fit, IntegrityError if it is damaged or not the pinned one.
+    or does not fit, IntegrityError if it is damaged or not the pinned one, and PreparationStopped where it downloads
+    after `stop` returned True.
     """
     check_source(run.start, source.place)
 
+    def downloading(num_bytes: int, total_bytes: int) -> None:
+        if stop():
+            raise SessionError(f"{run.start.checkpoint} is not whole")
+        source.on_progress(num_bytes, total_bytes)
+
     def bring() -> Tensor:
-        return start_theta(run, _read(_directory(run, source)))
+        try:
+            return start_theta(run, _read(_directory(run, replace(source, on_progress=downloading))))
+        except SessionError as error:
+            raise PreparationStopped from error
 
     return bring
 

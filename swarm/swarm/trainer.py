@@ -322,9 +322,10 @@ class Trainer:
     def _prepare(self) -> TrainingSetup:
         config = self._run.config
         if self._inner is None:
-            data = replace(self._options.data, stop=self._leaving.is_set)
+            stop = self._leaving.is_set
             source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
-            return prepare(config, self._options.local, data, bringing(config, source))
+            data = replace(self._options.data, stop=stop)
+            return prepare(config, self._options.local, data, bringing(config, source, stop))
         warm_up()
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 

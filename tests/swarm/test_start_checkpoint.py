@@ -14,6 +14,7 @@ from support.local_hub import COMMIT, MODEL, Hub, local_hub
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, bringing, model_settings, pin_of
+from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import module_run
@@ -105,6 +106,17 @@ def test_bring_from_the_hub_downloads_nothing_that_does_not_fit(
         monkeypatch.setattr("swarm.start_checkpoint.MAX_VALUE_BYTES", 2)
         with pytest.raises(ConfigError, match=r"far more than the run's \d+ parameters"):
             bringing(run, copy_at(None, tmp_path))()
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_bring_that_is_stopped_ends_its_download(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(checkpoint, StartConfig(checkpoint=MODEL, digest="ab" * 32))
+    with local_hub(checkpoint, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        with pytest.raises(PreparationStopped):
+            bringing(run, copy_at(None, tmp_path), lambda: True)()
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.local_hub import MODEL, local_hub
 from support.tiny_models import FAMILIES, write_model
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.listen_addrs import listen_addrs_for
+from swarm.serving.model.hub_download import HubModel, OnProgress
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.trainer import MemberOptions
@@ -176,6 +179,29 @@ def test_trainer_of_a_run_that_starts_from_a_checkpoint_begins_with_its_weights(
         found = dict(trainer.module.named_parameters())
     for name, parameter in AutoModelForCausalLM.from_pretrained(base).named_parameters():
         torch.testing.assert_close(found[name], parameter, atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.timeout(60)
+def test_trainer_that_leaves_ends_the_download_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+
+    def endless(_model: HubModel, _start: int, _end: int, on_progress: OnProgress) -> None:
+        while True:
+            on_progress(1, 2)
+            began.set()
+
+    base = write_model(tmp_path / "base", FAMILIES["llama-tied"]())
+    start = StartConfig(checkpoint=MODEL, digest="ab" * 32)
+    settings = model_settings(open_model(base).config)
+    run = replace(RUN, min_group=1, model=settings, start=start, data=DataConfig(window_tokens=16))
+    write_run(tmp_path / "run.toml", run, Identity.generate())
+    with local_hub(base, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("swarm.start_checkpoint.download_blocks", endless)
+        with Trainer(tmp_path / "run.toml", peers=[], options=OPTIONS):
+            assert began.wait(30.0)
 
 
 def test_what_the_author_s_function_raises_reaches_the_author(run_path: Path) -> None:

@@ -20,7 +20,6 @@ from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
 from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
-from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.evidence.bans import Ban, how_long
 from swarm.training.evidence.evidence_folder import EvidenceFolder
 from swarm.training.inner.inner_loop import InnerLoop
@@ -36,9 +35,8 @@ from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
-from swarm_protocol.errors import ConfigError, SessionError, SwarmError, first_few
+from swarm_protocol.errors import ConfigError, SwarmError, first_few
 from swarm_protocol.identity import short_id
-from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import plural, rate
@@ -183,15 +181,11 @@ class RunTraining:
         )
 
     def _prepare(self, resumed: Checkpoint | None) -> TrainingSetup:
-        config = self._node.config
-        data = LocalData(
-            path=config.data,
-            tokenizer=config.tokenizer,
-            on_progress=self._tokenizing,
-            stop=self._node.work_end.leaving.is_set,
-        )
-        options = local_options(config, self._node.hardware.device)
-        setup = prepare(self._run.config, options, data, self._bring_start)
+        node, run, config = self._node, self._run.config, self._node.config
+        stop = node.work_end.leaving.is_set
+        data = LocalData(path=config.data, tokenizer=config.tokenizer, on_progress=self._tokenizing, stop=stop)
+        bring = bringing(run, checkpoint_source(run, config, node.emitter), stop)
+        setup = prepare(run, local_options(config, node.hardware.device), data, bring)
         assert isinstance(setup.inner, InnerLoop)
         self._inner = setup.inner
         if resumed is not None:
@@ -201,21 +195,6 @@ class RunTraining:
                 setup.inner.close()
                 raise
         return setup
-
-    def _bring_start(self) -> Tensor:
-        """Return the checkpoint's weights. Raises PreparationStopped if the node leaves while they are loaded."""
-        node, run = self._node, self._run.config
-        source = checkpoint_source(run, node.config, node.emitter)
-
-        def downloading(num_bytes: int, total_bytes: int) -> None:
-            if node.work_end.leaving.is_set():
-                raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
-            source.on_progress(num_bytes, total_bytes)
-
-        try:
-            return bringing(run, replace(source, on_progress=downloading))()
-        except SessionError as error:
-            raise PreparationStopped from error
 
     async def _stop_when_leaving(self, trainer: RunMember) -> None:
         await self._node.work_end.leaving.wait()

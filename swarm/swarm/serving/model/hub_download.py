@@ -51,7 +51,8 @@ MAX_FAILURES = 5
 """Connections in a row that end before they bring a byte."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of bytes that are there, and of all that will be."""
+"""Called with the number of bytes that are there, and of all that will be. A SwarmError that it raises ends the
+download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
         broken: Exception | None = None
         try:
             _append(model, name, part, on_bytes)
-        except (HfHubHTTPError, OSError):
+        except (SwarmError, HfHubHTTPError, OSError):  # of ours: `on_bytes` ends the download
             raise
         except Exception as error:  # the client's HTTP library, of which it has had several: the connection broke
             broken = error

@@ -18,7 +18,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 
 
 @pytest.fixture
@@ -111,6 +111,19 @@ def test_download_that_broke_off_goes_on_where_it_stopped(
     assert digest(model.directory / shard) == digest(hub.directory / shard)
     assert not list(model.directory.glob("*.part"))
     assert 700 not in seen[:1]
+
+
+def test_download_that_its_caller_ends_is_not_tried_again(hub: Hub, find: Callable[[], HubModel]) -> None:
+    seen: list[int] = []
+
+    def end(done: int, _total: int) -> None:
+        seen.append(done)
+        if done:
+            raise SessionError("no more")
+
+    with pytest.raises(SessionError, match="no more"):
+        download_blocks(find(), 2, 4, end)
+    assert len(seen) == 2
 
 
 def test_download_survives_a_connection_that_breaks(hub: Hub, find: Callable[[], HubModel]) -> None:

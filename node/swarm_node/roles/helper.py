@@ -19,6 +19,7 @@ from swarm.heap import absent, uncollected
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
+from swarm_node.diagnostics import as_swarm_error
 from swarm_node.formatting import plural
 from swarm_node.machine.hardware import UNUSED_PACKAGES
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
@@ -177,21 +178,23 @@ class HelperRole(IdleRole):
         with uncollected(), absent(*UNUSED_PACKAGES):
             from swarm_node.roles import volunteer  # noqa: PLC0415
 
+        # a stranger's run or model may raise whatever torch and transformers do: that ends the work, and not the node
         try:
             work = await volunteer.prepare_work(node, need)
-        except SwarmError as error:
-            self._postpone(need.name, error.message, RETRY_S)
+        except Exception as error:
+            self._postpone(need.name, as_swarm_error(error).message, RETRY_S)
             return False
         node.steps.expect(self.num_steps)
         self._reported = ""
         node.steps.done("looks", need.why)
         try:
             await work()
-        except SwarmError as error:
+        except Exception as error:
             if node.work_end.leaving.is_set():
                 raise
-            self._postpone(need.name, error.message, RETRY_S)
-            node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)
+            told = as_swarm_error(error)
+            self._postpone(need.name, told.message, RETRY_S)
+            node.emitter.emit("warning", message=f"{need.name} is given up: {told.message}", remedy=told.remedy)
             return False
         self._postpone(need.name, "it is finished here", math.inf)
         return True

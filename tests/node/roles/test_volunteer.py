@@ -149,16 +149,21 @@ def test_first_member_without_the_checkpoint_of_its_run_is_refused_before_it_pre
     in_a_network(scene, tmp_path, told)
 
 
+@pytest.mark.parametrize(
+    ("failure", "told_as"),
+    [(SessionError("it broke"), "it broke"), (TypeError("it broke"), "unexpected TypeError: it broke")],
+)
 def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
-    told: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, told_as: str, told: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run that a stranger describes may have a model that raises whatever it likes."""
     done: list[str] = []
 
     async def prepared(_node: Node, what: RunNeed) -> volunteer.Work:
         async def work() -> None:
             done.append(what.name)
             if what.name == "bad":
-                raise SessionError("it broke")
+                raise failure
 
         return work
 
@@ -182,7 +187,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         assert steps == [(1, first), (2, first + 1), (3, first + 2)], "what was given up left steps out"
         assert events[0]["reason"].startswith("nobody serves a model or trains a run")
         assert events[1]["detail"] == "run bad has only 1 member"
-        assert events[4]["reason"] == "bad: it broke; good: it is finished here"
+        assert events[4]["reason"] == f"bad: {told_as}; good: it is finished here"
 
     in_a_network(scene, tmp_path, told)
 

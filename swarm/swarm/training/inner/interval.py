@@ -246,8 +246,8 @@ class HeldOutLoss:
         self._on_done = on_done
 
     async def now(self, state: ReplicaState) -> None:
-        """Measure `state`. Raises what the inner loop raises."""
-        self._done(state.outer_step, await self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES))
+        """Measure `state`. That the inner loop cannot is a warning, as it is for `soon`."""
+        await self._report(state.outer_step, self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES))
 
     def soon(self, state: ReplicaState, tasks: asyncio.TaskGroup) -> None:
         """Measure `state`, if it is due, before all later requests to the thread that trains."""
@@ -259,7 +259,7 @@ class HeldOutLoss:
     async def _report(self, step: int, loss: asyncio.Future[float]) -> None:
         try:
             self._done(step, await loss)
-        except RoundError as error:
+        except (RoundError, torch.OutOfMemoryError) as error:  # the device may have just enough memory for training
             logger.warning("the held-out loss of outer step %d could not be measured: %s", step, error)
 
     def _done(self, step: int, loss: float) -> None:

@@ -147,12 +147,15 @@ RUN = config(outer_steps=6, validation_interval=2)
 
 
 class FixedLoss:
-    def __init__(self, loss: float) -> None:
+    def __init__(self, loss: float | Exception) -> None:
         self._loss = loss
 
     def held_out_loss(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
         done = asyncio.get_running_loop().create_future()
-        done.set_result(self._loss)
+        if isinstance(self._loss, Exception):
+            done.set_exception(self._loss)
+        else:
+            done.set_result(self._loss)
         return done
 
 
@@ -182,3 +185,20 @@ def test_loss_that_is_no_number_is_told_here_and_is_in_no_record(loss: float) ->
         return len(told), validating.newest
 
     assert asyncio.run(main()) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "failure", [RoundError("the worker processes have ended"), torch.OutOfMemoryError("no memory")]
+)
+def test_loss_that_cannot_be_measured_at_the_end_does_not_undo_the_run(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker process of several devices may have died in the last interval."""
+
+    async def main() -> ValidationReport | None:
+        validating = HeldOutLoss(RUN, cast("Any", FixedLoss(failure)), lambda *_: None)
+        await validating.now(state(RUN.outer_steps))
+        return validating.newest
+
+    assert asyncio.run(main()) is None
+    assert f"outer step 6 could not be measured: {failure}" in caplog.text

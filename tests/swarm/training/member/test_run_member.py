@@ -110,8 +110,7 @@ def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
     async def main() -> None:
         async with Swarm(config(outer_steps=3, validation_interval=1)) as swarm:
             member = await swarm.join("a", inner=Failing())
-            with pytest.raises(RoundError):  # of the last step it is asked for by the run itself
-                await swarm.finish()
+            await swarm.finish()
             assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
 
     virtual_time.run(main())

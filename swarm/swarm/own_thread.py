@@ -15,11 +15,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_own_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Run `work` in a thread of its own and return its result. After a cancellation it runs on, and its result is
-    dropped."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-once")
+async def in_own_thread(work: Callable[..., T], *arguments: object, drop: Callable[[T], None] = lambda _: None) -> T:
+    """Run `work` in a thread of its own and return its result. After a cancellation it runs on, and `drop` gets its
+    result in that thread."""
+    thread, results = ThreadPoolExecutor(1, thread_name_prefix="swarm-once"), list[T]()
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+        await asyncio.get_running_loop().run_in_executor(thread, lambda: results.append(work(*arguments)))
+    except asyncio.CancelledError:
+        thread.submit(lambda: list(map(drop, results)))
+        raise
     finally:
         thread.shutdown(wait=False)
+    return results[0]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
+from swarm.own_thread import in_own_thread
 from swarm.start_checkpoint import bringing
 from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
@@ -113,6 +114,7 @@ class RunTraining:
             ):
                 yield
         finally:
+            self._node.activity.training = None
             try:
                 await self._saving.finish()
             finally:
@@ -122,7 +124,7 @@ class RunTraining:
         """Make the member from the newest checkpoint, which it then owns alone, or from the run's start."""
         await asyncio.to_thread(discard_inner, self._folder)
         resumed = await asyncio.to_thread(load_newest, self._folder)
-        setup = await asyncio.to_thread(self._prepare, resumed)
+        setup = await in_own_thread(self._prepare, resumed, drop=lambda setup: setup.inner.close())
         self._show(resumed.state.outer_step if resumed else 0)
         start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
         step = resumed and resumed.state.outer_step

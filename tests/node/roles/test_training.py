@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, RoundError
 
 PEERS = tuple(f"12D3KooW{number:08d}" for number in range(70))
 SHOWN = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
@@ -307,6 +308,56 @@ def test_member_that_is_started_again_has_its_state_certificate_promises_and_evi
     assert options.evidence is not None
     options.evidence.keep("12D3KooW00000007", b"evidence")
     assert EvidenceFolder(folder / "evidence", RUN, "test").read() == [b"evidence"]
+
+
+def test_training_that_is_cancelled_while_it_prepares_leaves_no_worker_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node goes on, where only the hours in which it lends are over."""
+    training = make_training(tmp_path, io.StringIO(), [])
+    began, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def prepared(_resumed: object) -> Any:
+        began.set()
+        assert goes_on.wait(30.0)
+        return SimpleNamespace(inner=SimpleNamespace(close=closed.set))
+
+    async def main() -> None:
+        taking_part = asyncio.create_task(training.taking_part().__aenter__())
+        assert await asyncio.to_thread(began.wait, 30.0)
+        taking_part.cancel()
+        await asyncio.wait({taking_part})
+        assert taking_part.cancelled()
+
+    monkeypatch.setattr(training, "_prepare", prepared)
+    asyncio.run(main())
+    assert not closed.is_set()
+    goes_on.set()
+    assert closed.wait(30.0)
+
+
+def test_node_whose_training_was_ended_does_not_show_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = make_training(tmp_path, io.StringIO(), [])
+    node, trainer = training._node, training._trainer
+
+    async def nothing() -> None: ...
+
+    async def made() -> Any:
+        training._show(0)
+        return trainer
+
+    async def main() -> None:
+        with pytest.raises(RoundError):
+            async with training.taking_part():
+                raise RoundError("the device has no memory left")
+
+    cast("Any", trainer).close = cast("Any", training._saving).finish = nothing
+    node.config, node.network = resolve({"home": str(tmp_path)}, env={}), cast("Any", SimpleNamespace(peer_id="me"))
+    monkeypatch.setattr(training, "_make_trainer", made)
+    asyncio.run(main())
+    assert node.activity.training is None
 
 
 def test_checkpoints_are_kept_as_the_node_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from swarm_protocol.run_credentials import RunCredential, RunInvitation, credent
 
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
+from swarm.own_thread import in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban
@@ -312,7 +313,7 @@ class RunMember:
         background.create_task(steps.convictions.ask(members), name="ask who is banned")
         bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
-            state = ReplicaState.initial(await asyncio.to_thread(bring), self._run.config.overlap_steps)
+            state = ReplicaState.initial(await in_own_thread(bring), self._run.config.overlap_steps)
             held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
             check_genesis(held.manifest, self._run.config)
             context.replica.begin(held)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import IO
 
@@ -49,6 +52,15 @@ def how_it_ended(code: int, told: IO[bytes]) -> str:
     told.seek(0)
     last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
     return f"failed: {last or f'exit code {code}'}"
+
+
+def limit_waits(pipe: Connection, within_s: float) -> None:
+    """Let no single read or write of `pipe` wait any longer: it raises BlockingIOError instead. `poll` alone would not
+    see that the other end stops within a message."""
+    limit = struct.pack("ll", *divmod(max(1, int(within_s * 1e6)), 10**6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 class ChildProcess:
@@ -93,7 +105,7 @@ class ChildProcess:
         with self._asking:
             try:
                 return self._exchange(message, fd, time.monotonic() + within_s, max_bytes)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 self.kill()
                 raise ChildFailure(f"exceeded its limits: it took over {within_s:g} s") from None
             except (EOFError, OSError):
@@ -113,6 +125,7 @@ class ChildProcess:
             self._told.close()
 
     def _exchange(self, message: bytes, fd: int | None, deadline_s: float, max_bytes: int) -> bytes:
+        limit_waits(self._pipe, deadline_s - time.monotonic())
         self._pipe.send_bytes(message)
         if fd is not None:
             send_handle(self._pipe, fd, self.pid)
@@ -123,6 +136,7 @@ class ChildProcess:
             with suppress(psutil.Error):
                 if psutil.Process(self._process.pid).memory_info().rss > self._memory_bytes:
                     raise ChildFailure(self._over_memory())
+        limit_waits(self._pipe, deadline_s - time.monotonic())
         return self._pipe.recv_bytes(max_bytes)
 
     def _over_memory(self) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
-from swarm.child_process import ChildFailure, ChildProcess
+from swarm.child_process import ChildFailure, ChildProcess, limit_waits
 
 START_S = 30.0
 """A tokenizer of 256k tokens takes two seconds to read."""
@@ -171,6 +171,7 @@ class GrammarProcess:
 def _ask(pipe: Connection, message: bytes, within_s: float) -> bytes:
     """Return the answer; empty if the process is late or has died."""
     with suppress(EOFError, OSError):
+        limit_waits(pipe, within_s)
         pipe.send_bytes(message)
         if pipe.poll(within_s):
             return pipe.recv_bytes(MAX_ANSWER_BYTES)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError
+from concurrent import futures
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
@@ -148,15 +148,11 @@ def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
             )
         future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
-            while True:
-                try:
-                    return future.result(LOOK_S)
-                except TimeoutError:
-                    if future.done():
-                        raise
-                    if not loop.is_running():
-                        raise _closed() from None
-        except CancelledError:
+            while not futures.wait([future], LOOK_S).done:
+                if not loop.is_running():
+                    raise _closed()
+            return future.result()
+        except futures.CancelledError:
             raise _closed() from None
         finally:
             future.cancel()

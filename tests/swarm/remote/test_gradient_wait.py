@@ -1,0 +1,42 @@
+"""A thread that waits for a pass of the client's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from swarm.remote.gradient import waiting_for
+
+
+class EndsAtALook(Future[int]):
+    """Ends in the moment in which a wait for it times out."""
+
+    def result(self, timeout: float | None = None) -> int:
+        value = super().result()
+        if timeout is not None:
+            raise TimeoutError
+        return value
+
+
+def test_pass_that_ends_as_the_thread_looks_whether_the_loop_runs_gives_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> int:
+        return 7
+
+    def submitted(coroutine: Coroutine[Any, Any, int], _loop: object) -> Future[int]:
+        coroutine.close()
+        future = EndsAtALook()
+        threading.Timer(0.05, future.set_result, [7]).start()
+        return future
+
+    async def main() -> int:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submitted)
+        found: int = await asyncio.to_thread(waiting_for(asyncio.get_running_loop()), work())
+        return found
+
+    assert asyncio.run(main()) == 7

@@ -26,7 +26,7 @@ from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError, SessionError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
-from swarm_protocol.run_credentials import RunInvitation, parse_run_invitation
+from swarm_protocol.run_credentials import RunInvitation, check_given, parse_run_invitation
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -284,13 +284,18 @@ class Trainer:
 
         Raises SwarmError, or what the author's code raises.
         """
-        with self._stores() as stores:
-            await self._take_part_with(stores)
+        with temporary_folder("trainer") as folder:
+            key = self._options.identity or folder / "identity.key"
+            identity = Identity.load_or_create(key)
+            self._run.check_names(identity.peer_id)
+            check_given(self._run_invitations, identity.peer_id, self._run.run_id, network_id=self._network_id)
+            with self._stores() as stores:
+                await self._take_part_with(identity, key, stores)
 
-    async def _take_part_with(self, stores: _Stores) -> None:
+    async def _take_part_with(self, identity: Identity, key: Path, stores: _Stores) -> None:
         setup = await asyncio.to_thread(self._prepare)
         try:
-            async with self._on_network() as (network, identity), Membership(network) as membership:
+            async with self._on_network(key) as network, Membership(network) as membership:
                 member = RunMember(
                     network,
                     membership,
@@ -351,26 +356,23 @@ class Trainer:
         return self._options.network_id or (self._invitation.network_id if self._invitation else NETWORK_ID)
 
     @asynccontextmanager
-    async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:
+    async def _on_network(self, key: Path) -> AsyncIterator[Libp2pNetwork]:
         options = self._options
-        with temporary_folder("trainer") as folder:
-            path = options.identity or folder / "identity.key"
-            identity = Identity.load_or_create(path)
-            network = await Libp2pNetwork.create(
-                Libp2pOptions(
-                    identity_path=path,
-                    network_id=self._network_id,
-                    peers=self._peers,
-                    invitation=self._invitation,
-                    listen=listen_addrs_for(self._peers) if options.listen is None else options.listen,
-                    announce=options.announce,
-                    relay=options.relay,
-                )
+        network = await Libp2pNetwork.create(
+            Libp2pOptions(
+                identity_path=key,
+                network_id=self._network_id,
+                peers=self._peers,
+                invitation=self._invitation,
+                listen=listen_addrs_for(self._peers) if options.listen is None else options.listen,
+                announce=options.announce,
+                relay=options.relay,
             )
-            try:
-                yield network, identity
-            finally:
-                await network.close()
+        )
+        try:
+            yield network
+        finally:
+            await network.close()
 
     async def _train(self, member: RunMember, network: Libp2pNetwork) -> None:
         """Train until the run is finished, `close` was called or libp2p failed."""

@@ -255,6 +255,28 @@ def test_invitation_that_cannot_be_read_is_refused_before_joining(run_path: Path
         own_trainer(run_path, (), make_module(), replace(OPTIONS, invitations=("nothing",)))
 
 
+def test_member_that_the_run_does_not_let_in_is_refused_before_joining(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create(_options: Libp2pOptions) -> None:
+        raise AssertionError("it goes to the network")
+
+    monkeypatch.setattr("swarm.trainer.Libp2pNetwork.create", create)
+    author = Identity.generate()
+    invitation = invite_to_run(author, "another-run", network_id="test", now=time.time(), lifetime_s=600.0)
+    options = replace(OPTIONS, invitations=(invitation,))
+    with (
+        pytest.raises(ConfigError, match="is to the run another-run, not to"),
+        own_trainer(run_path, (), make_module(), options),
+    ):
+        raise AssertionError("it has joined")
+    named = replace(module_run(RUN, make_module()), min_group=1, admission=(author.peer_id,))
+    write_run(run_path, named, author)
+    stranger = Trainer(run_path, peers=[], model=make_module(), optimizer=sgd, data=[None], loss=loss, options=OPTIONS)
+    with pytest.raises(ConfigError, match="admits only the peers that it names"), stranger:
+        raise AssertionError("it has joined")
+
+
 @pytest.fixture
 def member_options(monkeypatch: pytest.MonkeyPatch) -> list[RunMemberOptions]:
     """Record the options of the members that trainers make, in order."""

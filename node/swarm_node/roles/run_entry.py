@@ -26,11 +26,7 @@ def check_may_enter(run: SignedRun, config: Config, peer_id: str) -> None:
     rule = run.config
     if peer_id in rule.admission:
         return
-    if rule.only_named:
-        raise ConfigError(
-            f"{run.run_id} admits only the peers that it names, and not {peer_id or 'this node, which has no key yet'}",
-            remedy="ask its author to name this node's peer id, which swarm-node identity shows, and to sign it anew",
-        )
+    run.check_names(peer_id)
     has_trained = (Home(config.home).checkpoints / run.run_id).exists()
     if not rule.entrance.required or has_trained:
         return

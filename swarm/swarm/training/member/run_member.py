@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Endorsement
-from swarm_protocol.errors import ConfigError, cause
+from swarm_protocol.errors import cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
@@ -230,12 +230,7 @@ class RunMember:
         self._membership.withdraw("train", self._run.run_id)
 
     def _check_admitted(self) -> None:
-        admission = self._run.config.only_named
-        if admission and self._network.peer_id not in admission:
-            raise ConfigError(
-                f"{self._run.config.name} admits only the peers that it names, and not {self._network.peer_id}",
-                remedy="ask its author to name this peer, and to sign the run anew",
-            )
+        self._run.check_names(self._network.peer_id)
 
     def _credential(self) -> RunCredential | None:
         """Return what this member shows where it enters the run. Raises ConfigError if it was given an invitation to

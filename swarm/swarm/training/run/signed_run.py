@@ -57,6 +57,17 @@ class SignedRun:
         content = _signed_bytes(identifying_mapping(self.config), self.peer_id, self.issued_at)
         object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
+    def check_names(self, peer_id: str) -> None:
+        """Raises ConfigError if the run admits only peers that it names, and not `peer_id`, which is empty for a node
+        that has no key yet."""
+        if (named := self.config.only_named) and peer_id not in named:
+            raise ConfigError(
+                f"{self.run_id} admits only the peers that it names, and not "
+                f"{peer_id or 'this node, which has no key yet'}",
+                remedy="ask its author to name this node's peer id, which swarm-node identity shows, and to sign it "
+                "anew",
+            )
+
 
 def parse_signed_run(data: bytes, where: str) -> SignedRun:
     """Return the run in a run file that another machine sent, once its signature is checked; `where` names its source

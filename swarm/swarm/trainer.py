@@ -39,19 +39,17 @@ from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
-from swarm.training.evidence.evidence_folder import EvidenceFolder, EvidenceStore
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.outer_steps import STATE_LOST
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.round.promise import PromiseFile, PromiseStore
+from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.endorsement import EndorsementFile, EndorsementStore
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import (
     IntervalFailed,
@@ -127,15 +125,6 @@ class Step:
     tokens_per_s: float
     seconds: float
     fragment: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stores:
-    """Keeps, for a member with a lasting key, what outlives a session; see `RunMemberOptions`."""
-
-    promises: PromiseStore | None = None
-    evidence: EvidenceStore | None = None
-    endorsements: EndorsementStore | None = None
 
 
 class Trainer:
@@ -289,27 +278,17 @@ class Trainer:
             identity = Identity.load_or_create(key)
             self._run.check_names(identity.peer_id)
             check_given(self._run_invitations, identity.peer_id, self._run.run_id, network_id=self._network_id)
-            with self._stores() as stores:
-                await self._take_part_with(identity, key, stores)
+            with self._locked_folder() as kept:
+                await self._take_part_with(identity, key, kept)
 
-    async def _take_part_with(self, identity: Identity, key: Path, stores: _Stores) -> None:
+    async def _take_part_with(self, identity: Identity, key: Path, kept: Path | None) -> None:
         setup = await asyncio.to_thread(self._prepare)
+        options = RunMemberOptions(setup=setup, invitations=self._run_invitations)
+        if kept is not None:
+            options = options.kept_in(kept, kept / "evidence", self._run, self._network_id)
         try:
             async with self._on_network(key) as network, Membership(network) as membership:
-                member = RunMember(
-                    network,
-                    membership,
-                    identity,
-                    self._run,
-                    on_event=self._on_event,
-                    options=RunMemberOptions(
-                        setup=setup,
-                        promises=stores.promises,
-                        evidence=stores.evidence,
-                        endorsements=stores.endorsements,
-                        invitations=self._run_invitations,
-                    ),
-                )
+                member = RunMember(network, membership, identity, self._run, on_event=self._on_event, options=options)
                 async with member:
                     self._addrs = await network.addrs()
                     self._joined.set_result(None)
@@ -335,21 +314,16 @@ class Trainer:
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 
     @contextmanager
-    def _stores(self) -> Iterator[_Stores]:
-        """Hold what this member keeps of the run; nothing for a key that ends with the session, under which nothing can
-        be voted twice. Raises ConfigError while another process holds it."""
+    def _locked_folder(self) -> Iterator[Path | None]:
+        """Hold the folder of what this member keeps of the run; None for a key that ends with the session, under which
+        nothing can be voted twice. Raises ConfigError while another process holds it."""
         key = self._options.identity
         if key is None:
-            yield _Stores()
+            yield None
             return
         folder = key.with_name(f"{key.name}.votes") / self._run.run_id
-        promises = PromiseFile(folder)
-        with promises.locked():
-            yield _Stores(
-                promises=promises,
-                evidence=EvidenceFolder(folder / "evidence", self._run, self._network_id),
-                endorsements=EndorsementFile(folder),
-            )
+        with PromiseFile(folder).locked():
+            yield folder
 
     @property
     def _network_id(self) -> str:

@@ -22,17 +22,14 @@ from swarm.start_checkpoint import bringing
 from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
 from swarm.training.evidence.bans import Ban, how_long
-from swarm.training.evidence.evidence_folder import EvidenceFolder
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
-from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
@@ -130,26 +127,16 @@ class RunTraining:
         step = resumed and resumed.state.outer_step
         found = f"from the run's start{start}" if step is None else f"from the checkpoint of outer step {step}"
         self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
-        return RunMember(
-            self._node.network,
-            self._node.membership,
-            self._node.identity,
-            self._run,
-            on_event=self._tell,
-            options=RunMemberOptions(
-                setup=setup,
-                state=resumed.state if resumed else None,
-                certificate=resumed.certificate if resumed else b"",
-                promises=PromiseFile(self._folder / "votes"),
-                evidence=EvidenceFolder(self._folder / EVIDENCE, self._run, self._node.network.network_id),
-                invitations=self._node.config.invitation,
-                endorsements=EndorsementFile(self._folder / "votes"),
-                chunks=ChunkFolder(
-                    self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
-                ),
-                max_bytes_per_s=min(self._node.limits.up_bytes_per_s, self._node.limits.down_bytes_per_s),
-            ),
-        )
+        node, run, folder = self._node, self._run, self._folder
+        options = RunMemberOptions(
+            setup=setup,
+            state=resumed.state if resumed else None,
+            certificate=resumed.certificate if resumed else b"",
+            invitations=node.config.invitation,
+            chunks=ChunkFolder(node.home.cache / "chunks" / run.run_id, max_bytes=8 * setup.theta_N.numel()),
+            max_bytes_per_s=min(node.limits.up_bytes_per_s, node.limits.down_bytes_per_s),
+        ).kept_in(folder / "votes", folder / EVIDENCE, run, node.network.network_id)
+        return RunMember(node.network, node.membership, node.identity, run, on_event=self._tell, options=options)
 
     async def finish(self) -> Path | None:
         """Train to the run's last outer step. Returns the model's directory; None if the node leaves before."""

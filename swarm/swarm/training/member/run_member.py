@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -30,12 +31,12 @@ from swarm.own_thread import in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban
-from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.evidence_folder import EvidenceFolder, EvidenceStore
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.members_watch import WATCH_S
 from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.progress_reports import MemberReports, scores_of, trainer_record
-from swarm.training.round.promise import PromiseStore
+from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.round.round_events import GiveUp
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_copy import serve_run
@@ -43,7 +44,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, whom_to_ask
-from swarm.training.state.endorsement import Endorsements, EndorsementStore
+from swarm.training.state.endorsement import EndorsementFile, Endorsements, EndorsementStore
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
@@ -85,6 +86,15 @@ class RunMemberOptions:
     endorsements: EndorsementStore | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
+
+    def kept_in(self, votes: Path, evidence: Path, run: SignedRun, network_id: str) -> RunMemberOptions:
+        """Return these options with the stores in two folders, which belong to `run` and one process."""
+        return replace(
+            self,
+            promises=PromiseFile(votes),
+            evidence=EvidenceFolder(evidence, run, network_id),
+            endorsements=EndorsementFile(votes),
+        )
 
 
 class RunMember:

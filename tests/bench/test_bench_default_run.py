@@ -13,7 +13,7 @@ from swarm.training.data.corpus import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.lease import Cursor, advance, leases, sample_ids
+from swarm.training.state.lease import Cursor, SampleIds, advance, leases
 from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
@@ -39,7 +39,7 @@ def test_default_run_ten_outer_steps_halve_the_loss() -> None:
         mean_N, results = torch.zeros(num_values), []
         for member, loop in loops.items():
             loop.load(state.theta_N)
-            results.append(loop.train(sample_ids(issued[member]), run.interval_steps))
+            results.append(loop.train(SampleIds(issued[member]), run.interval_steps))
             mean_N += codec.decode(codec.encode(state.theta_N - loop.flat()), num_values) / len(MEMBERS)
         apply_outer_step(state.theta_N, state.momentum_N, codec.decode(codec.encode(mean_N), num_values), run.outer)
         used = {member: result.num_samples for member, result in zip(MEMBERS, results, strict=True)}

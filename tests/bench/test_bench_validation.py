@@ -23,7 +23,7 @@ from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.run.run_tables import InnerConfig
-from swarm.training.state.lease import Cursor, advance, leases, sample_ids
+from swarm.training.state.lease import Cursor, SampleIds, advance, leases
 from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
@@ -74,9 +74,9 @@ class Trained:
         model = build_model(self.run.model)
         return InnerLoop(self.run, model, corpus or self.corpus, local or LocalOptions())  # type: ignore[arg-type]
 
-    def leases(self) -> dict[str, list[int]]:
+    def leases(self) -> dict[str, SampleIds]:
         issued = leases(self.cursor, MEMBERS, self.run.samples_per_interval)
-        return {member: sample_ids(lease) for member, lease in issued.items()}
+        return {member: SampleIds(lease) for member, lease in issued.items()}
 
     def delta(self, loop: InnerLoop, samples: Sequence[int], step: int) -> Tensor:
         loop.load(self.state.theta_N)

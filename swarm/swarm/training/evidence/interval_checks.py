@@ -32,7 +32,7 @@ from torch import Tensor
 from swarm.training.allreduce.leaf_checks import is_leaf
 from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.lease import LeaseStripe, lease_of, sample_ids
+from swarm.training.state.lease import LeaseStripe, SampleIds, lease_of
 
 _DIGEST_VALUES = 1 << 64
 
@@ -96,10 +96,10 @@ class IntervalStart:
     theta_N: Tensor
     stripes: tuple[LeaseStripe, ...]
 
-    def samples_of(self, member: Contribution, config: RunConfig) -> list[int]:
+    def samples_of(self, member: Contribution, config: RunConfig) -> SampleIds:
         """Return the samples that `member` says it has used, in their order."""
         lease = lease_of(self.stripes, self.step, member.peer_id, config.samples_per_interval)
-        return sample_ids(lease)[: member.own_samples]
+        return SampleIds(lease)[: member.own_samples]
 
 
 def likeness(

@@ -33,7 +33,7 @@ from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
 from swarm.training.inner.member_momentum import MemberMomentum
 from swarm.training.member.held_out_effects import HeldOutEffects
-from swarm.training.state.lease import sample_ids
+from swarm.training.state.lease import SampleIds
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 
@@ -196,7 +196,7 @@ class IntervalLoop:
         if lease and num_steps:
             if not interval.done.num_steps:
                 await self._context.failpoints.reached("interval")
-            await interval.train(sample_ids(lease), num_steps)
+            await interval.train(SampleIds(lease), num_steps)
         return bool(lease)
 
     async def _take_in(self) -> None:

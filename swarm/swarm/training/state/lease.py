@@ -17,12 +17,12 @@ No state: the stripes are part of the committed `ReplicaState`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 Lease: TypeAlias = tuple[range, ...]
 """Sample ids in the order of their use."""
@@ -81,9 +81,31 @@ def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -
     return MappingProxyType(result)
 
 
-def sample_ids(lease: Lease) -> list[int]:
-    """Return the single sample ids of a lease."""
-    return list(chain.from_iterable(lease))
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleIds(Sequence[int]):
+    """The single sample ids of a `lease`, each made where it is read: intervals that end by the clock have leases of
+    far more samples than they use."""
+
+    lease: Lease
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lease))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.lease)
+
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+
+    @overload
+    def __getitem__(self, where: slice) -> SampleIds: ...
+
+    def __getitem__(self, where: int | slice) -> int | SampleIds:
+        if isinstance(where, int):
+            return next(iter(self[range(len(self))[where] :]))
+        start, stop, _ = where.indices(len(self))
+        _, rest = _split(list(self.lease), start)
+        return SampleIds(tuple(_split(rest, max(0, stop - start))[0]))
 
 
 def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:

@@ -9,16 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.training.state.lease import (
     Cursor,
+    Lease,
     LeaseStripe,
+    SampleIds,
     _leases,
     admitted,
     advance,
     first_stripes,
     lease_of,
     leases,
-    sample_ids,
     stripes_after,
 )
+
+
+def sample_ids(lease: Lease) -> list[int]:
+    return list(SampleIds(lease))
+
 
 MEMBERS = [f"peer-{index}" for index in range(6)]
 
@@ -263,3 +269,26 @@ def test_committed_by_a_stranger_is_refused() -> None:
 def test_lane_with_a_member_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         LeaseStripe(cursor=Cursor(), roster=("a", "a"))
+
+
+@given(
+    lease=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9), st.integers(1, 2)), max_size=4),
+    start=st.integers(-30, 30),
+    stop=st.integers(-30, 30),
+)
+def test_sample_ids_read_as_a_list_of_them_does(lease: list[tuple[int, int, int]], start: int, stop: int) -> None:
+    parts = tuple(range(first, first + step * count, step) for first, count, step in lease)
+    ids, known = SampleIds(parts), sample_ids(parts)
+    assert len(ids) == len(known)
+    assert list(ids[start:stop]) == known[start:stop]
+    assert [ids[index] for index in range(-len(known), len(known))] == known * 2
+    with pytest.raises(IndexError):
+        ids[len(known)]
+
+
+def test_sample_ids_of_the_longest_interval_take_no_memory() -> None:
+    """An interval that ends by the clock uses a small part of them."""
+    longest = 100_000 << 16
+    rest = SampleIds((range(5), range(9, 9 + longest)))[3:]
+    assert len(rest) == longest + 2
+    assert list(rest[1:4]) == [4, 9, 10]

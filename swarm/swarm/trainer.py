@@ -292,9 +292,11 @@ class Trainer:
                 async with member:
                     self._addrs = await network.addrs()
                     self._joined.set_result(None)
-                    await self._train(member, network)
-                    # in the thread that trains, where no interval runs or begins now
-                    await asyncio.wrap_future(member.between_intervals(lambda: self._keep(member.state)))
+                    try:
+                        await self._train(member, network)
+                    finally:
+                        # in the thread that trains, where no interval runs or begins now
+                        await asyncio.wrap_future(member.between_intervals(lambda: self._keep(member.state)))
                     if self._is_finished:
                         self._steps.put(None)
                         await self._leaving.wait()

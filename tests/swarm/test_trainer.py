@@ -212,6 +212,7 @@ def test_what_the_author_s_function_raises_reaches_the_author(run_path: Path) ->
     trainer = Trainer(run_path, peers=[], model=make_module(), optimizer=sgd, data=[None], loss=broken, options=OPTIONS)
     with trainer, pytest.raises(ZeroDivisionError, match="mine"):
         list(trainer)
+    assert weights_digest(trainer.module) == weights_digest(make_module())
 
 
 def test_leaving_before_anyone_else_is_there_takes_no_time_and_keeps_the_first_weights(run_path: Path) -> None:

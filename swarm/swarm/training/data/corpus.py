@@ -39,7 +39,7 @@ from swarm.training.data.source import (
 )
 from swarm.training.data.token_file import TokenFile, TokenHeader, Tokens, read_header
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
-from swarm.training.data.tokenizing import Job, tokenize
+from swarm.training.data.tokenizing import Job, discard, tokenize
 from swarm.training.run.run_tables import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 from swarm.training.run.seeded import permute
 
@@ -231,6 +231,8 @@ def load_corpus(config: DataConfig, *, seed: int, vocab_size: int = 0, local: Lo
         path, name = folder / f"{_key(source, tokenizer)}.tokens", source.name
         tokens = _open(path)
         if tokens is None:
+            for part in folder.glob("*.part"):
+                discard(part.with_suffix(".tokens"))
             tokenize(Job(source=source, tokenizer=tokenizer, path=path, vocab_size=vocab_size), local)
             tokens = TokenFile(path)
     _evict(tokens.path, local.max_cache_bytes)

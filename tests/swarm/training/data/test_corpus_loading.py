@@ -159,6 +159,17 @@ def test_load_keeps_within_its_bytes_what_was_used_last(jobs: list[Job], stories
     assert len(jobs) == 4
 
 
+def test_load_deletes_what_killed_workers_left_of_other_data(jobs: list[Job], stories: Path) -> None:
+    cache = stories.parent / "cache"
+    cache.mkdir()
+    for name in ("dead.part", "dead.part.validation", "alive.part"):
+        (cache / name).write_bytes(b"tokens")
+    with FileLock(cache / "alive.lock"):
+        load(stories)
+    assert len(jobs) == 1
+    assert [path.name for path in cache.iterdir() if ".part" in path.name] == ["alive.part"]
+
+
 def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

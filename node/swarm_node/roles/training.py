@@ -150,6 +150,7 @@ class RunTraining:
         finally:
             for task in beside:
                 task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
         self._node.activity.training = None
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:

@@ -140,6 +140,7 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
         training._trainer = MagicMock(run=run, stop=stopped.set, state=None)
         node.work_end.request("Ctrl-C")
         assert await training.finish() is None
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     virtual_time.run(scene())
     assert [line.strip().split(";")[0] for line in err.getvalue().splitlines()] == lines

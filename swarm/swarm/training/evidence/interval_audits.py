@@ -138,8 +138,9 @@ class IntervalAudits:
         """Compute the interval once more, and tell what was found."""
         case, config = due.case, self._context.replica.config
         intervals = self._intervals
+        stop = intervals.is_leaving.is_set
         try:
-            delta_N = await intervals.off_loop(replayed, intervals.inner, due.start, case.member, config)
+            delta_N = await intervals.off_loop(replayed, intervals.inner, due.start, case.member, config, stop)
         except RoundError as error:
             logger.warning("the interval of %s cannot be validated: %s", short_id(case.member.peer_id), error)
             return
@@ -192,15 +193,22 @@ MAX_TOLD = 1e6
 """The largest distance that is told: it can be infinite."""
 
 
-def replayed(inner: Inner, start: IntervalStart, member: Contribution, config: RunConfig) -> Tensor:
+def replayed(
+    inner: Inner,
+    start: IntervalStart,
+    member: Contribution,
+    config: RunConfig,
+    stop: Callable[[], bool] = lambda: False,
+) -> Tensor:
     """Return the pseudo-gradient [N] of the steps that `member` says it has taken. The weights of `inner` are the same
-    afterwards. Raises RoundError if training diverged."""
+    afterwards. Raises RoundError if training diverged, or `stop`, which is asked before each step, returned True."""
     samples = start.samples_of(member, config)
     num_steps, done_steps = len(samples) // config.inner.batch_windows, (start.step - 1) * config.interval_steps
     kept_N = inner.flat()
     try:
         inner.load(start.theta_N)
-        inner.train(samples, num_steps, done_steps=done_steps)
+        if inner.train(samples, num_steps, stop, done_steps=done_steps).num_steps < num_steps:
+            raise RoundError("this member leaves")
         local_N = inner.flat()
         return torch.sub(start.theta_N, local_N, out=local_N)
     finally:

@@ -129,6 +129,8 @@ class Intervals:
         self.inner = inner
         self.max_interval_s = max_interval_s
         self.clock = clock
+        self.is_leaving = threading.Event()
+        """Set once this member trains no more, and recomputes no interval of another."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-training")
         self._latest: Interval | None = None
 
@@ -142,6 +144,11 @@ class Intervals:
         """End the running interval after its present step."""
         if self._latest is not None:
             self._latest.hurry()
+
+    def leave(self) -> None:
+        """End what runs in the thread after its present step, and train no more."""
+        self.is_leaving.set()
+        self.hurry()
 
     async def load(self, theta_N: Tensor) -> None:
         """Train from `theta_N` on."""
@@ -161,7 +168,7 @@ class Intervals:
 
     def close(self) -> None:
         """Stop, wait for the end of the present step, and close the inner loop."""
-        self.hurry()
+        self.leave()
         self._thread.shutdown(cancel_futures=True)
         self.inner.close()
 

@@ -128,7 +128,7 @@ class IntervalLoop:
     def leave(self) -> None:
         """Train no more: this interval ends with what it has done, and later ones contribute nothing."""
         self.is_leaving = True
-        self._intervals.hurry()
+        self._intervals.leave()
 
     def end(self) -> None:
         self._intervals.hurry()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from support.training_swarm import SyntheticInner
 from swarm.training.data.corpus import Corpus
-from swarm.training.evidence.interval_audits import replayed
+from swarm.training.evidence.interval_audits import IntervalAudits, Validation, replayed
 from swarm.training.evidence.interval_checks import IntervalStart
-from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
+from swarm.training.inner.interval import Intervals
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.inner.optimizers import restart_factor
 from swarm.training.run.run_config import RunConfig
@@ -66,6 +73,47 @@ def test_part_of_an_interval_is_computed_as_far_as_the_member_went(tiny_run: Run
     loop.train(range(8), 3, done_steps=run.interval_steps)
     part = replace(MEMBER, num_tokens=96, num_samples=6)
     assert torch.equal(replayed(loop_of(run, tiny_corpus), start, part, run), start.theta_N - loop.flat())
+
+
+class Endless(SyntheticInner):
+    """Takes steps until it is told to stop."""
+
+    def train(
+        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False, **_: object
+    ) -> IntervalResult:
+        until_s = time.monotonic() + 30.0
+        while not stop() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return super().train(sample_ids, 0 if stop() else num_steps)
+
+
+def test_member_that_leaves_computes_no_interval_of_another_to_its_end(
+    tiny_run: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = run_with(tiny_run, fresh=True)
+    context = cast("Any", SimpleNamespace(replica=SimpleNamespace(config=run)))
+    due = Validation(
+        case=cast("Any", SimpleNamespace(member=MEMBER)),
+        start=IntervalStart(step=2, theta_N=torch.zeros(3), stripes=(LeaseStripe(roster=(MEMBER.peer_id,)),)),
+    )
+
+    async def no_conviction(_evidence: bytes) -> None: ...
+
+    async def main() -> None:
+        intervals = Intervals(Endless())
+        audits = IntervalAudits(
+            context, intervals, convict=no_conviction, is_banned=lambda _: False, on_event=lambda _: None
+        )
+        running = asyncio.create_task(audits.run(due))
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        intervals.leave()
+        async with asyncio.timeout(10.0):
+            await running
+        await asyncio.to_thread(intervals.close)
+
+    asyncio.run(main())
+    assert "cannot be validated: this member leaves" in caplog.text
 
 
 def test_learning_rate_rises_again_after_the_moments_began_anew_for_at_most_half_of_an_interval() -> None:

@@ -192,7 +192,8 @@ async def _training(node: Node, need: RunNeed) -> Work:
         raise ConfigError(f"it is full with {config.max_trainers} trainers", remedy="wait until a member leaves")
     _check_data(config, node)
     num_bytes = PARAMETER_BYTES * await asyncio.to_thread(check_model, config)
-    if num_bytes > node.hardware.free_memory_bytes:
+    free_bytes, _ = node.hardware.read_memory()
+    if num_bytes > free_bytes:
         raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy="free some")
     return partial(train, node, run, origin)
 

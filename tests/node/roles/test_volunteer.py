@@ -91,7 +91,7 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 identity=Identity.generate(),
                 emitter=emitter,
                 shutdown=Shutdown(),
-                hardware=MagicMock(free_memory_bytes=1 << 32),
+                hardware=MagicMock(free_memory_bytes=1 << 40, read_memory=lambda: (1 << 32, 1 << 40)),
                 network=mine,
                 membership=membership,
                 steps=StartupSteps(emitter, 9),

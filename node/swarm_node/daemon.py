@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import os
+import resource
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -51,6 +52,9 @@ AWAKE_S = 2.0
 COUNTDOWN_S = 5.0
 CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
 EXIT_UNCLEAN = 1
+MAX_OPEN_FILES = 2**16
+"""As in the systemd unit. Each stream of a peer is one, and each peer may have hundreds: four strangers could take the
+1,024 that many systems allow a program that does not ask for more."""
 MAX_NAMED = 3  # peers in one line
 
 
@@ -60,8 +64,18 @@ def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
     A node that cannot start or continue reports the error; `stopped` is always the last event.
     """
     interrupts.raise_in_command()
+    _ask_for_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, home, emitter, role))
+
+
+def _ask_for_open_files() -> None:
+    """Let this process open MAX_OPEN_FILES, or as many as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.node_process import COMMAND, START_S, Event, Node, environment, parsed
@@ -130,8 +131,8 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """
     nodes: list[Node] = []
 
-    def start(*arguments: object, home: str = "home", is_forked: bool = False, is_light: bool = False) -> Node:
-        nodes.append(Node(*arguments, home=tmp_path / home, is_forked=is_forked, is_light=is_light))
+    def start(*arguments: object, home: str = "home", **how: Any) -> Node:
+        nodes.append(Node(*arguments, home=tmp_path / home, **how))
         return nodes[-1]
 
     yield start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -12,13 +13,19 @@ import psutil
 import pytest
 from support.exposed_metrics import scraped
 from support.node_process import Node, wait_until
+from swarm_node.daemon import MAX_OPEN_FILES
 from swarm_node.metrics.metric_contract import NODE
 
 from .conftest import RunHere, Seed, StartNode
 
 
+def _allow_few_files() -> None:
+    """Many systems give 1,024 to a program that does not ask for more."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:
-    node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True)
+    node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True, begin=_allow_few_files)
     url = str(node.wait_for("metrics")["url"])
     peer_id = node.wait_for("ready")["peer_id"]
     node.wait_for("invite")
@@ -29,6 +36,8 @@ def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> 
     assert found["swarm_node_num_peers"] == 1
     assert found["swarm_libp2p_memory_bytes"] > 2**20
     assert found["process_resident_memory_bytes"] > 50 * 2**20
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert found["process_max_fds"] == min(allowed, MAX_OPEN_FILES), "it asks for what the system gives"
     absent = {name for name in NODE if not any(each.startswith(name) for each in found)}
     of_peers = {"swarm_peer_rtt_seconds", "swarm_peer_path_rtt_seconds"}
     of_models = {"swarm_node_num_convicted_servers", "swarm_node_server_evidence_refused_total"}

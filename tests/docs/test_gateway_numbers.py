@@ -15,7 +15,8 @@ SAID = [
     f"arrives within {http_limits.HTTP_BODY_TIMEOUT_S:.0f} s",
     f"up to {http_limits.MAX_CHAT_MESSAGES:,} messages and {http_limits.MAX_TOOLS} tools",
     f"over {http_limits.SMALL_HTTP_BODY_BYTES // 1024} KiB get status 429",
-    f"arriving fill {http_limits.MAX_ARRIVING_BYTES // MIB} MiB",
+    f"arriving fill {http_limits.MAX_ARRIVING_BYTES // MIB} MiB, or those of their own address "
+    f"{http_limits.MAX_ADDRESS_ARRIVING_BYTES // MIB} MiB",
     f"Up to {http_limits.MAX_EMBEDDING_INPUTS} inputs",
 ]
 

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -233,14 +234,15 @@ def _with_rates(send: Send, limiter: RateLimiter) -> Send:
 
 class BodyLimit:
     """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES` or of over MAX_HTTP_VALUES values, 408 for one
-    that does not arrive in time, 429 for a large one while those of others fill MAX_ARRIVING_BYTES.
+    that does not arrive in time, 429 for a large one while those of others fill MAX_ARRIVING_BYTES, or those of its
+    own address MAX_ADDRESS_ARRIVING_BYTES.
 
     415 for one that is not declared as JSON: so no page in a browser can send one without asking first.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._num_arriving_bytes = 0
+        self._arriving: Counter[str] = Counter()  # bytes, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -259,7 +261,7 @@ class BodyLimit:
         headers = dict(scope["headers"])
         declared = headers.get(b"content-length", b"0")
         _check_size(int(declared) if declared.isdigit() else 0)
-        body = bytearray()
+        body, caller = bytearray(), caller_of(scope)
         try:
             async with asyncio.timeout(http_limits.HTTP_BODY_TIMEOUT_S):
                 while True:
@@ -267,9 +269,9 @@ class BodyLimit:
                     if message["type"] == "http.disconnect":
                         return None
                     body += message.get("body", b"")
-                    self._num_arriving_bytes += len(message.get("body", b""))
+                    self._arriving[caller] += len(message.get("body", b""))
                     _check_size(len(body))
-                    self._check_room(len(body))
+                    self._check_room(caller, len(body))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
@@ -279,16 +281,20 @@ class BodyLimit:
                 code="request_timeout",
             ) from None
         finally:
-            self._num_arriving_bytes -= len(body)
+            self._arriving[caller] -= len(body)
+            if not self._arriving[caller]:
+                del self._arriving[caller]
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if body and kind != b"application/json":
             raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
         _check_values(body)
         return bytes(body)
 
-    def _check_room(self, num_bytes: int) -> None:
-        is_small = num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES
-        if not is_small and self._num_arriving_bytes > http_limits.MAX_ARRIVING_BYTES:
+    def _check_room(self, caller: str, num_bytes: int) -> None:
+        if num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES:
+            return
+        own, of_all = self._arriving[caller], self._arriving.total()
+        if own > http_limits.MAX_ADDRESS_ARRIVING_BYTES or of_all > http_limits.MAX_ARRIVING_BYTES:
             raise HttpError(
                 429,
                 "the gateway is receiving as many large requests as it may",

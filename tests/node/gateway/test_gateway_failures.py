@@ -323,6 +323,33 @@ def test_large_bodies_that_arrive_at_the_same_time_are_bounded(monkeypatch: pyte
     converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
 
 
+def test_large_bodies_of_one_address_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one caller that sends them slowly would have the gateway refuse everybody else's."""
+    monkeypatch.setattr(http_limits, "MAX_ARRIVING_BYTES", 4000)
+    monkeypatch.setattr(http_limits, "MAX_ADDRESS_ARRIVING_BYTES", 2000)
+    monkeypatch.setattr(http_limits, "SMALL_HTTP_BODY_BYTES", 1000)
+    body = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        at = (openai.base_url.host, openai.base_url.port)
+        slow = [await asyncio.open_connection(*at) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(head % len(body) + body[:-1])
+        statuses = [asyncio.ensure_future(reader.readline()) for reader, _ in slow]
+        [refused], [waiting] = await asyncio.wait(statuses, return_when=asyncio.FIRST_COMPLETED)
+        assert b" 429 " in refused.result()
+        reader, writer = await asyncio.open_connection(*at, local_addr=("127.0.0.2", 0))
+        writer.write(head % len(body) + body)
+        assert b" 200 " in await reader.readline()
+        waiting.cancel()
+        for each in (writer, *(writer for _, writer in slow)):
+            each.close()
+            await each.wait_closed()
+
+    converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
+
+
 def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "HTTP_BODY_TIMEOUT_S", 0.05)
 

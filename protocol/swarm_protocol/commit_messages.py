@@ -66,6 +66,9 @@ class PlacedSignature(Checked):
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
 
 
+Votes: TypeAlias = Annotated[tuple[PlacedSignature, ...], up_to(limits.MAX_GROUP_MEMBERS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock(Checked):
     """Prepare votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that
@@ -78,7 +81,7 @@ class Lock(Checked):
     attempt: Attempt
     group_digest: Digest
     outcome: Outcome
-    votes: tuple[PlacedSignature, ...]
+    votes: Votes
 
     def __post_init__(self) -> None:
         if not isinstance(self.outcome, Outcome):
@@ -196,7 +199,7 @@ class Certificate(wire.WireMessage):
     group: bytes = b""
     order: bytes = b""
     outcome: Outcome | None = None
-    votes: tuple[PlacedSignature, ...] = ()
+    votes: Votes = ()
 
     def __post_init__(self) -> None:
         if bool(self.order) == bool(self.group or self.votes) or bool(self.group) != (self.outcome is not None):
@@ -226,5 +229,5 @@ def _check_roster(roster: Peers) -> None:
 
 def _check_places(votes: tuple[PlacedSignature, ...]) -> None:
     places = [each.place for each in votes]
-    if len(places) > limits.MAX_GROUP_MEMBERS or not are_sorted(places):
-        raise ValueError("the votes are too many, or not sorted and distinct")
+    if not are_sorted(places):
+        raise ValueError("the votes are not sorted and distinct")

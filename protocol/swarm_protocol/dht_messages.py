@@ -84,7 +84,7 @@ class Found(Checked):
     """The answer for one id: its signed envelopes, with only their size checked, and the nodes near it."""
 
     records: Annotated[tuple[Annotated[bytes, check_record], ...], distinct(limits.MAX_RECORDS_PER_KEY)] = ()
-    peers: tuple[Contact, ...] = ()
+    peers: Annotated[tuple[Contact, ...], up_to(limits.MAX_FOUND_PEERS)] = ()
 
     def __post_init__(self) -> None:
         check_count(tuple([peer.peer_id for peer in self.peers]), "peers", max_items=limits.MAX_FOUND_PEERS)

@@ -261,7 +261,7 @@ class Group(wire.WireMessage):
     step: Step
     attempt: Attempt
     state_digest: Digest
-    members: tuple[Contribution, ...]
+    members: Annotated[tuple[Contribution, ...], up_to(limits.MAX_GROUP_MEMBERS)]
     part_values: tuple[Annotated[int, whole(limits.MAX_PART_VALUES)], ...] = ()
     reduce_s: PhaseS
     vote_s: PhaseS
@@ -271,8 +271,8 @@ class Group(wire.WireMessage):
     revocation: Revocation = b""
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.members) <= limits.MAX_GROUP_MEMBERS:
-            raise ValueError(f"a group cannot have {len(self.members)} members")
+        if not self.members:
+            raise ValueError("a group has no members")
         if not are_sorted(self.peer_ids):
             raise ValueError("the members are not sorted and distinct")
         reduces = self.num_tokens > 0 and self.resumes is None

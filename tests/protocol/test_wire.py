@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import checks, limits, wire
+from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.dht_messages import FindRequest, FindResponse, StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2, training_pb2
-from swarm_protocol.training_messages import Ready
+from swarm_protocol.training_messages import Group, Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,15 @@ def test_decode_refuses_too_many_items_before_it_reads_one() -> None:
     sent.found[0].peers.add(peer_id="no peer id")
     with pytest.raises(PeerViolation, match="FindResponse is invalid: found has 33 items, more than 32"):
         FindResponse.from_bytes(wire.encode(sent))
+    named = dht_pb2.Found(peers=[dht_pb2.Contact()] * (limits.MAX_FOUND_PEERS + 1))
+    with pytest.raises(PeerViolation, match="FindResponse is invalid: peers has 21 items, more than 20"):
+        FindResponse.from_bytes(wire.encode(dht_pb2.FindResponse(found=[named])))
+    group = training_pb2.Group(members=[training_pb2.Contribution()] * (limits.MAX_GROUP_MEMBERS + 1))
+    with pytest.raises(PeerViolation, match="Group is invalid: members has 257 items, more than 256"):
+        Group.from_bytes(wire.encode(group))
+    voted = training_pb2.Certificate(votes=[training_pb2.PlacedSignature()] * (limits.MAX_GROUP_MEMBERS + 1))
+    with pytest.raises(PeerViolation, match="Certificate is invalid: votes has 257 items, more than 256"):
+        Certificate.from_bytes(wire.encode(voted))
     ready = training_pb2.Ready(followers=[training_pb2.Follower()] * (limits.MAX_TRAINERS + 1))
     with pytest.raises(PeerViolation, match="Ready is invalid: followers has 4097 items, more than 4096"):
         Ready.from_bytes(wire.encode(ready))

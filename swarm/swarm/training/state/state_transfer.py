@@ -66,13 +66,16 @@ class Donor:
             raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
 
     async def part(self, _peer: str, stream: Stream) -> None:
-        wanted = PartRequest.from_bytes(await stream.receive())
-        parts = self._replica.parts_of(wanted.origin_digest)
-        if wanted.index >= len(parts):
+        """Send a part. Raises TimeoutError: a part that is sent is kept, and its receiver may take nothing of it."""
+        async with asyncio.timeout(PIECE_TIMEOUT_S):
+            wanted = PartRequest.from_bytes(await stream.receive())
+        found = self._replica.parts_of(wanted.origin_digest)[wanted.index : wanted.index + 1]
+        if not found:
             raise PeerRefused("this part is not here any more")
-        view = memoryview(parts[wanted.index])
+        view = memoryview(found[0])
         for start in range(0, len(view), PIECE_BYTES):
-            await stream.send(bytes(view[start : start + PIECE_BYTES]))
+            async with asyncio.timeout(PIECE_TIMEOUT_S):
+                await stream.send(bytes(view[start : start + PIECE_BYTES]))
 
     def _held(self, digest: bytes) -> HashedState:
         held = self._replica.donate(digest)

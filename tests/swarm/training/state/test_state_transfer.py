@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.training_swarm import config
+from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
@@ -28,7 +29,7 @@ from swarm.training.state.replica_state import (
 from swarm.training.state.state_transfer import Donor, Fetcher
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Outcome
-from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, RoundError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import ChunkRequest, PartRequest
 from swarm_protocol.training_messages import Contribution, Group
@@ -287,6 +288,29 @@ def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.Monke
         assert threading.main_thread() not in threads
 
     in_world(case, jobs="threads")
+
+
+def test_part_is_not_kept_for_a_peer_that_does_not_take_it() -> None:
+    """Anyone could otherwise have a member keep the parts of every step, each step's as large as the model."""
+
+    async def main() -> None:
+        world = World(1)
+        replica, late = Replica(config(), world.new), 1.5 * state_transfer.PIECE_TIMEOUT_S
+        replica.keep_parts(b"g" * 32, (bytes(2 * WINDOW_BYTES),))
+        await world.donors[0].serve_stream(METHODS.part, Donor(replica).part)
+        async with world.mine.stream(world.peers[0], METHODS.part, timeout_s=1000.0) as stream:
+            await stream.send(PartRequest(origin_digest=b"g" * 32, index=0).to_bytes())
+            await asyncio.sleep(late)
+            for _ in range(WINDOW_BYTES // state_transfer.PIECE_BYTES - 1):
+                await stream.receive()
+            with pytest.raises(PeerTimeout, match="time for it was over"):
+                await stream.receive()
+        async with world.mine.stream(world.peers[0], METHODS.part, timeout_s=late) as silent:
+            with pytest.raises(PeerTimeout, match="time for it was over"):
+                await silent.receive()
+        await world.close()
+
+    virtual_time.run(main())
 
 
 def test_part_and_chunk_requests_out_of_range_are_refused() -> None:

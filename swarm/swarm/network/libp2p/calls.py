@@ -11,8 +11,9 @@ import asyncio
 import logging
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
@@ -38,7 +39,8 @@ PARCEL_S = 60.0
 """A caller fetches its parcel at once, or has left."""
 
 MAX_BULK_PER_PEER = 4
-"""Large requests of a peer that are received at once; others' streams wait, each with a window unread."""
+"""Large requests of a peer that are received and answered at once, and parcels that it fetches; others' streams wait,
+each with a window unread. A peer that takes no responses thus has few made, and kept until they are given up."""
 
 BULK_S = 300.0
 """Time for a large request to come, or a large response to leave: the largest message over a slow uplink, of 250 kB/s.
@@ -47,8 +49,12 @@ BULK_S = 300.0
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 TOKEN_BYTES = 16
 
+_LATE_REQUEST, _LATE_RESPONSE = "the request did not come in time", "the response was not taken in time"
+
 OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
 """`open(peer_id, protocol, max_bytes)`: no message that comes is longer."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +67,7 @@ class Calls:
         self._open_stream = open_stream
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._num_parcel_bytes = 0
-        # of a peer only while it sends
+        # of a peer only while it sends or fetches
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._num_bulk: Counter[str] = Counter()
 
@@ -115,35 +121,36 @@ class Calls:
 
     def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
         async def handle(peer_id: str, stream: Stream) -> None:
-            await _respond(peer_id, stream, await handler(peer_id, await self._receive(peer_id, stream)))
+            async with self._in_turn(peer_id):
+                request = await _in_time(peer_id, stream.receive(), BULK_S, _LATE_REQUEST)
+                await _in_time(peer_id, stream.send(await handler(peer_id, request)), BULK_S, _LATE_RESPONSE)
 
         return handle
 
-    async def _receive(self, peer_id: str, stream: Stream) -> bytes:
-        """Receive a request in its turn. Raises PeerTimeout."""
+    @asynccontextmanager
+    async def _in_turn(self, peer_id: str) -> AsyncIterator[None]:
+        """Wait for one of a peer's turns, and hold it. Raises PeerTimeout."""
         turn = self._turns.setdefault(peer_id, asyncio.Semaphore(MAX_BULK_PER_PEER))
         self._num_bulk[peer_id] += 1
         try:
-            async with asyncio.timeout(BULK_S), turn:
-                return await stream.receive()
-        except TimeoutError:
-            raise PeerTimeout("the request did not come in time", peer_id=peer_id) from None
+            await _in_time(peer_id, turn.acquire(), BULK_S, _LATE_REQUEST)
+            try:
+                yield
+            finally:
+                turn.release()
         finally:
             self._num_bulk[peer_id] -= 1
             if not self._num_bulk[peer_id]:
                 del self._num_bulk[peer_id], self._turns[peer_id]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
-        try:
-            async with asyncio.timeout(PARCEL_S):
-                token = await stream.receive()
-        except TimeoutError:
-            raise PeerTimeout("the request for a parcel did not come in time", peer_id=peer_id) from None
-        recipient, response = self._parcels.get(token, ("", b""))
-        if recipient != peer_id:
-            raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
-        self._drop(token)
-        await _respond(peer_id, stream, response)
+        token = await _in_time(peer_id, stream.receive(), PARCEL_S, _LATE_REQUEST)
+        async with self._in_turn(peer_id):
+            recipient, response = self._parcels.get(token, ("", b""))
+            if recipient != peer_id:
+                raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
+            self._drop(token)
+            await _in_time(peer_id, stream.send(response), BULK_S, _LATE_RESPONSE)
 
     def _keep(self, peer_id: str, response: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)
@@ -163,10 +170,10 @@ class Calls:
         self._num_parcel_bytes -= len(response)
 
 
-async def _respond(peer_id: str, stream: Stream, response: bytes) -> None:
-    """Send a response. Raises PeerTimeout: one that its caller does not take is not kept for as long as it likes."""
+async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float, late: str) -> T:
+    """Return what `waiting` does. Raises PeerTimeout: nothing is kept for as long as a peer likes."""
     try:
-        async with asyncio.timeout(BULK_S):
-            await stream.send(response)
+        async with asyncio.timeout(within_s):
+            return await waiting
     except TimeoutError:
-        raise PeerTimeout("the response was not taken in time", peer_id=peer_id) from None
+        raise PeerTimeout(late, peer_id=peer_id) from None

@@ -134,3 +134,36 @@ def test_response_that_its_caller_does_not_take_is_given_up() -> None:
                     await stalled
 
     virtual_time.run(main())
+
+
+def test_peer_that_takes_no_responses_has_few_of_them_made_and_kept() -> None:
+    """Each of the streams that a peer may have could otherwise hold one of the largest for minutes."""
+    num_made = 0
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        nonlocal num_made
+        num_made += 1
+        return LARGE
+
+    async def main() -> None:
+        calls = _calls()
+        stalled = [Stalled(calls, "") for _ in range(MAX_BULK_PER_PEER + 2)]
+        for stream in stalled:
+            stream.handled.cancel()
+            stream.message.set_result(b"request")
+        asked = [asyncio.create_task(calls.bulk_handler(large)("greedy", each)) for each in stalled]  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        assert num_made == MAX_BULK_PER_PEER
+        token = (await calls.unary_answer(large)("greedy", b""))[1:]
+        fetching = Stalled(calls, "")
+        fetching.handled.cancel()
+        fetching.message.set_result(token)
+        asked.append(asyncio.create_task(calls.hand_out_parcel("greedy", fetching)))  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        assert list(calls._parcels) == [token], "it waits for its turn, and counts meanwhile"
+        for each in asked:
+            each.cancel()
+        await asyncio.wait(asked)
+        assert not calls._turns
+
+    virtual_time.run(main())

@@ -1,4 +1,4 @@
-"""How a member that closes answers the peers that wait for it."""
+"""How a member that closes answers the peers that wait for it, and what it checks for strangers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from swarm.testing import virtual_time
 from swarm.training.member.report_calls import POLL_S
 from swarm.training.member.round_service import RoundService
 from swarm.training.run.methods import Methods
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol import limits
+from swarm_protocol.commit_messages import Certificate, Outcome
+from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.training_messages import ReadyReply
 
 
@@ -70,5 +72,21 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
         service.set_driver(cast(Any, driver))
         with pytest.raises(PeerRefused, match="has lost the state"):
             await service._answer(COORDINATOR, ready())
+
+    virtual_time.run(main())
+
+
+def test_certificate_of_a_group_or_a_large_one_is_no_resume_order_before_any_of_it_is_checked() -> None:
+    async def check(_certificate: bytes) -> None:
+        raise AssertionError("it was checked")
+
+    async def main() -> None:
+        service = make_service(STEP)
+        service._context.check = check  # type: ignore[method-assign, misc, assignment]
+        outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
+        of_group = Certificate(group=b"a group", outcome=outcome)
+        for shown in (of_group, Certificate(order=bytes(limits.MAX_READY_BYTES))):
+            with pytest.raises(PeerViolation, match="not a resume order"):
+                await service._on_resume("stranger", shown.to_bytes())
 
     virtual_time.run(main())

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.work_count import num_lines
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import draw_clusters
@@ -293,6 +294,12 @@ def test_convict_leaves_out_two_liars_that_accuse_each_other() -> None:
 def test_convict_leaves_out_nobody_without_a_dispute(accusations: dict[str, set[str]], num_failed: int) -> None:
     disputed = {peer for by, accused in accusations.items() for of in accused if of in accusations for peer in (by, of)}
     assert set(whom_to_leave_out(accusations, num_failed)) <= disputed
+
+
+def test_convict_takes_no_more_than_a_few_steps_for_each_accusation() -> None:
+    """The coordinator's loop stood still for seconds where the members of a full group accused each other."""
+    crowd = [f"peer {number}" for number in range(64)]
+    assert num_lines(lambda: whom_to_leave_out(dict.fromkeys(crowd, crowd), 1)) < 20 * len(crowd) ** 2
 
 
 def test_form_group_of_two_of_whom_one_accuses_the_other_takes_both() -> None:

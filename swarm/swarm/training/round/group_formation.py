@@ -108,8 +108,8 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
         # its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
-    if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.setup.roster:
-        return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
+    if peer not in state.setup.roster and (reason := _too_much(state, peer, ready)):
+        return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason))]
     before, state = state, without_doubt(state, peer)
     state = reached_again(state, peer, ready.attempt)
     if state is before and ready.attempt == state.attempt and state.ready.get(peer) == ready:
@@ -120,6 +120,15 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
         return move(state, ready.attempt, now)
     return advance(state, now)
+
+
+def _too_much(state: RoundState, peer: str, ready: Ready) -> str:
+    """Return why the report of a stranger is not kept until a group is formed; empty if it is. Anyone can make any
+    number of strangers, and a report can name thousands of trainers."""
+    if peer not in state.ready and len(state.ready) >= MAX_HEARD:
+        return "too many others are ready"
+    brings = ready.followers or ready.newcomers or len(ready.credentials) > 1
+    return "it brings other trainers, and heads no cluster" if brings and peer not in state.setup.clusters.heads else ""
 
 
 def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Transition:

@@ -35,7 +35,7 @@ from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.commit_messages import Lock, Outcome
 from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
-from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply, SignedGroup
+from swarm_protocol.training_messages import Contribution, Follower, Group, Ready, ReadyReply, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
@@ -130,6 +130,20 @@ def test_form_group_leaves_out_who_claims_more_than_its_lease(claim: Ready) -> N
 def test_form_group_leaves_out_claims_of_members_without_a_lease() -> None:
     group, _ = form_group(TERMS, 0, {A: ready(), E: ready(1)})
     assert group.peer_ids == (A,)
+
+
+def test_report_of_a_stranger_that_brings_others_is_not_kept() -> None:
+    """A thousand of them, each with thousands of followers, would take gigabytes until a group is formed."""
+    coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), TERMS.roster)
+    state = begin(replace(TERMS, me=coordinator), accused={})
+    followers = tuple(Follower(place=place, num_tokens=40, num_samples=10) for place in range(4))
+    for report in (ready(40, followers=followers), ready(0, newcomers=(F,))):
+        state, [reply] = step(state, Reported(peer=E, ready=report), 1.0)
+        assert isinstance(reply, Reply)
+        assert reply.reply.kind == "left_out"
+    assert state.ready == {}
+    state, _ = step(state, Reported(peer=E, ready=ready(0)), 1.0)
+    assert set(state.ready) == {E}
 
 
 def test_form_group_without_tokens_has_no_parts() -> None:

@@ -35,6 +35,7 @@ from swarm_protocol.records import (
 from swarm.network.announcer import Announcer, MembershipCounters
 from swarm.network.interface import Network
 from swarm.network.round_trips import RoundTrips
+from swarm.newest_items import NewestItems
 
 LOOKUP_TIMEOUT_S = 5.0
 """Several hops through the store over slow links; longer, and asking again is better than waiting."""
@@ -66,7 +67,7 @@ R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
 @dataclass(frozen=True, slots=True)
 class _Seen:
     record: Record | None
-    """None: malformed, remembered so that it is looked at and warned of once."""
+    """None: malformed, remembered so that it is looked at once."""
     envelope: Envelope
 
 
@@ -83,6 +84,7 @@ class Membership:
         self._announcer = Announcer(network, lifetime_s)
         self._num_malformed = 0
         self._num_dropped = 0
+        self._warned_of = NewestItems[str, None](MAX_LISTED_PEERS)  # signers of malformed records
         self._views: dict[tuple[Kind, str], dict[str, _Seen]] = {}
         self._samples: dict[str, dict[str, _Seen]] = {}
         self._chance = random.Random(network.peer_id)
@@ -273,7 +275,9 @@ class Membership:
             record = read_record(envelope)
         except PeerViolation as violation:
             self._num_malformed += 1
-            logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
+            if envelope.peer_id not in self._warned_of:
+                logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
+            self._warned_of[envelope.peer_id] = None
         view[envelope.peer_id] = _Seen(record, envelope)
 
     # --- how far they are -------------------------------------------------------------------------------------------

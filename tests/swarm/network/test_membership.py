@@ -417,6 +417,23 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
     await internet.close()
 
 
+def test_peer_that_signs_ever_new_malformed_records_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        internet = make_internet()
+        b, liar = internet.network(), internet.network()
+        async with Membership(b) as at_b:
+            for number in range(3):
+                await liar.publish(lookup_key("nodes"), b"no record %d" % number, lifetime_s=60)
+                await asyncio.sleep(SEEN_S)
+                await at_b.nodes()
+            assert at_b.counters.num_malformed == 3
+        await internet.close()
+
+    with caplog.at_level(logging.WARNING):
+        virtual_time.run(main())
+    assert len(caplog.records) == 1
+
+
 @in_virtual_time
 async def test_record_with_lower_issued_at_never_replaces_a_newer_one() -> None:
     internet = make_internet()

@@ -108,7 +108,7 @@ class Calls:
             except SwarmError as error:
                 return _FAILURE + encode_failure(error)
             except TimeoutError:
-                logger.info("a call of %s took longer than its handler's deadline", peer_id)
+                logger.debug("a call of %s took longer than its handler's deadline", peer_id)
                 return _FAILURE + encode_failure(took_too_long(peer_id))
             except Exception as error:
                 logger.exception("a handler failed")

@@ -146,10 +146,10 @@ async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -
     except SwarmError as error:
         return error
     except EndOfStream:
-        logger.info("%s ended a stream before its handler had all that it needs", peer_id)
+        logger.debug("%s ended a stream before its handler had all that it needs", peer_id)
         return ended_early(peer_id)
     except TimeoutError:
-        logger.info("a stream of %s took longer than its handler's deadline", peer_id)
+        logger.debug("a stream of %s took longer than its handler's deadline", peer_id)
         return took_too_long(peer_id)
     except Exception as error:
         logger.exception("a stream handler failed")

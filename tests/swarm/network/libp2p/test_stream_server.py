@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import Stream
+from swarm.network.interface import EndOfStream, Stream
 from swarm.network.libp2p import stream_server
 from swarm.network.libp2p.daemon_control import write_message
 from swarm.network.libp2p.stream_resume import ID_BYTES
@@ -99,3 +100,16 @@ def test_caller_that_is_refused_is_waited_for_until_it_has_heard(monkeypatch: py
         writer.transport.abort()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", [EndOfStream(), TimeoutError()])
+def test_stream_that_its_caller_leaves_or_is_silent_on_fills_no_log(
+    end: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(_peer_id: str, _stream: Stream) -> None:
+        raise end
+
+    with caplog.at_level(logging.INFO):
+        caller: Any = Caller(signs_s=0.0, leaves_s=0.0)
+        virtual_time.run(_server()._handle(caller, handler))
+    assert caplog.records == []

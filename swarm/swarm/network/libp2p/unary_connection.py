@@ -173,6 +173,11 @@ class UnaryConnection:
             response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
         except NotServed:  # by this answer, to this peer
             response = p2pd_pb2.CallUnaryResponse(error=NOT_SERVED.encode())
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            # what it waited for was cancelled, and its caller still waits
+            response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
         except Exception:  # a defect, which costs this caller its answer and nobody else anything
             logger.exception("an answer to %s failed", request.proto)
             response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())

@@ -1,13 +1,17 @@
-"""What a unary connection leaves behind when it cannot be opened."""
+"""What a unary connection leaves behind when it cannot be opened, and what it answers for cancelled work."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
-from swarm.network.libp2p.daemon_control import Control
-from swarm.network.libp2p.unary_connection import UnaryConnection
+from swarm.network.libp2p.daemon_control import Control, read_message, write_message
+from swarm.network.libp2p.unary_connection import FAILED, UnaryConnection
+from swarm.network.multiaddr import peer_id_bytes
+from swarm_protocol.identity import Identity
+from swarm_protocol.proto import p2pd_pb2
 
 
 def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None:
@@ -29,5 +33,31 @@ def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None
             with pytest.raises(asyncio.CancelledError):
                 await opening
             await closed.wait()
+
+    asyncio.run(main())
+
+
+def test_caller_of_a_handler_whose_work_is_cancelled_hears_of_it() -> None:
+    """It would otherwise wait for as long as its own deadline lets it."""
+
+    async def stopped(_peer_id: str, _request: bytes) -> bytes:
+        work: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        work.cancel()  # as by an executor that is shut down
+        return await work
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=far)
+        connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
+        connection._answers["method"] = stopped
+        running = asyncio.create_task(connection.run())
+        peer = peer_id_bytes(Identity(bytes(32)).peer_id)
+        request = p2pd_pb2.CallUnaryRequest(peer=peer, proto="method", data=b"")
+        write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=b"call", requestHandling=request))
+        async with asyncio.timeout(5):
+            answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
+        assert answer.unaryResponse.error == FAILED.encode()
+        writer.transport.abort()
+        await running
 
     asyncio.run(main())

@@ -53,8 +53,8 @@ COUNTDOWN_S = 5.0
 CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
 EXIT_UNCLEAN = 1
 MAX_OPEN_FILES = 2**16
-"""As in the systemd unit. Each stream of a peer is one, and each peer may have hundreds: four strangers could take the
-1,024 that many systems allow a program that does not ask for more."""
+"""The systemd unit allows as many. Each stream of a peer is a file, and each peer may have hundreds: four strangers
+could take the 1,024 that many systems allow a program that does not ask for more."""
 MAX_NAMED = 3  # peers in one line
 
 

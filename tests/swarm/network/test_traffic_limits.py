@@ -126,7 +126,7 @@ def test_large_answer_of_a_limited_node_goes_over_a_stream_at_its_rate(tmp_path:
 
 
 def test_large_answers_of_a_limited_node_all_come_to_a_caller_that_asks_for_many_at_once(tmp_path: Path) -> None:
-    """As a joiner asks one donor for chunks of a state."""
+    """A joiner asks one donor for chunks of a state in this way."""
 
     async def case(pair: Pair) -> None:
         sender, receiver = pair

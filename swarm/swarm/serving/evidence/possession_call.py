@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.manifest_messages import (
     POSSESSION_METHOD,
@@ -81,5 +82,9 @@ async def ask_for_proof(
         )
     except (IntegrityError, PeerViolation) as error:
         evidence = possession_evidence(published, peer_id, answer, network.network_id)
-        return AskedProof(outcome="failed", answer=answer, evidence=evidence, error=error)
+        # the wrong clock may be this one's, and all servers would fail
+        is_failed = bool(evidence) or not isinstance(error, OutOfTime)
+        return AskedProof(
+            outcome="failed" if is_failed else "unanswered", answer=answer, evidence=evidence, error=error
+        )
     return AskedProof(outcome="proven", answer=answer)

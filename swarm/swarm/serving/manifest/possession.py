@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, unseal
+from swarm_protocol.envelope import Envelope, OutOfTime, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.hash_tree import leaf_digest, root_above
 from swarm_protocol.manifest_messages import (
@@ -59,13 +59,13 @@ def check_answer(
 ) -> bytes:
     """Return the signed statement of an answer that proves possession.
 
-    Raises PeerViolation for an answer that is malformed or to another request, IntegrityError for one whose chunks are
-    not those of the manifest.
+    Raises PeerViolation for an answer that is malformed or to another request, OutOfTime for one of another time than
+    `now`, and IntegrityError for one whose chunks are not those of the manifest.
     """
     response = PossessionResponse.from_bytes(answer)
     envelope, statement = read_statement(response.statement, network_id, now)
     if envelope.issued_at < now - MAX_AGE_S:
-        raise PeerViolation("the answer was signed long ago, or a clock is wrong", peer_id=peer_id)
+        raise OutOfTime("the answer was signed long ago, or a clock is wrong", peer_id=peer_id)
     asked = (request.manifest, request.nonce, asker, request.drawn)
     if envelope.peer_id != peer_id:
         raise PeerViolation("the answer is signed by another", peer_id=peer_id)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from support.plain_records import serve_record
 from support.published_models import PUBLISHER, STRANGER, flip_a_byte, published_copy
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
 from swarm.serving.evidence.wrong_possession import check_possession
 from swarm.serving.manifest.possession import MAX_AGE_S, STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.manifest.verification import tree_of
@@ -24,6 +27,7 @@ from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import (
     CHUNK_BYTES,
+    POSSESSION_METHOD,
     BlockBytes,
     ByteRange,
     DrawnChunk,
@@ -197,6 +201,27 @@ def test_answer_that_is_dated_back_proves_nothing(loaded: LoadedSpan, published:
 
     with pytest.raises(PeerViolation, match="signed long ago"):
         ask(loaded, request_of(published), dated_back)
+
+
+@pytest.mark.parametrize("ahead_s", [60.0, -MAX_AGE_S - 60.0])
+def test_server_whose_clock_differs_has_given_no_answer_and_has_not_failed(
+    loaded: LoadedSpan, published: PublishedManifest, ahead_s: float
+) -> None:
+    """The clock of the one that asks may be the wrong one, and no server would be left."""
+
+    async def scenario() -> AskedProof:
+        internet = MemoryInternet()
+        asker, network = internet.network(identity=ASKER), internet.network(identity=SERVER)
+        now, record = network.now, serve_record(*SPAN)
+        server = PossessionServer(network, "tiny", SERVER, offered=lambda: loaded, users=set)
+        await network.serve(f"{POSSESSION_METHOD}/tiny", server.answer)
+        with patch.object(network, "now", lambda: now() + ahead_s):
+            return await ask_for_proof(asker, SERVER.peer_id, record, published, random.Random(0))
+
+    asked = virtual_time.run(scenario())
+    assert (asked.outcome, asked.evidence) == ("unanswered", b"")
+    assert asked.error is not None
+    assert "clock" in asked.error.message
 
 
 def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(

@@ -102,7 +102,7 @@ def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_a
 def test_server_whose_blocks_go_while_they_are_measured_again_goes_on_to_announce(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when it moves: `Engine.in_thread` refuses what waited."""
+    """It does so when it moves, too: `Engine.in_thread` refuses what waited."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:

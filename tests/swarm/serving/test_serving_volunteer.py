@@ -15,7 +15,7 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.engine.span_speed import SpanSpeed
-from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.capability import VolunteerOptions, measure_capability
 from swarm.serving.server.deployment import LoadedSpan
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_placer import SETTLE_S, WATCH_S, SpanPlacer
@@ -298,6 +298,35 @@ def test_volunteer_without_memory_for_both_spans_leaves_first_where_others_have_
             assert place.spans() == [(0, 3), (3, 6)]
             assert [entry for entry in seen if entry[0] == "draining"] == [("draining", 0)]
             assert seen.index(("draining", 0)) < seen.index(("serving", 3))
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_counts_the_memory_of_blocks_that_sessions_are_still_leaving(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            room = {**ROOM_FOR_THREE, "max_bytes": 2 * ROOM_FOR_THREE["max_bytes"], "max_blocks": 3}
+            [placer] = (await town(stack, llama_dir, 1, **room)).placers
+            await placer.start()
+            server, able = placer.server, measure_capability(llama_dir, "", placer._options)
+            assert server is not None
+
+            def fits() -> bool:
+                assert server is not None
+                back = PlacementDecision(start=0, end=3, reason="")
+                return placer._fits_beside(server, server.options, back, able)
+
+            async def yes() -> bool:
+                return True
+
+            assert fits()
+            gone = asyncio.Event()
+            with patch.object(SpanServer, "_let_leave", lambda *_: gone.wait()):
+                assert await server.move(3, 6, options=server.options, still_wanted=yes, within_s=30)
+                assert not fits()
+                gone.set()
+                await asyncio.sleep(1)
+            assert fits()
 
     virtual_time.run(scenario())
 

@@ -278,10 +278,15 @@ class SpanPlacer:
     def _fits_beside(
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
     ) -> bool:
-        """Return whether the new blocks and their cache fit beside the old ones, which serve until then."""
+        """Return whether the new blocks and their cache fit beside the old ones, which serve until then, and those of
+        an earlier move that sessions are still leaving."""
         if able.needs is None or self._options.max_bytes is None:
             return True
-        old_bytes = able.needs.weight_bytes(server.end_block - server.start_block) + server.options.kv_bytes
+        old_bytes = sum(
+            able.needs.weight_bytes(end - start) + deployed.options.kv_bytes
+            for deployed in server.deployments
+            for start, end in [deployed.blocks]
+        )
         new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
         return old_bytes + new_bytes <= self._options.max_bytes
 

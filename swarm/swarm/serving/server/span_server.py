@@ -232,10 +232,10 @@ class SpanServer:
             await asyncio.wait({main})
             if self._owns_convictions:
                 await self.convictions.close()
-            for deployed in self._deployments:
+            for deployed in self.deployments:
                 await deployed.close()
         finally:
-            for deployed in self._deployments:
+            for deployed in self.deployments:
                 deployed.engine.close(wait=False)
             self._grammars.close()
             self.deployed = None
@@ -298,10 +298,11 @@ class SpanServer:
     @property
     def num_tokens(self) -> int:
         """Positions that were run since the start."""
-        return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self._deployments)
+        return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self.deployments)
 
     @property
-    def _deployments(self) -> list[Deployment]:
+    def deployments(self) -> list[Deployment]:
+        """The spans in memory: the announced one, and those that sessions are leaving."""
         return [deployed for deployed in (self.deployed, *self._retiring) if deployed is not None]
 
     @property

@@ -38,6 +38,9 @@ _INT8_ROW_BYTES = 5
 
 _INT4_GROUP_BYTES = 4
 
+_INT4_OUTPUTS = 16
+"""A product with 4-bit weights on a CPU has a multiple of this many outputs."""
+
 PASSING_BYTES = 8
 """Bytes that torchao takes for each value of the tensor that it quantizes, beside that tensor: measured."""
 
@@ -122,7 +125,7 @@ def _quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:
     """Replace the weights of the linear layers in `blocks`. Raises ConfigError if they cannot be."""
     family = model.config.model_type
-    linear = {name: module.weight.numel() for name, module in blocks.named_modules() if is_quantizable(module)}
+    linear = {name: module.weight.numel() for name, module in blocks.named_modules() if is_quantizable(module, bits)}
     if sum(linear.values()) < _MIN_SHARE * sum(parameter.numel() for parameter in blocks.parameters()):
         raise ConfigError(f"{family} has most of its weights outside of linear layers", remedy="serve it in bfloat16")
     device = next(blocks.parameters()).device
@@ -154,9 +157,12 @@ def quantized_bytes(bits: Bits, num_values: int, num_rows: int) -> int:
     return num_values // 2 + _INT4_GROUP_BYTES * (num_values // GROUP)
 
 
-def is_quantizable(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether the module is a plain linear layer: a subclass may read its weight in its own way."""
-    return type(module) is nn.Linear and module.in_features % GROUP == 0
+def is_quantizable(module: nn.Module, bits: Bits) -> TypeGuard[nn.Linear]:
+    """Return whether the module is a plain linear layer, of a size that the kernels take: a subclass may read its
+    weight in its own way."""
+    if type(module) is not nn.Linear or module.in_features % GROUP:
+        return False
+    return bits == "int8" or module.out_features % _INT4_OUTPUTS == 0
 
 
 def _torchao(bits: Bits, device: torch.device) -> tuple[Any, Any]:

@@ -134,14 +134,14 @@ def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.parts}
 
 
-def linear_tensors(files: ModelFiles) -> dict[str, int]:
+def linear_tensors(files: ModelFiles, bits: Bits) -> dict[str, int]:
     """Return the tensors of blocks that `quantization` makes smaller, and their number of rows."""
     model = whole_model(files)
     prefix, pattern = f"{model.base_model_prefix}.", block_pattern(model)
     rows = {
         f"{name}.weight": module.out_features
         for name, module in model.base_model.named_modules()
-        if is_quantizable(module)
+        if is_quantizable(module, bits)
     }
     in_blocks = {name: name.removeprefix(prefix) for name in files.parts if pattern.match(name)}
     return {name: rows[within] for name, within in in_blocks.items() if within in rows}

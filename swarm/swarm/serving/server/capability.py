@@ -152,7 +152,7 @@ def weigh(files: ModelFiles, options: ServerOptions, kv_bytes: int = 0) -> Model
     bits, item_bytes = options.bits, options.compute_dtype.itemsize
     held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
     blocks = block_of_tensors(files)
-    rows = linear_tensors(files) if bits else {}
+    rows = linear_tensors(files, bits) if bits else {}
     for name, num_values in weight_sizes(files).items():
         if (block := blocks[name]) is None:
             ends_bytes += num_values * item_bytes

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import FAMILIES
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits, Int8Linear
@@ -51,6 +52,20 @@ def test_load_with_few_bits_takes_less_and_stays_close(llama_dir: Path, bits: Bi
     x = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
     expected = outputs(exact, x)
     assert (outputs(small, x) - expected).norm() <= error * expected.norm()
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_load_with_few_bits_takes_layers_of_any_size(write_config: Any, tmp_path: Path, bits: Bits) -> None:
+    """A layer of 8 outputs has no product in 4 bits."""
+    config = FAMILIES["llama"]()
+    config.num_key_value_heads = 1
+    files = open_model(write_config(tmp_path / "model", config))
+    exact, small = load_span(files, 2, 3), load_span(files, 2, 3, dtype=torch.bfloat16, bits=bits)
+    x = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    expected = outputs(exact, x)
+    assert (outputs(small, x) - expected).norm() <= {"int8": 0.05, "int4": 0.45}[bits] * expected.norm()
+    needs = weigh(files, ServerOptions(dtype=bits))
+    assert weight_bytes(small) <= needs.weight_bytes(1) - needs.ends_bytes
 
 
 def test_load_builds_as_often_for_many_blocks_as_for_few(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,8 +155,8 @@ class TakenReports:
         if reply.kind == "behind":
             # or this member is behind
             self._look_at(peer)
-            position = self._context.replica.position()
-            reply = ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
+            replica = self._context.replica
+            reply = ReadyReply(kind="behind", state_digest=replica.digest, certificate=replica.certificate)
         if reply.kind == "left_out":
             self._on_left_out(peer, reply.reason)
         self._answer(peer, reply)

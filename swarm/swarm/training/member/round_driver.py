@@ -287,7 +287,7 @@ class RoundDriver:
         if await self._role.take_work(peer, request, stream):
             return
         self.look_at(peer)  # or this member is behind
-        certificate = self._context.replica.position().certificate
+        certificate = self._context.replica.certificate
         await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
 
     @property

@@ -7,11 +7,10 @@ about a step that this member is about to begin waits for that. The only state i
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from swarm_protocol.commit_messages import Abort, Certificate, Vote, VoteReply
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.member_messages import FollowReply, FollowRequest, StandingRequest
+from swarm_protocol.member_messages import FollowReply, FollowRequest, Standing, StandingRequest
 from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
@@ -92,9 +91,15 @@ class RoundService:
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             known, attempt = self._driver.known, self._driver.attempt
-        endorsement = self._context.endorsements.shown(self._context.network.now())
-        position = self._context.replica.position()
-        return replace(position, known=known, attempt=attempt, endorsement=endorsement).to_bytes()
+        replica = self._context.replica
+        return Standing(
+            outer_step=replica.outer_step,
+            state_digest=replica.digest,
+            certificate=replica.certificate,
+            known=known,
+            attempt=attempt,
+            endorsement=self._context.endorsements.shown(self._context.network.now()),
+        ).to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)
@@ -124,8 +129,7 @@ class RoundService:
         if ready.sequence > sequence and self._driver is not None:
             self._driver.look_at(peer)
         if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
-            position = replica.position()
-            return ReadyReply(kind="behind", state_digest=position.state_digest, certificate=position.certificate)
+            return ReadyReply(kind="behind", state_digest=replica.digest, certificate=replica.certificate)
         try:
             async with asyncio.timeout(POLL_S):
                 driver = await self._driver_at(ready.step, peer)
@@ -243,8 +247,7 @@ class RoundService:
                 raise PeerViolation("it shows the credential of another peer", peer_id=peer)
             self._context.signatures.check_credentials((shown,), now, margin_s=CREDENTIAL_MARGIN_S)
         if request.step <= replica.outer_step:
-            certificate = replica.position().certificate
-            await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
+            await stream.send(FollowReply(kind="committed", certificate=replica.certificate).to_bytes())
             return
         driver = await self._driver_at(request.step, peer)
         await driver.follow(peer, request, stream)

@@ -155,7 +155,7 @@ class RunMember:
     @property
     def certificate(self) -> bytes:
         """The proof that `state` was committed; empty for a run's initial state."""
-        return self.replica.position().certificate if self.replica else b""
+        return self.replica.certificate if self.replica else b""
 
     @property
     def digest(self) -> bytes:

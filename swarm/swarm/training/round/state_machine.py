@@ -181,7 +181,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
     state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
     was_unreachable, state = peer in state.faults.unreachable, reached_again(state, peer, attempt)
-    if peer in state.setup.roster:
+    if peer in state.setup.roster and peer not in state.heard:
         state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)
     if not is_waiting(state) or not is_heeded:

@@ -27,6 +27,9 @@ from swarm.training.round.quorum import Succession
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
 """The order of certificates: of two that contradict each other, members follow the one of greater rank."""
 
+_COMPLEMENTS = bytes(reversed(range(256)))
+"""For each byte of a digest, what makes 255 with it: of equal ranks otherwise, the smaller digest has the greater."""
+
 MAX_HISTORY_LINKS = 512
 
 MAX_HISTORY_BYTES = 16 << 20
@@ -104,7 +107,7 @@ class Proof:
 
     @property
     def rank(self) -> Rank:
-        complement = bytes(255 - each for each in self.outcome.state_digest)
+        complement = self.outcome.state_digest.translate(_COMPLEMENTS)
         return (self.sequence, self.outer_step, self.next_attempt, len(self.origin.members), complement)
 
 

@@ -26,7 +26,6 @@ from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.commit_messages import Outcome, ResumeOrder
 from swarm_protocol.errors import RoundError
-from swarm_protocol.member_messages import Standing
 from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Group
 from torch import Tensor
@@ -160,10 +159,10 @@ class Replica:
         rosters = (self.roster, *self.history.rosters) if self.config.min_group == 1 else (self.roster,)
         return tuple(roster for roster in rosters if roster)
 
-    def position(self) -> Standing:
-        """Return which state is committed here, and its certificate, as peers are told."""
-        certificate = self.proof.certificate if self.proof else b""
-        return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
+    @property
+    def certificate(self) -> bytes:
+        """The certificate of the committed state, which peers are shown; empty for the run's initial state."""
+        return self.proof.certificate if self.proof else b""
 
     def fragment(self, step: int) -> slice:
         """Return the slice of the flat vector that outer step `step` moves."""

@@ -210,6 +210,10 @@ def transformers_config(model: Mapping[str, Any]) -> Any:
     for key, value in keys.items():
         if isinstance(value, int) and abs(value) > _MAX_SETTING:
             raise ConfigError(f"[model] {key} = {value} is too large", remedy=f"use at most {_MAX_SETTING}")
+        # a list of lists is a pattern of layers, which a config writes out: [[["global", "local"], 12]]
+        for part in value if isinstance(value, list) else ():
+            if isinstance(part, list) and any(isinstance(each, int) and each > _MAX_LAYERS for each in part):
+                raise ConfigError(f"[model] {key} has too many layers", remedy=f"use 1 to {_MAX_LAYERS}")
     try:
         config = AutoConfig.for_model(model_type, **keys)
     except Exception as error:  # transformers validates with many kinds of exception

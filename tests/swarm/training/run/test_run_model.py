@@ -61,6 +61,14 @@ def test_check_model_that_is_no_language_model_is_refused(tiny_run: RunConfig) -
         check_model(replace(tiny_run, model={"model_type": "vit"}))
 
 
+def test_check_model_with_a_pattern_of_too_many_layers_is_refused_before_it_is_written_out(tiny_run: RunConfig) -> None:
+    pattern = {"model_type": "gpt_neo", "num_layers": 2, "hidden_size": 16, "num_heads": 4}
+    for repetitions in (5000, 1 << 62):
+        with pytest.raises(ConfigError, match="attention_types has too many layers: use 1 to 1024"):
+            check_model(replace(tiny_run, model={**pattern, "attention_types": [[["global", "local"], repetitions]]}))
+    assert check_model(replace(tiny_run, model={**pattern, "attention_types": [[["global", "local"], 1]]})) > 0
+
+
 def test_check_model_more_fragments_than_layers_is_refused(tiny_run: RunConfig) -> None:
     assert check_model(replace(tiny_run, fragments=2)) == check_model(tiny_run)
     with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers: use at most 2"):

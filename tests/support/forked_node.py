@@ -27,7 +27,11 @@ quieten_imports()
 # one for all tests: Python itself has one such process at most, which imports what was named when it started
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(
-    ["swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"]
+    [
+        *("swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"),
+        # numba imports most of itself only with the first loop
+        "numba.np.arraymath",
+    ]
 )
 # and another one for nodes that do not compute: seeds and nodes that stand by above all
 LIGHT = forkserver.ForkServer()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from support.dashboard_world import trainer_record
@@ -17,11 +18,14 @@ from support.wrong_reduction import reduced
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.evidence.bans import Ban
+from swarm.training.evidence.bans import MAX_STRANGERS, Ban
 from swarm.training.outside.observer import Observer
 from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import MemberConvicted, OuterStep
+from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import Equivocation, StatedVote
 
 WATCHER = Identity(b"w" * 32)
 NAMES = ("m0", "m1", "m2")
@@ -154,3 +158,62 @@ def test_observer_believes_no_evidence_that_proves_nothing(shown: str) -> None:
 
     virtual_time.run(main())
     assert len(asked) == 1, "who showed what proves nothing is not asked again"
+
+
+def convicts_itself(number: int, run: str, step: int) -> bytes:
+    """Return evidence of two votes that a key has signed which is no member's."""
+    signer = RunSignatures(identity=Identity(number.to_bytes(32, "big")), network_id="test", run=run)
+    votes = (
+        Vote(
+            run=run,
+            step=step,
+            attempt=0,
+            group_digest=bytes(32),
+            outcome=Outcome(origin_digest=bytes(32), part_digests=(), state_digest=name * 32),
+            kind="commit",
+            state_digest=bytes(32),
+        )
+        for name in (b"o", b"p")
+    )
+    first, second = (StatedVote.of(signer.sign_vote(vote)).to_bytes() for vote in votes)
+    peer = signer.identity.peer_id
+    return Equivocation(statement="vote", peer=peer, first=first, second=second).evidence().to_bytes()
+
+
+def test_observer_asks_no_stranger_and_takes_few_bans_of_them_and_none_of_a_step_to_come() -> None:
+    """Anyone can make keys that convict themselves, of which the newest lies would displace the members' bans."""
+    asked = set[str]()
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm, observing(swarm) as observer:
+            await swarm.join("a")
+            await swarm.join("b")
+            await swarm.finish()
+            run = swarm.run.run_id
+            false = [convicts_itself(number, run, 1 + number % 2 * 2**30) for number in range(1, 100)]
+
+            async def show(_peer: str, stream: Stream, *, of: str) -> None:
+                asked.add(of)
+                await stream.receive()
+                for data in false:
+                    await stream.send(data)
+
+            hostile = [swarm.internet.network(Identity(bytes([number]) * 32)) for number in range(200, 220)]
+            for network in hostile:
+                await network.serve_stream(Methods(run).bans, partial(show, of=network.peer_id))
+            claims = {each.peer_id: replace(trainer_record(), run=run, outer_step=99) for each in hostile}
+            members = dict(await observer.members())
+            await observer.look(members)
+            assert set(observer.roster) == set(members)
+            for _ in range(4):
+                assert await observer.look_for_bans(claims | members) == ()
+            assert not asked
+            lying = swarm.members["a"].network
+            lying.release(Methods(run).bans)
+            await lying.serve_stream(Methods(run).bans, partial(show, of=lying.peer_id))
+            bans = await observer.look_for_bans({lying.peer_id: members[lying.peer_id]})
+            assert (len(bans), {ban.verdict.step for ban in bans}) == (MAX_STRANGERS, {1})
+            for network in hostile:
+                await network.close()
+
+    virtual_time.run(main())

@@ -7,13 +7,18 @@ bans of the earliest lies go first. Values only; its owner says which step the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swarm_protocol import limits
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.proof_reader import MAX_HELD_EVIDENCE_BYTES
+
+MAX_STRANGERS = 32
+"""Bans of peers that are of no state, group or lease that their holder knows."""
+MAX_STRANGE_BYTES = 1 << 20
+"""Maximum size of evidence against one of these, all of which displaces no other bans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,11 @@ class Bans:
     def is_news(self, peer: str, step: int) -> bool:
         """Return whether a lie of `peer` at `step` is later than the one that it is banned for."""
         return peer not in self._bans or (self._bans[peer].until is not None and step > self._bans[peer].verdict.step)
+
+    def has_room_for(self, peer: str, size: int, known: Collection[str]) -> bool:
+        """Return whether evidence of `size` bytes against `peer` is worth a check. Anyone can make keys that convict
+        themselves; the bans of a few that are not `known` are kept, as some were members before the holder was."""
+        return peer in known or (size <= MAX_STRANGE_BYTES and len(self.held.difference(known)) < MAX_STRANGERS)
 
     def add(self, verdict: Verdict, data: bytes) -> Ban:
         """Ban the peer of `verdict`, which the evidence `data` proves."""

@@ -45,10 +45,6 @@ T = TypeVar("T")
 SEND_TIMEOUT_S = 10.0
 """For a megabyte of evidence over a slow line; others that get it pass it on."""
 SHOW_TIMEOUT_S = 60.0
-MAX_STRANGERS = 32
-"""Bans of peers that are of no state, group or lease that this member knows."""
-MAX_STRANGE_BYTES = 1 << 20
-"""Maximum size of evidence against one of these, all of which displaces no other bans."""
 MAX_CERTIFICATES = 64
 """Certificates whose votes are noted once: others show the same one again and again."""
 MAX_ASKED_FOR_EVIDENCE = 4
@@ -251,16 +247,13 @@ class Convictions:
 
     def _concerns(self, peer: str, step: int, size: int) -> bool:
         """Return whether evidence against `peer` is worth a check: it is of the run as far as this member knows, and
-        the step is no later one than the run's next. Anyone can make keys that convict themselves; the bans of a few
-        strangers are kept, as some were members before this one was."""
+        the step is no later one than the run's next."""
         replica = self._context.replica
         if step > self._step:
             return False
         known = {*replica.roster, *trainers_of(replica.current.state.stripes), *self.in_group()}
         known.update(*(link.origin.peer_ids for link in replica.history.since(0)))
-        if peer in known:
-            return True
-        return size <= MAX_STRANGE_BYTES and len(self._bans.held - known) < MAX_STRANGERS
+        return self._bans.has_room_for(peer, size, known)
 
     def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
         """Return whether evidence of an interval for which `peer` is banned already names a member that has not been

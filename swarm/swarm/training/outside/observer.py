@@ -173,8 +173,12 @@ class Observer:
         been checked here; what proves nothing is not counted, and its sender not asked again."""
         step = self.outer_step + 1
         self._bans.lapse(step)
-        claims = {peer: each.outer_step for peer, each in members.items() if self._reader.signatures.admits(peer)}
-        asked = whom_to_ask(claims, self.roster, self._reader.network.peer_id)
+        roster, admits = self.roster, self._reader.signatures.admits
+        claims = {peer: each.outer_step for peer, each in members.items() if admits(peer)}
+        # strangers have evidence against as many keys of their own as they like
+        asked = [
+            peer for peer in whom_to_ask(claims, roster, self._reader.network.peer_id) if not roster or peer in roster
+        ]
         self._chance.shuffle(asked)
         for peer in [each for each in asked if each not in self._ignored][:MAX_BANS_ASKED]:
             try:
@@ -189,17 +193,20 @@ class Observer:
         return self._bans.at(step)
 
     async def _take_evidence(self, data: bytes) -> None:
-        verdict = await asyncio.to_thread(self._verdict, Evidence.from_bytes(data))
+        verdict = await asyncio.to_thread(self._verdict, data)
         if verdict is not None:
             self._bans.add(verdict, data)
 
-    def _verdict(self, evidence: Evidence) -> Verdict | None:
-        """Return what `evidence` proves; None if that is no news. Blocks, the first time for seconds."""
+    def _verdict(self, data: bytes) -> Verdict | None:
+        """Return what the evidence in `data` proves; None if that is no news, or not of this run as far as it was seen.
+        Blocks, the first time for seconds."""
         from swarm.training.evidence.evidence import accused, check  # noqa: PLC0415 - torch, which takes seconds
 
-        signatures = self._reader.signatures
-        is_news = self._bans.is_news(*accused(evidence, signatures))
-        return check(evidence, signatures, self._config) if is_news else None
+        signatures, evidence = self._reader.signatures, Evidence.from_bytes(data)
+        peer, step = accused(evidence, signatures)
+        known = (*self.roster, *(self._last.origin.peer_ids if self._last else ()))
+        is_of_run = step <= self.outer_step + 1 and self._bans.has_room_for(peer, len(data), known)
+        return check(evidence, signatures, self._config) if is_of_run and self._bans.is_news(peer, step) else None
 
     def _request(self) -> StandingRequest:
         return StandingRequest(run=self._reader.run, step=self.outer_step + 1, watches=True)

@@ -11,8 +11,7 @@ from support.kept_evidence import KeptEvidence
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
-from swarm.training.evidence import convictions as module
-from swarm.training.evidence import wrong_interval
+from swarm.training.evidence import bans, wrong_interval
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.run.run_config import RunConfig
@@ -91,7 +90,7 @@ def self_conviction() -> tuple[str, bytes]:
 def test_bans_of_strangers_are_few_and_of_no_step_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, data = self_conviction()
     assert banned(convictions(run=RUN), data) == {peer}
-    monkeypatch.setattr(module, "MAX_STRANGERS", 0)
+    monkeypatch.setattr(bans, "MAX_STRANGERS", 0)
     assert banned(convictions(run=RUN), data) == frozenset()
     assert banned(convictions(run=RUN, roster=(peer,)), data) == {peer}
     assert banned(convictions(run=RUN, roster=(peer,), outer_step=-1), data) == frozenset(), "step 1 is not next"
@@ -158,7 +157,7 @@ def certificates_that_differ(strangers: list[Identity], step: int = 2) -> tuple[
 
 def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypatch: pytest.MonkeyPatch) -> None:
     strangers = [Identity(bytes([number]) * 32) for number in range(100, 108)]
-    monkeypatch.setattr(module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(bans, "MAX_STRANGERS", 3)
 
     def convicted(roster: tuple[str, ...], step: int) -> frozenset[str]:
         async def main() -> frozenset[str]:

@@ -30,6 +30,7 @@ from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Equivoca
 
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
+from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
@@ -43,7 +44,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SEND_TIMEOUT_S = 10.0
-"""For a megabyte of evidence over a slow line; others that get it pass it on."""
+"""The deadline of evidence beyond its time at SLOWEST_BYTES_PER_S; others that get it pass it on."""
+MAX_SENDING = 4
+"""Peers that are sent evidence at one time: all share this member's uplink, and would together get none in time."""
 SHOW_TIMEOUT_S = 60.0
 MAX_CERTIFICATES = 64
 """Certificates whose votes are noted once: others show the same one again and again."""
@@ -77,6 +80,7 @@ class Convictions:
         self._checking = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._num_showing = 0
+        self._sends = asyncio.Semaphore(MAX_SENDING)
         self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
         self._certificates = NewestItems[bytes, None](MAX_CERTIFICATES)
 
@@ -216,11 +220,13 @@ class Convictions:
                 self._bans.lapse(self._step)
                 await self._forget({peer})
                 return
-            await self._keep(peer, data)
-        logger.warning("%s is convicted: %s", short_id(verdict.peer_id), verdict.reason)
-        if passes_on:
-            self._send(data, {*context.replica.roster} - {sender, verdict.peer_id})
-        self._on_new(ban)
+            try:
+                await self._keep(peer, data)
+            finally:  # also where the sender has left, which cancels this: what is banned is no news any more
+                logger.warning("%s is convicted: %s", short_id(peer), verdict.reason)
+                if passes_on:
+                    self._send(data, {*context.replica.roster} - {sender, peer})
+                self._on_new(ban)
 
     def _convict_soon(self, found: Equivocation) -> None:
         """Convict who has said two things, where the run's members are bound to what they have said."""
@@ -316,7 +322,9 @@ class Convictions:
 
     async def _send_to(self, peer: str, data: bytes) -> None:
         network, methods = self._context.network, self._context.methods
+        timeout_s = SEND_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
         try:
-            await network.call(peer, methods.evidence, data, timeout_s=SEND_TIMEOUT_S)
+            async with self._sends:
+                await network.call(peer, methods.evidence, data, timeout_s=timeout_s)
         except SwarmError as error:
             logger.info("%s did not take evidence: %s", short_id(peer), error)

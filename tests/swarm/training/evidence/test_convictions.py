@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.kept_evidence import KeptEvidence
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
 from swarm.training.evidence import bans, wrong_interval
-from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.bans import Ban, Verdict
 from swarm.training.evidence.convictions import Convictions
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
@@ -173,3 +179,54 @@ def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypat
     assert convicted((strangers[0].peer_id,), step=2) == {strangers[0].peer_id}, "strangers are not heard"
     assert len(convicted((), step=2)) == 3, "before there is a first group, few of them"
     assert not convicted((), step=9), "none for a step to come, whose ban would outlast the others"
+
+
+def test_conviction_counts_also_if_its_sender_leaves_while_it_is_written_to_the_disk() -> None:
+    peer, data = self_conviction()
+    begun, goes_on, told = threading.Event(), threading.Event(), list[Ban]()
+
+    class SlowDisk(KeptEvidence):
+        def keep(self, peer_id: str, evidence: bytes) -> None:
+            begun.set()
+            goes_on.wait()
+            super().keep(peer_id, evidence)
+
+    async def main() -> None:
+        member = convictions(run=RUN, store=SlowDisk())
+        member._on_new = told.append
+        taking = asyncio.create_task(member.take(data, SENDER, passes_on=False))
+        await asyncio.to_thread(begun.wait)
+        taking.cancel()
+        await asyncio.wait({taking})
+        goes_on.set()
+        assert taking.cancelled()
+
+    asyncio.run(main())
+    assert [ban.verdict.peer_id for ban in told] == [peer]
+
+
+def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_them() -> None:
+    took, methods = set[str](), Methods("run")
+
+    async def main() -> None:
+        internet = MemoryInternet()
+        mine = internet.network(STRANGER, up_bytes_per_s=750e3)
+        others = [internet.network() for _ in range(12)]
+
+        async def take(_peer: str, data: bytes, *, taker: str) -> bytes:
+            assert len(data) == 1 << 20
+            took.add(taker)
+            return b""
+
+        for network in others:
+            await network.serve(methods.evidence, partial(take, taker=network.peer_id))
+        member = convictions()
+        context: Any = member._context
+        context.network, context.methods = mine, methods
+        member._send(bytes(1 << 20), [network.peer_id for network in others])
+        await asyncio.gather(*member._sending)
+        assert took == {network.peer_id for network in others}
+        for network in (mine, *others):
+            await network.close()
+
+    virtual_time.run(main())

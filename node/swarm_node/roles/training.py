@@ -29,7 +29,7 @@ from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
+from swarm.training.state.checkpoint import Checkpoint, discard_unfinished, load_newest, write_inner
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
@@ -119,7 +119,7 @@ class RunTraining:
 
     async def _make_trainer(self) -> RunMember:
         """Make the member from the newest checkpoint, which it then owns alone, or from the run's start."""
-        await asyncio.to_thread(discard_inner, self._folder)
+        await asyncio.to_thread(discard_unfinished, self._folder)
         resumed = await asyncio.to_thread(load_newest, self._folder)
         setup = await in_own_thread(self._prepare, resumed, drop=lambda setup: setup.inner.close())
         self._show(resumed.state.outer_step if resumed else 0)

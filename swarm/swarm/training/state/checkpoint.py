@@ -2,7 +2,7 @@
 
 A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
 the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
-byte, or a full disk, leaves the former checkpoints as they were.
+byte, or a full disk, leaves the former checkpoints as they were. One that takes another's place puts that aside first.
 
 Tensors are in safetensors files: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes one
 after the other (https://github.com/huggingface/safetensors). Files are written and read piece by piece, so that saving
@@ -53,6 +53,7 @@ _DTYPES = {
 
 _NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
+_ASIDE = "."
 _INNER_PREFIX = ".moments-"
 _DIGEST = "digest.bin"
 _FREE = "free space there"
@@ -127,10 +128,19 @@ def write_inner(folder: Path, inner: Mapping[str, Sequence[Tensor]]) -> Path:
     return path
 
 
-def discard_inner(folder: Path) -> None:
-    """Delete what `write_inner` wrote for a process that was killed."""
-    for path in folder.glob(f"{_INNER_PREFIX}*") if folder.is_dir() else ():
+def discard_unfinished(folder: Path) -> None:
+    """Delete what a killed process left unfinished, and put back the checkpoint that it was replacing by another."""
+    if not folder.is_dir():
+        return
+    for path in folder.glob(f"{_INNER_PREFIX}*"):
         path.unlink(missing_ok=True)
+    shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
+    for aside in folder.glob(f"{_ASIDE}step-*"):
+        place = folder / aside.name.removeprefix(_ASIDE)
+        if place.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(place)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep_every: int = 0) -> Path:
@@ -209,10 +219,13 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         partial.mkdir()
         _write_files(partial, checkpoint)
         _flush(partial)
-        if directory.exists():
-            shutil.rmtree(directory)  # it is broken, or its state was replaced
+        aside = folder / f"{_ASIDE}{directory.name}"
+        if directory.exists():  # it is broken, or its state was replaced
+            shutil.rmtree(aside, ignore_errors=True)
+            directory.rename(aside)
         partial.rename(directory)
         _flush(folder)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _unwritten(folder, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import (
     Checkpoint,
-    discard_inner,
+    discard_unfinished,
     load_newest,
     load_step,
     save_checkpoint,
@@ -281,12 +282,43 @@ def test_save_takes_the_file_of_moments_into_the_checkpoint(tmp_path: Path) -> N
     assert _names(tmp_path) == ["step-0000000000001"]
 
 
-def test_discard_inner_deletes_what_a_killed_process_left_and_no_checkpoint(tmp_path: Path) -> None:
+def test_discard_unfinished_deletes_what_a_killed_process_left_and_no_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, _checkpoint(1))
     write_inner(tmp_path, {"exp_avg": [torch.ones(2)]})
-    discard_inner(tmp_path)
+    (tmp_path / ".partial").mkdir()
+    discard_unfinished(tmp_path)
     assert _names(tmp_path) == ["step-0000000000001"]
-    discard_inner(tmp_path / "no folder yet")
+    discard_unfinished(tmp_path / "no folder yet")
+
+
+@pytest.mark.parametrize("num_done", range(4))
+def test_save_killed_while_it_replaces_a_checkpoint_leaves_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int
+) -> None:
+    """A run may have no other one: each admission before its first outer step replaces that of step 0."""
+    former, later = (replace(_checkpoint(0), certificate=name) for name in (b"former", b"later"))
+    save_checkpoint(tmp_path, former)
+    changes = iter(range(100))
+
+    def until_killed(real):
+        def change(*args, **options):
+            if next(changes) == num_done:
+                raise _Killed
+            return real(*args, **options)
+
+        return change
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((Path, "rename"), (shutil, "rmtree")):
+            patch.setattr(owner, name, until_killed(getattr(owner, name)))
+        with pytest.raises(_Killed):
+            save_checkpoint(tmp_path, later)
+    discard_unfinished(tmp_path)
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found.certificate == (b"later" if num_done == 3 else b"former")
+    save_checkpoint(tmp_path, later)
+    assert _names(tmp_path) == ["step-0000000000000"]
 
 
 def test_write_inner_to_a_full_disk_leaves_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, is_checkpoint, load_newest, load_step, step_of, steps_in
-from swarm.training.state.export import export_hf, fetch_named_state
+from swarm.training.state.export import export_hf, fetch_named_state, find_tokenizer
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, PeerTimeout, RoundError
 from swarm_protocol.identity import Identity
@@ -138,6 +138,7 @@ async def _from_members(which: Path | RunId, outer_step: int | None, config: Con
             else:
                 run = load_checked_run(which)
             num_values = await asyncio.to_thread(check_model, run.config)
+            await asyncio.to_thread(find_tokenizer, run.config, config.tokenizer)  # the state may take hours to come
             return run, await newest_state(network, membership, run, num_values, outer_step)
         except PeerTimeout as error:  # as of a finished run, whose members have left
             raise PeerTimeout(error.message, remedy=_without_members(which, config)) from error

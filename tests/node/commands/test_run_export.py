@@ -213,10 +213,7 @@ def test_export_refuses_a_name_that_no_model_can_have_before_it_writes_anything(
     assert not Path("model").exists()
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
-    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeps: bool
-) -> None:
+def visit_a_network_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def alone(_config: object) -> AsyncIterator[tuple[object, object]]:
         network = MemoryInternet().network(ADMITTED)
@@ -226,6 +223,24 @@ def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
 
     monkeypatch.setattr(run_export, "visiting", alone)
     monkeypatch.setattr(run_export, "asyncio", SimpleNamespace(run=virtual_time.run, to_thread=asyncio.to_thread))
+
+
+@pytest.mark.usefixtures("run")
+def test_export_without_the_runs_own_tokenizer_is_refused_before_members_are_asked_for_the_state(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visit_a_network_of_nobody(monkeypatch)
+    write_run(Path("own.toml"), replace(CONFIG, data=replace(CONFIG.data, tokenizer="local")), AUTHOR)
+    assert cli.run(["run", "export", "own.toml", "--peers", PEER, "--json"]) == 1
+    [error] = events(capsys)
+    assert "tokenizer" in str(error["message"])
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeps: bool
+) -> None:
+    visit_a_network_of_nobody(monkeypatch)
     if keeps:
         keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
     assert cli.run(["run", "export", "--peers", PEER, "--json"]) == 1

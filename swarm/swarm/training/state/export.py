@@ -6,6 +6,7 @@ between calls.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -45,10 +46,16 @@ async def fetch_named_state(
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
-        blank = HashedState.of(ReplicaState.initial(torch.zeros(num_values)))
+        zeros = ReplicaState.initial(torch.zeros(num_values))  # the momentum of some runs
+        blank = await asyncio.get_running_loop().run_in_executor(executor, HashedState.of, zeros)
         held = (await fetcher.state(digest, holders, [blank])).held
     check_genesis(held.manifest, run.config)
     return held.state
+
+
+def find_tokenizer(config: RunConfig, tokenizer: Path | None) -> TokenizerFiles:
+    """Return the run's tokenizer, as for `export_hf`. Raises ConfigError if it cannot be had."""
+    return TokenizerFiles.find(config.data.tokenizer, tokenizer, config.data.tokenizer_revision)
 
 
 def export_hf(
@@ -66,7 +73,7 @@ def export_hf(
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
-    files = TokenizerFiles.find(config.data.tokenizer, tokenizer, config.data.tokenizer_revision)
+    files = find_tokenizer(config, tokenizer)
     model: Any = build_model(config.model)
     Layout.of(model, config.fragments).set_parameters(model, theta_N)
     partial = directory.with_name(f".{directory.name}.partial")

@@ -17,6 +17,7 @@ No state: the stripes are part of the committed `ReplicaState`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -144,15 +145,13 @@ def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
 
 
 def _subtract(parts: list[range], committed: list[range]) -> list[range]:
-    """Return the ascending `parts` without the ascending `committed`."""
-    left: list[range] = []
+    """Return the ascending `parts` without the ascending `committed`, each of which lies in one of them."""
+    left, used = list[range](), deque(committed)
     for part in parts:
         start = part.start
-        for used in committed:
-            if used.stop <= start or used.start >= part.stop:
-                continue
-            left.append(range(start, used.start))
-            start = used.stop
+        while used and used[0].start < part.stop:
+            left.append(range(start, used[0].start))
+            start = used.popleft().stop
         left.append(range(start, part.stop))
     return [part for part in left if part]
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
@@ -31,8 +32,14 @@ logger = logging.getLogger(__name__)
 
 MAX_SOUGHT = 256
 """Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
+LATE_S = 5.0
+"""Time in which a peer shows how its state follows before another one that shows the same state is asked, too."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """This many are asked at a time, until one shows an endorsement: usually the first ones do."""
+
+Follows: TypeAlias = Callable[[str, Proof], Coroutine[Any, Any, bool]]
+"""`follows(peer, proof)`: whether `proof`, which `peer` shows, follows from what is trusted. Asks the peer for its
+history, where that says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +150,16 @@ async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRec
     me, admits = reader.signatures.identity.peer_id, reader.signatures.admits
     holders = [peer for peer, each in records.items() if each.endorsed_step and peer != me and admits(peer)]
     holders = sorted(holders, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_SOUGHT]
+    request = StandingRequest(run=reader.run, step=1, watches=True)
+
+    async def ask(peer: str) -> None:
+        with suppress(SwarmError):
+            await reader.standing(peer, request)
+
     while holders and reader.endorsements.newest is None:
-        await reader.newest_of(holders[:NUM_SOUGHT_AT_ONCE], StandingRequest(run=reader.run, step=1, watches=True))
+        async with asyncio.TaskGroup() as tasks:
+            for peer in holders[:NUM_SOUGHT_AT_ONCE]:
+                tasks.create_task(ask(peer))
         holders = holders[NUM_SOUGHT_AT_ONCE:]
 
 
@@ -163,6 +178,41 @@ async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dic
     if endorsement is None:
         return dict(shown)
     anchor = Anchor.at(endorsement)
+
+    async def follows(peer: str, proof: Proof) -> bool:
+        return await links_from(reader, peer, proof, anchor) is not None
+
+    return await those_following(shown, follows)
+
+
+async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[str, Proof]:
+    """Return those of the states `shown`, by peer, that `follows` accepts.
+
+    Many peers show one state, and each a history that can have megabytes. One that shows it is enough; the next is
+    asked when those before have failed or are late.
+    """
+    peers_with = dict[tuple[object, ...], list[str]]()
+    for peer, proof in shown.items():
+        peers_with.setdefault((proof.outcome, proof.order, proof.is_order), []).append(peer)
     async with asyncio.TaskGroup() as tasks:
-        asking = {peer: tasks.create_task(links_from(reader, peer, proof, anchor)) for peer, proof in shown.items()}
-    return {peer: proof for peer, proof in shown.items() if asking[peer].result() is not None}
+        asking = {
+            tuple(peers): tasks.create_task(_any_follows({peer: shown[peer] for peer in peers}, follows))
+            for peers in peers_with.values()
+        }
+    following = {peer for peers, asked in asking.items() if asked.result() for peer in peers}
+    return {peer: proof for peer, proof in shown.items() if peer in following}
+
+
+async def _any_follows(shown: Mapping[str, Proof], follows: Follows) -> bool:
+    waiting, asking = list(shown.items()), set[asyncio.Task[bool]]()
+    async with asyncio.TaskGroup() as tasks:
+        while waiting or asking:
+            if waiting:
+                asking.add(tasks.create_task(follows(*waiting.pop(0))))
+            late_s = LATE_S if waiting else None
+            ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() for task in ended):
+                for task in asking:
+                    task.cancel()
+                return True
+    return False

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from swarm_compression.codec import Data
 from swarm_protocol.errors import SwarmError
@@ -34,7 +35,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Group
 
 from swarm.network.membership import Membership
-from swarm.training.state.ancestry import Anchor, links_from, whom_a_newcomer_asks
+from swarm.training.state.ancestry import Anchor, links_from, those_following, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -275,9 +276,7 @@ async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | No
         logger.warning(
             "%s did not say where it is: %s", short_id(failure.peer_id) if failure.peer_id else "a peer", failure
         )
-    async with asyncio.TaskGroup() as tasks:
-        asking = {peer: tasks.create_task(_is_open(context, peer, proof)) for peer, proof in shown.items()}
-    shown = {peer: proof for peer, proof in shown.items() if asking[peer].result()}
+    shown = await those_following(shown, partial(_is_open, context))
     if not replica.is_new:
         return max(shown.values(), key=lambda proof: proof.rank, default=None)
     return most_supported(shown | ({me: replica.proof} if replica.proof else {}))

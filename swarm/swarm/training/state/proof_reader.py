@@ -37,8 +37,8 @@ EVIDENCE_TIMEOUT_S = 60.0
 MAX_HELD_EVIDENCE_BYTES = 128 << 20
 """The most evidence that is kept, or taken from one peer: thousands of a usual size, or two of the largest."""
 
-SMALL_BYTES = 1 << 16
-"""The largest certificate or manifest that is checked on the event loop, where it takes a few milliseconds at most."""
+SMALL_BYTES = 1 << 13
+"""The largest certificate or manifest that is checked on the event loop, where it takes ten milliseconds at most."""
 
 MAX_REMEMBERED = 32
 MAX_REMEMBERED_BYTES = 1 << 21
@@ -57,6 +57,7 @@ class ProofReader:
     executor: Executor | None = None
     endorsements: Endorsements = field(default_factory=Endorsements)
     _remembered: OrderedDict[bytes, Proof] = field(default_factory=OrderedDict, repr=False)
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
     def of_outsider(cls, network: Network, run: SignedRun) -> ProofReader:
@@ -70,19 +71,24 @@ class ProofReader:
 
     async def check(self, certificate: bytes) -> Proof:
         """Return what `certificate` proves. It is checked only once while it is remembered, and a large one off the
-        loop. Raises PeerViolation or IntegrityError."""
+        loop, one at a time: strangers show some, too. Raises PeerViolation or IntegrityError."""
         check, now, remembered = self.signatures.check_certificate, self.network.now(), self._remembered
-        if (proof := remembered.get(certificate)) is None:
-            if len(certificate) <= SMALL_BYTES:
-                proof = check(certificate, now)
-            else:
-                proof = await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
-            remembered[certificate] = proof
-            while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
-                remembered.popitem(last=False)
-        else:
+        if certificate in remembered:
             remembered.move_to_end(certificate)
-        return proof
+        elif len(certificate) <= SMALL_BYTES:
+            self._remember(certificate, check(certificate, now))
+        else:
+            async with self._checking:
+                if certificate not in remembered:
+                    work = asyncio.get_running_loop().run_in_executor
+                    self._remember(certificate, await work(self.executor, check, certificate, now))
+        return remembered[certificate]
+
+    def _remember(self, certificate: bytes, proof: Proof) -> None:
+        remembered = self._remembered
+        remembered[certificate] = proof
+        while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
+            remembered.popitem(last=False)
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
         """Return where `peer` says that it is. Its certificate is not checked. Raises SwarmError."""
@@ -131,6 +137,7 @@ class ProofReader:
         )
         async with aclosing(links):
             async for data in links:
+                await asyncio.sleep(0)  # megabytes of links can have come already, and each takes milliseconds
                 yield await self.check(data)
 
     async def evidence(self, peer: str, known: Collection[str]) -> AsyncGenerator[bytes, None]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +28,7 @@ from swarm.training.state.state_sync import follows
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.training_messages import Contribution, Group
 
 NOW = 1_750_000_000.0
@@ -174,6 +178,64 @@ def test_large_certificate_is_checked_once_while_there_is_room_for_it(monkeypatc
         assert num_checked == 3
 
     virtual_time.run(main())
+
+
+def test_large_certificates_are_checked_off_the_loop_one_at_a_time_and_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers show them, too: the event loop, and one of a member's two threads for rounds, stay free."""
+    monkeypatch.setattr(proof_reader, "SMALL_BYTES", 0)
+    check, running, most, threads = RunSignatures.check_certificate, 0, 0, list[int]()
+
+    def watched(self: RunSignatures, data: bytes, now: float) -> Proof:
+        nonlocal running, most
+        threads.append(threading.get_ident())
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+        return check(self, data, now)
+
+    async def main() -> None:
+        proofs = [link(step, (0, 1)) for step in range(1, 5)]
+        monkeypatch.setattr(RunSignatures, "check_certificate", watched)
+        with ThreadPoolExecutor(4) as executor:
+            reader = ProofReader(
+                network=MemoryInternet().network(), signatures=SIGNERS[0], methods=Methods("run"), executor=executor
+            )
+            found = await asyncio.gather(*(reader.check(proof.certificate) for proof in (*proofs, *proofs)))
+        assert [each.outcome for each in found] == [proof.outcome for proof in proofs] * 2
+
+    virtual_time.run(main(), jobs="threads")
+    assert (most, len(threads)) == (1, 4)
+    assert threading.get_ident() not in threads
+
+
+def test_history_that_has_come_already_is_not_checked_without_a_pause() -> None:
+    """A stream holds megabytes of links, each of which takes milliseconds."""
+    links, turns = [link(step, (0, 1)).certificate for step in range(1, 30)], list[int]()
+
+    class Arrived(ProofReader):
+        async def _shown(self, *_: object, **__: object) -> AsyncGenerator[bytes, None]:
+            for data in links:
+                yield data
+
+    async def main() -> None:
+        reader = Arrived(network=MemoryInternet().network(), signatures=SIGNERS[0], methods=Methods("run"))
+
+        async def others() -> None:
+            while True:
+                turns.append(len(read))
+                await asyncio.sleep(0)
+
+        read, beside = list[Proof](), asyncio.create_task(others())
+        async for proof in reader.history("peer", StandingRequest(run="run", step=1)):
+            read.append(proof)
+        beside.cancel()
+        assert len(read) == len(links)
+
+    virtual_time.run(main())
+    assert set(turns) >= set(range(1, len(links)))
 
 
 def test_certificate_that_is_shown_again_is_checked_once_and_a_wrong_one_each_time(

@@ -21,7 +21,7 @@ from swarm.training.member import members_watch
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate_history as history
-from swarm.training.state import replica_state, run_context, state_transfer
+from swarm.training.state import lease, replica_state, run_context, state_transfer
 from swarm_compression.codec import CUT_VALUES
 from swarm_protocol import limits
 from swarm_protocol.version import PROTOCOL_VERSION
@@ -30,6 +30,7 @@ PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in writt
 MIB = 2**20
 
 SAID = [
+    ("rounds.md", f"Of more than {lease.MAX_HOLES:,} holes"),
     ("index.md", f"the protocol of version {PROTOCOL_VERSION}, as"),
     ("index.md", f"`PROTOCOL_VERSION` is {PROTOCOL_VERSION}."),
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),

@@ -3,7 +3,9 @@
 A lease is a pure function of a committed cursor and a roster, so every replica computes all leases by itself. A
 member uses a prefix of its lease. Committed samples are never leased again. Samples that are not committed, because a
 member vanished, was slow or was refused, become a hole, which the next leases fill first. So each sample is committed
-exactly once. This holds as long as all replicas pass the same `used` to `advance`, which the round's votes ensure.
+exactly once. This holds as long as all replicas pass the same `used` to `advance`, which the round's votes ensure, and
+for MAX_HOLES holes: where leases are far longer than what is used of them, as in intervals that end by the clock, each
+round leaves more, and beyond that number the samples of the smallest are given up.
 
 Where rounds overlap with intervals, interval k begins before round k - 1 is committed, so its leases cannot follow from
 what that round commits. There are then two stripes, one for odd intervals and one for even ones, each with samples, a
@@ -30,6 +32,9 @@ Lease: TypeAlias = tuple[range, ...]
 
 MAX_STRIPES = 2
 """No member is more than one interval ahead of the committed state."""
+
+MAX_HOLES = 8192
+"""Holes of a stripe, 220 KiB of a state's manifest; one that is too large could be neither fetched nor loaded."""
 
 NUM_REMEMBERED = 4
 """Leases of this many cursors are remembered: they are asked for member by member, and those of a run with thousands of
@@ -128,7 +133,14 @@ def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, use
     holes = _merge(_subtract(open_parts, sorted(committed, key=lambda part: part.start)))
     if holes and holes[-1].stop == end:
         end = holes.pop().start
-    return Cursor(next_sample=end, holes=tuple(holes))
+    return Cursor(next_sample=end, holes=tuple(_largest(holes)))
+
+
+def _largest(holes: list[range]) -> list[range]:
+    """Return the MAX_HOLES largest of `holes`, in their order; of equal ones the first."""
+    by_size = sorted(range(len(holes)), key=lambda index: len(holes[index]), reverse=True)
+    kept = set(by_size[:MAX_HOLES])
+    return [hole for index, hole in enumerate(holes) if index in kept]
 
 
 def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:

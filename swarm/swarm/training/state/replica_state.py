@@ -34,8 +34,8 @@ CHUNK_BYTES = 1 << 20
 """Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
 MAX_HEAD_BYTES = 2 << 20
 """4,096 trainers take 220 KiB in each of two stripes, 240 KiB in the register or on probation, and 300 KiB with scores;
-the members that are away take 60 KiB, and who entered by invitations or vouches 190 KiB. The rest is for holes, of
-which there are at most a few for each member."""
+the members that are away take 60 KiB, who entered by invitations or vouches 240 KiB, what was revoked 150 KiB, and the
+holes of each stripe 220 KiB."""
 MAX_MANIFEST_BYTES = MAX_HEAD_BYTES + 8 * MAX_STATE_VALUES // CHUNK_BYTES * limits.DIGEST_BYTES + 4
 _MAX_SAMPLES = 1 << 62
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm.training.state import lease as module
 from swarm.training.state.lease import (
     Cursor,
     Lease,
@@ -292,3 +293,21 @@ def test_sample_ids_of_the_longest_interval_take_no_memory() -> None:
     rest = SampleIds((range(5), range(9, 9 + longest)))[3:]
     assert len(rest) == longest + 2
     assert list(rest[1:4]) == [4, 9, 10]
+
+
+def test_holes_of_leases_that_are_hardly_used_are_bounded_and_no_sample_is_committed_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each round moves the borders of such leases, and leaves about one hole more for each member."""
+    monkeypatch.setattr(module, "MAX_HOLES", 20)
+    cursor, members, committed, draw = Cursor(), ("a", "b", "c", "d"), set[int](), random.Random(1)
+    for _ in range(60):
+        used = {member: draw.randint(1, 3) for member in members}
+        for member, parts in leases(cursor, members, 200).items():
+            taken = sample_ids(parts)[: used[member]]
+            assert len(taken) == used[member]
+            assert committed.isdisjoint(taken)
+            committed.update(taken)
+        cursor = advance(cursor, members, 200, used)
+        assert len(cursor.holes) <= 20
+    assert len(cursor.holes) == 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from swarm.training.state.lease import Cursor, LeaseStripe
+from swarm.training.state.lease import MAX_HOLES, Cursor, LeaseStripe
 from swarm.training.state.replica_state import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
@@ -336,3 +336,14 @@ def test_from_bytes_any_changed_byte_is_refused_or_another_state(place: int, fli
     except PeerViolation:
         return
     assert manifest.digest() != TWO_STRIPES.digest()
+
+
+def test_manifest_has_room_for_all_holes_of_both_stripes() -> None:
+    """Samples are counted to a million million."""
+    first = 10**12 - 4 * MAX_HOLES
+    holes = tuple(range(first + 4 * index, first + 4 * index + 2) for index in range(MAX_HOLES))
+    stripe = LeaseStripe(cursor=Cursor(next_sample=10**12, holes=holes), roster=(PEER,))
+    manifest = replace(MANIFEST, stripes=(stripe, stripe))
+    data = manifest.to_bytes()
+    assert Manifest.from_bytes(data) == manifest
+    assert len(data) - len(MANIFEST.to_bytes()) < 2 * 225 * 1024

@@ -73,16 +73,19 @@ class CallRouteFinder:
         self._failed: set[str] = set()
         self._num_failures = 0
         self._last: SwarmError | None = None
-        self._give_up_at_s = asyncio.get_running_loop().time() + PATIENCE_S
+        self._left_s = PATIENCE_S  # of looking: what servers compute takes its time
 
     async def find(self, start: int, end: int) -> list[Hop]:
         """Return the cheapest chain over `[start, end)`, of servers that have not refused this call.
 
         Raises NoChain, or why the last server would not or could not do it.
         """
+        time = asyncio.get_running_loop().time
+        give_up_at_s = time() + self._left_s
         while True:
             context = self._health.routing_context(self._known.servers, 1, self._salt)
-            is_last = asyncio.get_running_loop().time() >= self._give_up_at_s
+            self._left_s = give_up_at_s - time()
+            is_last = self._left_s <= 0
             avoided = set(context.avoid) - self._health.unproven
             barred = self._failed.union(avoided if is_last else context.barred)
             try:
@@ -90,11 +93,10 @@ class CallRouteFinder:
             except NoChain:
                 if is_last:
                     raise
-                await self._wait()
+                await self._wait(self._left_s)
 
-    async def _wait(self) -> None:
+    async def _wait(self, left_s: float) -> None:
         """Wait until another search may find more. Raises an error that waiting does not help against."""
-        left_s = self._give_up_at_s - asyncio.get_running_loop().time()
         match self._last:
             case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
                 await asyncio.sleep(retry_after_s)

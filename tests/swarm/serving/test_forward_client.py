@@ -12,6 +12,7 @@ import torch
 from support.faults import Fault
 from support.leaks import no_leaks
 from swarm.client import AsyncClient
+from swarm.remote.blocks import PATIENCE_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
@@ -183,6 +184,25 @@ def test_server_that_fails_within_a_call_costs_no_result(
             return x, logits, await blocks.backward(parts, weights_of_logits())
 
     assert_as_local(llama_dir, virtual_time.run(scenario()))
+
+
+def test_server_that_comes_while_others_fail_slowly_is_found(boxes: Any, llama_dir: Path) -> None:
+    """Patience is for looking: what a server takes to fail does not count."""
+
+    async def scenario() -> None:
+        faults = [Fault(who=server, phase="serve/forward", what="stall") for server in ("s0", "s1")]
+        async with boxes(llama_dir, [(0, 6), (0, 6)], faults=faults) as swarm:
+            first = [swarm.who[server] for server in ("s0", "s1")]
+            asking = asyncio.create_task(swarm.client.forward(TOKENS, model="tiny", end=3))
+            await asyncio.sleep(5)
+            await swarm.add(0, 6)
+            await asyncio.sleep(PATIENCE_S - 4.9)
+            assert not asking.done()
+            for server in first:
+                swarm.internet.crash(server)
+            assert (await asking).shape == (2, 12, 32)
+
+    virtual_time.run(scenario())
 
 
 def test_autograd_goes_on_with_others_when_a_server_dies_before_its_backward(boxes: Any, llama_dir: Path) -> None:

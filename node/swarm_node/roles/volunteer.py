@@ -24,7 +24,7 @@ from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import own_tokenizer
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_cost import PARAMETER_BYTES
+from swarm.training.run.run_cost import PARAMETER_BYTES, activation_bytes
 from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
@@ -191,11 +191,19 @@ async def _training(node: Node, need: RunNeed) -> Work:
     if need.num_helpers >= config.max_trainers:
         raise ConfigError(f"it is full with {config.max_trainers} trainers", remedy="wait until a member leaves")
     _check_data(config, node)
-    num_bytes = PARAMETER_BYTES * await asyncio.to_thread(check_model, config)
+    num_bytes = await asyncio.to_thread(_memory_bytes, config, node.config)
     free_bytes, _ = node.hardware.read_memory()
     if num_bytes > free_bytes:
-        raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy="free some")
+        remedy = "free some, or compute fewer windows at a time with --micro-batch"
+        raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy=remedy)
     return partial(train, node, run, origin)
+
+
+def _memory_bytes(run: RunConfig, config: Config) -> int:
+    """Return about how much memory it takes to train `run` with `config`. Raises ConfigError."""
+    at_once = min(run.inner.batch_windows, config.micro_batch or run.inner.batch_windows)
+    activations = 0 if config.checkpoint_activations else activation_bytes(run, at_once)
+    return PARAMETER_BYTES * check_model(run) + activations
 
 
 def _check_data(config: RunConfig, node: Node) -> None:

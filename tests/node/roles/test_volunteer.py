@@ -23,7 +23,7 @@ from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.run_file import sign_run
-from swarm.training.run.run_tables import DataConfig, StartConfig
+from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Lending
 from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic
@@ -121,8 +121,20 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, data=DataConfig(tokenizer="a/b")), "downloaded from a hub"),
         (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
         (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
+        (replace(RUN, inner=InnerConfig(batch_windows=1 << 16)), "of memory"),
     ],
-    ids=["full", "closed", "by invitation", "files", "tokenizer", "hub data", "hub tokenizer", "checkpoint", "huge"],
+    ids=[
+        "full",
+        "closed",
+        "by invitation",
+        "files",
+        "tokenizer",
+        "hub data",
+        "hub tokenizer",
+        "checkpoint",
+        "huge",
+        "huge steps",
+    ],
 )
 def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
     async def scene(node: Node, other: Network, others: Membership) -> None:

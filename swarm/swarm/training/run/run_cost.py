@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm_compression import get_codec
 
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING, RunConfig
-from swarm.training.run.run_model import check_model
+from swarm.training.run.run_model import check_model, transformers_config
 from swarm.trust.aggregators import Mean
 from swarm.trust.mixing import NO_MIXING
 
@@ -24,6 +24,10 @@ weights 4, moments 8, the committed state 8, the next one 8, the last four round
 contributions whose held-out scores are yet to be measured. An interval takes 4 of gradient, a round 4 of
 pseudo-gradient, 1 of its own result and 1 of the members' slices, instead of the next state. A run with overlap does
 both at once; what a peer fetches, and what waits for a slow disk, adds a state of 8 each."""
+
+ACTIVATION_VALUES, LOGIT_VALUES = 24, 3
+"""The least that a step without activation checkpointing keeps in fp32, as measured: values for each number that a
+layer passes on, and for each logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,15 @@ def cost_of(config: RunConfig) -> Cost:
         head_bytes=(1 + config.cluster_size) * vector_bytes,
         memory_bytes=PROGRAM_BYTES + PARAMETER_BYTES * num_parameters,
     )
+
+
+def activation_bytes(config: RunConfig, num_windows: int) -> int:
+    """Return about how many bytes the activations of `num_windows` windows take. Sizes that the model's family calls
+    otherwise count as none. Raises ConfigError."""
+    model = transformers_config(config.model)
+    vocab, layers, hidden = (getattr(model, name, 0) for name in ("vocab_size", "num_hidden_layers", "hidden_size"))
+    values = LOGIT_VALUES * vocab + ACTIVATION_VALUES * layers * hidden
+    return 4 * num_windows * config.data.window_tokens * values
 
 
 def warnings_of(config: RunConfig) -> list[tuple[str, str]]:

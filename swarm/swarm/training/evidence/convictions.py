@@ -78,7 +78,7 @@ class Convictions:
         """Returns the members of the group that this member is in now: some may be in no committed state yet."""
         self._ignored: set[str] = set()
         self._checking = asyncio.Lock()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
         self._num_showing = 0
         self._sends = asyncio.Semaphore(MAX_SENDING)
         self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
@@ -133,12 +133,12 @@ class Convictions:
 
     async def convict(self, evidence: Sequence[Evidence]) -> None:
         """Take what this member has found of one lie, and of those who lied together. The first conviction ends the
-        attempt that awaits this, so further pieces are taken beside it. Raises PeerViolation or IntegrityError if the
-        first one proves nothing."""
+        attempt that awaits this, as a liar that leaves it does, so all pieces are taken beside it. Raises PeerViolation
+        or IntegrityError if the first one proves nothing."""
         first, *others = evidence
         for each in others:
             self._spawn(self._convict_beside(each))
-        await self.take(first.to_bytes(), self._context.network.peer_id)
+        await asyncio.shield(self._spawn(self.take(first.to_bytes(), self._context.network.peer_id)))
 
     @property
     def heard(self) -> EquivocationWatch:
@@ -182,7 +182,7 @@ class Convictions:
             self._num_showing -= 1
 
     def close(self) -> None:
-        for task in self._sending:
+        for task in self._working:
             task.cancel()
 
     @property
@@ -315,10 +315,11 @@ class Convictions:
             if peer != self._context.network.peer_id and peer not in banned:
                 self._spawn(self._send_to(peer, data))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return task
 
     async def _send_to(self, peer: str, data: bytes) -> None:
         network, methods = self._context.network, self._context.methods

@@ -26,6 +26,7 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import Contribution, Group
 
 SENDER = LIARS[0].peer_id
@@ -171,7 +172,7 @@ def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypat
             for certificate in certificates_that_differ(strangers, step):
                 signatures().check_certificate(certificate, NOW)
                 member.hear(certificate)
-            await asyncio.gather(*member._sending)
+            await asyncio.gather(*member._working)
             return member.peers
 
         return asyncio.run(main())
@@ -205,6 +206,26 @@ def test_conviction_counts_also_if_its_sender_leaves_while_it_is_written_to_the_
     assert [ban.verdict.peer_id for ban in told] == [peer]
 
 
+def test_conviction_is_made_to_its_end_even_if_the_attempt_that_found_it_is_over() -> None:
+    """A liar that leaves the attempt at once ends it, before anything was checked."""
+    peer, data = self_conviction()
+    told, store = list[Ban](), KeptEvidence()
+    member = convictions(run=RUN, store=store)
+    member._on_new = told.append
+
+    async def main() -> None:
+        attempt = asyncio.create_task(member.convict([Evidence.from_bytes(data)]))
+        while not member._working:
+            await asyncio.sleep(0)
+        attempt.cancel()
+        await asyncio.wait({attempt, *member._working})
+        assert attempt.cancelled()
+
+    asyncio.run(main())
+    assert [ban.verdict.peer_id for ban in told] == [peer]
+    assert member.peers == set(store) == {peer}
+
+
 def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_them() -> None:
     took, methods = set[str](), Methods("run")
 
@@ -224,7 +245,7 @@ def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_
         context: Any = member._context
         context.network, context.methods = mine, methods
         member._send(bytes(1 << 20), [network.peer_id for network in others])
-        await asyncio.gather(*member._sending)
+        await asyncio.gather(*member._working)
         assert took == {network.peer_id for network in others}
         for network in (mine, *others):
             await network.close()

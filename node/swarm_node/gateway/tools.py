@@ -9,8 +9,10 @@ llguidance's Lark with JSON schemas. Pure.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +105,7 @@ class ToolCallFinder:
 
     def _parse(self, body: str) -> ToolCall | None:
         try:
-            call = json.loads(body)
+            call = json.loads(body, parse_float=_finite)
             name, arguments = call["name"], call["arguments"]
             # an escape may spell half a surrogate pair, which no response can hold
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
@@ -113,6 +115,12 @@ class ToolCallFinder:
             return None
         self.num_found += 1
         return ToolCall(id=f"call_{secrets.token_hex(12)}", index=self.num_found - 1, name=name, arguments=text)
+
+
+def _finite(text: str) -> float:
+    """Read a number; the grammar of JSON, and so a call that was forced, has numbers that are too large for one."""
+    number = float(text)
+    return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 
 def _num_undecided(text: str) -> int:

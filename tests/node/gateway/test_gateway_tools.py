@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_call_is_not_closed_by_what_an_argument_says() -> None:
         found = [part for text in texts for part in finder.push(text)] + finder.flush(is_cut=False)
         assert [json.loads(part.arguments)["city"] for part in found if isinstance(part, ToolCall)] == [city, "Paris"]
         assert len(found) == 2
+
+
+def test_number_that_is_too_large_leaves_the_call_a_call() -> None:
+    """The grammar of a forced call lets a model write it."""
+    [call] = ToolCallFinder({"weather"}).push(CALL.replace('"Paris"', "[6e+4358, -1e999, 2.5]"))
+    assert isinstance(call, ToolCall)
+    assert json.loads(call.arguments) == {"city": [sys.float_info.max, -sys.float_info.max, 2.5]}
 
 
 def test_streamed_calls_are_numbered() -> None:

@@ -25,7 +25,6 @@ from typer.exceptions import TyperException
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_list import COMMANDS
 from swarm_node.commands.command_options import spread
-from swarm_node.demo.command import demo
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 
@@ -38,7 +37,7 @@ EXIT_USAGE = 2
 GROUPS = {
     "run": typer.Typer(
         name="run",
-        help="Create, sign, show, watch, export, resume and endorse training runs; invite others to them.",
+        help="Create, sign, show, watch, export, resume and endorse training runs; invite to them, vouch and revoke.",
         epilog="Example: swarm-node run init run.toml",
     ),
     "evidence": typer.Typer(
@@ -63,7 +62,6 @@ for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():
     app.add_typer(group)
-app.command("demo", epilog="Example: swarm-node demo --nodes 4 --keep demo")(demo)
 
 
 def _show_version(asked: bool) -> None:
@@ -146,5 +144,5 @@ def with_usual(arguments: list[str]) -> list[str]:
 
 def _known(arguments: Sequence[str]) -> list[str]:
     """Return the words of the command, or of the group, that was meant."""
-    names = [*(entry.name.split() for entry in COMMANDS), ["demo"], *([name] for name in GROUPS)]
+    names = [*(entry.name.split() for entry in COMMANDS), *([name] for name in GROUPS)]
     return max((words for words in names if words == list(arguments[: len(words)])), key=len, default=[])

@@ -25,6 +25,7 @@ def test_help_of_each_command_has_a_purpose_and_an_example(command: str, capsys:
     assert entry.purpose[:40] in text
     assert f"Example: swarm-node {command}" in text
     assert "--json" in text
+    assert ("--config" in text) == bool(entry.settings), "a settings file that is read for nothing"
 
 
 def test_help_keeps_what_stands_in_brackets(
@@ -69,6 +70,11 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
         assert cli.run(arguments) == 0
         text = capsys.readouterr().out
         assert [name for name in ("init", "sign", "show", "watch", "Example:") if name not in text] == []
+
+
+def test_help_of_runs_names_what_can_be_done_with_them() -> None:
+    verbs = {entry.name.split()[1] for entry in cli.COMMANDS if entry.name.startswith("run ")} - {"init"}
+    assert {verb for verb in verbs if verb not in str(cli.GROUPS["run"].info.help)} == set()
 
 
 def test_usage_error_in_a_group_names_the_command_s_own_help(capsys: pytest.CaptureFixture[str]) -> None:

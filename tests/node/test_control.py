@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -276,10 +277,12 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
     assert REPLY.training is not None
     waits = replace(REPLY.training, waits_for="5Z1T2a, kccVtQ", waits_s=75.0)
     line = this_node.text(replace(REPLY, training=waits))
+    assert re.search(r"^state +waiting, up ", line, re.MULTILINE)
     assert f"waits for 5Z1T2a, kccVtQ for {duration(75.0)}" in line
     assert "tokens/s here" not in line
     between = this_node.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
     assert "4 tokens/s here" in between, "a round takes a moment"
+    assert re.search(r"^state +training, up ", between, re.MULTILINE)
     assert "tokens/s" not in this_node.text(
         replace(REPLY, serving=None, training=replace(REPLY.training, tokens_per_s=0.0))
     )

@@ -1,8 +1,9 @@
-"""Every sub-command of `swarm-node` but `demo`: its purpose, its code, its settings and options. Values only."""
+"""Every sub-command of `swarm-node`: its purpose, its code, its settings and options. Values only."""
 
 from __future__ import annotations
 
 from swarm_node.commands.command_options import Command
+from swarm_node.demo.command import INTERVAL_STEPS, MIN_NEW_TOKENS, NUM_NODES, OUTER_STEPS, TEMPERATURE
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "invite", "listen", "announce")
@@ -284,11 +285,11 @@ COMMANDS = (
         purpose="Serve web pages that show a network live: its models, runs and nodes. They are read-only.",
         code="swarm_node.commands.daemons:dashboard",
         settings=(*DAEMON, *LINK, *HTTP),
-        example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
+        example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8001",
     ),
     Command(
         name="top",
-        purpose="Show a network live in the terminal: its models, runs and nodes.",
+        purpose="Show a network live in the terminal: its models, runs and nodes. ? shows the keys, q quits.",
         code="swarm_node.top.command:run",
         settings=("home", "peers", "url", "network_id", "invite"),
         example=f"swarm-node top --peers {ADDR}",
@@ -382,5 +383,22 @@ COMMANDS = (
         settings=HERE,
         example="swarm-node identity --new",
         options={"--new": "Create the key. An existing key is never overwritten."},
+    ),
+    Command(
+        name="demo",
+        purpose="Try everything on this machine: train and serve a model together, and kill a node in between.",
+        code="swarm_node.demo.command:demo",
+        settings=(),
+        example="swarm-node demo --nodes 4 --keep demo",
+        options={
+            "--nodes N": f"Volunteers to start (default: {NUM_NODES}).",
+            "--outer-steps N": f"Outer steps to train (default: {OUTER_STEPS}).",
+            "--interval-steps N": f"Inner steps between two outer steps (default: {INTERVAL_STEPS}).",
+            "--min-tokens N": "Minimum length of the completion, which goes on until the killed node is noticed "
+            f"(default: {MIN_NEW_TOKENS}).",
+            "--prompt TEXT": "Text to complete (default: the beginning of a function).",
+            "--temperature T": f"Sampling temperature; 0: always the likeliest byte (default: {TEMPERATURE}).",
+            "--keep DIR": "Keep all files, including the trained model, in DIR.",
+        },
     ),
 )

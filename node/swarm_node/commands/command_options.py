@@ -110,19 +110,19 @@ class Command:
         """Register the command with `app`, which is the program or the command's group."""
         others = [_other_option(spec, about) for spec, about in self.options.items()]
         parameters = [*others, *map(_setting_option, self.settings)]
-        parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
-            _option(
-                "config", Path | None, "--config", "Settings file (default: config.toml in the home).", metavar="FILE"
-            )
+            _option("json", bool, "--json", "Print JSON lines on stdout, in place of text.", default=False)
         )
+        if self.settings:
+            about = "Settings file (default: config.toml in the home)."
+            parameters.append(_option("config", Path | None, "--config", about, metavar="FILE"))
 
         def callback(**given: Any) -> int:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             options = {each.name: given[each.name] for each in others}
             run: Callable[[Flags], int] = imported(self.code)
-            return run(Flags(values=values, json=given["json"], file=given["config"], options=options))
+            return run(Flags(values=values, json=given["json"], file=given.get("config"), options=options))
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -121,6 +121,10 @@ def export(flags: Flags) -> int:
     out: Path | None = flags.options["out"]
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"{out} exists already", remedy="move it away, or choose another --out")
+    if isinstance(which, Path):
+        from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415 - as in `sign`
+
+        load_signed_run(which)  # one that is not signed is refused before torch is imported
     name = flags.options["publish"]
     if name:
         from swarm_node.commands.models import publication_name  # noqa: PLC0415 - which other commands do not need

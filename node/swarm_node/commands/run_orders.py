@@ -40,7 +40,7 @@ def resume(flags: Flags) -> int:
     async def work(visit: AuthorVisit) -> None:
         await visit.order(await retried(visit.look), is_certain=flags.options["yes"])
 
-    return _visit(flags, work)
+    return _visit(flags, "resume it", work)
 
 
 def endorse(flags: Flags) -> int:
@@ -58,14 +58,14 @@ def endorse(flags: Flags) -> int:
         else:
             await visit.endorse_again_and_again(every_s)
 
-    return _visit(flags, work)
+    return _visit(flags, "endorse its states", work)
 
 
-def _visit(flags: Flags, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
-    """Do `work` among the members of the run."""
+def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
+    """Do `work` among the members of the run, as its author, who alone may do the `deed`."""
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
     diagnostics.quieten_libraries()
-    run = load_signed_run(path)
+    run = run_of_author(path, author, deed)
     members: Path | None = flags.options["members"]
     named = read_members(members) if members else ()
 
@@ -76,6 +76,17 @@ def _visit(flags: Flags, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
     interrupts.raise_in_command()
     asyncio.run(visit())
     return 0
+
+
+def run_of_author(path: Path, author: Identity, deed: str) -> SignedRun:
+    """Read the run of a file. Raises ConfigError unless `author` signed it, IntegrityError."""
+    run = load_signed_run(path)
+    if author.peer_id != run.peer_id:
+        raise ConfigError(
+            f"{run.run_id} was signed by {run.peer_id}, and only that key can {deed}",
+            remedy="sign with the author's key: give --identity, or the home that holds it",
+        )
+    return run
 
 
 async def give(

@@ -102,7 +102,7 @@ def text(reply: StatusReply) -> str:
     """Return one line a fact, for a terminal."""
     lines: dict[str, str | Sequence[str]] = {
         "node": f"{reply.name}  {reply.peer_id}",
-        "state": f"{reply.state}, up {duration(reply.uptime_s)}{_pause(reply)}",
+        "state": f"{_state(reply)}, up {duration(reply.uptime_s)}{_pause(reply)}",
         **_limit_lines(reply),
         **(_training_lines(reply.training) if reply.training else {}),
         "serving": _serving(reply.serving) if reply.serving else "",
@@ -147,7 +147,7 @@ def _training_lines(training: TrainingStatus) -> dict[str, str | Sequence[str]]:
 
 
 def _serving(serving: ServingStatus) -> str:
-    speed = f"{serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"
+    speed = f"{plural(serving.num_sessions, 'session')}, {serving.tokens_per_s:.1f} tokens/s"
     return f"blocks {serving.start}:{serving.end} of {serving.model}, {speed}"
 
 
@@ -205,11 +205,18 @@ def _checks(checks: SpotCheckStatus) -> str:
     return f"{counts}, {checks.num_unchecked:,} unchecked{f'; not asked any more: {barred}' if barred else ''}"
 
 
+def _state(reply: StatusReply) -> str:
+    return "waiting" if reply.state == "training" and reply.training and _waits(reply.training) else reply.state
+
+
+def _waits(training: TrainingStatus) -> bool:
+    """Return whether it waits for long: below a second it is between two intervals, as in every round."""
+    return bool(training.waits_for) and training.waits_s >= 1
+
+
 def _training(training: TrainingStatus) -> str:
     loss = "" if training.loss is None else f", loss {training.loss:.3f}"
     step = f"outer step {training.outer_step} of {training.num_outer_steps}"
-    # below a second it is between two intervals, as in every round
-    waits = training.waits_for and training.waits_s >= 1
     waiting = f"waits for {training.waits_for} for {duration(training.waits_s)}"
     speed = f"{training.tokens_per_s:.0f} tokens/s here" if training.tokens_per_s else ""  # it may not have trained yet
-    return ", ".join(filter(None, (training.run, f"{step}{loss}", waiting if waits else speed)))
+    return ", ".join(filter(None, (training.run, f"{step}{loss}", waiting if _waits(training) else speed)))

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
+from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
+from swarm_node.settings.parsers import number, whole_number
 from swarm_node.storage.home import explained
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from swarm_node.demo.demo_plan import DemoPlan
     from swarm_node.demo.display import DemoSummary
+
+SEE_HELP = "see swarm-node demo --help"
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 # the defaults of a plan, which are here because `demo_plan` imports numpy and `--help` should not wait for it
@@ -39,55 +42,39 @@ MIN_NEW_TOKENS = 160
 TEMPERATURE = 0.7
 
 
-def demo(
-    *,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Volunteers to start.")] = NUM_NODES,
-    outer_steps: Annotated[int, typer.Option(metavar="N", help="Outer steps to train.")] = OUTER_STEPS,
-    interval_steps: Annotated[
-        int, typer.Option(metavar="N", help="Inner steps between two outer steps.")
-    ] = INTERVAL_STEPS,
-    min_tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Minimum length of the completion, which goes on until the killed node is noticed."
-        ),
-    ] = MIN_NEW_TOKENS,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to complete.")] = PROMPT,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="Sampling temperature; 0: always the likeliest byte.")
-    ] = TEMPERATURE,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep all files, including the trained model, in DIR.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines on stdout.")] = False,
-) -> int:
-    """Try everything on this machine: train a model together, serve it together, and kill a node in between."""
+def demo(flags: Flags) -> int:
     # torch, rich and openai take seconds to import: --help should not wait for them
     from rich.console import Console  # noqa: PLC0415
 
-    from swarm_node.demo.demo_plan import DemoPlan  # noqa: PLC0415
-
-    try:
-        plan = DemoPlan(
-            num_nodes=nodes,
-            outer_steps=outer_steps,
-            interval_steps=interval_steps,
-            prompt=prompt,
-            temperature=temperature,
-            min_new_tokens=min_tokens,
-            kill_after_tokens=max(1, min_tokens // 5),
-            keep=keep,
-        )
-    except ValueError as error:
-        raise UsageError(str(error), remedy="see swarm-node demo --help") from None
-    console = Console(stderr=json)
+    plan = _plan(flags)
+    console = Console(stderr=flags.json)
     interrupts.raise_in_command()
     try:
-        with home_root(keep, console) as root:
-            summary = asyncio.run(_run(plan, root, console, Emitter(json=json)))
+        with home_root(plan.keep, console) as root:
+            summary = asyncio.run(_run(plan, root, console, Emitter(json=flags.json)))
     except asyncio.CancelledError:
         return EXIT_TERMINATED
     return 0 if summary.digests_equal and summary.tokens_identical else 1
+
+
+def _plan(flags: Flags) -> DemoPlan:
+    from swarm_node.demo.demo_plan import MAX_NODES, MAX_STEPS, NUM_CONTEXT_TOKENS, DemoPlan  # noqa: PLC0415
+
+    temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
+    min_tokens = flags.parsed("min_tokens", whole_number(2, NUM_CONTEXT_TOKENS // 2), SEE_HELP) or MIN_NEW_TOKENS
+    try:
+        return DemoPlan(
+            num_nodes=flags.parsed("nodes", whole_number(2, MAX_NODES), SEE_HELP) or NUM_NODES,
+            outer_steps=flags.parsed("outer_steps", whole_number(1, MAX_STEPS), SEE_HELP) or OUTER_STEPS,
+            interval_steps=flags.parsed("interval_steps", whole_number(1, MAX_STEPS), SEE_HELP) or INTERVAL_STEPS,
+            prompt=flags.options["prompt"] or PROMPT,
+            temperature=TEMPERATURE if temperature is None else temperature,
+            min_new_tokens=min_tokens,
+            kill_after_tokens=max(1, min_tokens // 5),
+            keep=flags.options["keep"],
+        )
+    except ValueError as error:
+        raise UsageError(str(error), remedy=SEE_HELP) from None
 
 
 async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -> DemoSummary:
@@ -99,8 +86,8 @@ async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -
 
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
     state = DemoState(num_nodes=plan.num_nodes)
     display = make_display(console, plan)
     reporter = Reporter(plan, state, display, emitter)

@@ -181,7 +181,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "outer_step": event_spec(
         "A round committed: the swarm took an outer step, and every replica that says so has this digest.",
-        "step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_trainers:trainer}, {seconds:.1f} s",
+        "step {step}: loss {loss:.3f}{here}, {num_trainers:trainer}, {seconds:.1f} s",
         run="text: the run's id",
         step="int: the outer step that was committed",
         fragment="int: which of the run's fragments it moved, from 0",

@@ -159,6 +159,8 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
         known["within"] = f"{known['within']}; Ctrl-C leaves at once"
     if event in {"downloading", "hashing"}:
         known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
+    if event == "outer_step":  # which this node may not have trained
+        known["here"] = f", {fields['tokens_per_s']:.0f} tokens/s here" if fields["tokens_per_s"] else ""
     text = template.format_map(known)
     if event in {"warning", "run_waits"} and fields.get("remedy"):
         text += f"\n  → {fields['remedy']}"

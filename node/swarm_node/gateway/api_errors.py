@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,16 +23,25 @@ from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionEr
 from swarm_node.formatting import clean
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.request_schema import STRING_OR_LIST
-from swarm_node.http.http_error import HttpError, install_errors
+from swarm_node.http.http_error import CODES, HttpError, install_errors
 
 logger = logging.getLogger(__name__)
 
-CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
 MAX_PATH_CHARS = 100
 """The most of a request's path or field name that an error message repeats."""
 TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
 """Names that these routes have for what the SDK calls `prompt`."""
 NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
+WORDS = MappingProxyType(
+    {
+        "too_short": "it needs {min_length} or more, and has {actual_length}",
+        "too_long": "it may have {max_length} at most",
+        "union_tag_invalid": "its type is none of {expected_tags}",
+        "union_tag_not_found": "it has no type",
+    }
+)
+"""The gateway's words for what is wrong with a field, by pydantic's name for it, where pydantic's are its own terms."""
+
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 """Paths that clients miss whose base URL lacks its end."""
@@ -108,8 +118,13 @@ def _from_validation(error: RequestValidationError) -> HttpError:
             what = path or "the request body"
             return HttpError(400, f"{what} is not a JSON object", code="invalid_value", param=path or None)
     kinds = {found["type"] for found in errors if _path(found["loc"]) == where}
-    message = STRING_OR_LIST if {"string_type", "list_type"} <= kinds else first["msg"]
+    message = STRING_OR_LIST if {"string_type", "list_type"} <= kinds else _words(first)
     return HttpError(400, f"{path or 'body'}: {message}", code="invalid_value", param=path or None)
+
+
+def _words(error: Any) -> str:
+    words = WORDS.get(error["type"])
+    return error["msg"] if words is None else words.format(**error["ctx"])
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:

@@ -15,6 +15,10 @@ REFUSAL = "swarm_refusal"
 """The key under which a request's scope holds the code of its refusal, for the counters."""
 
 
+CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
+"""The codes of errors that have none of their own, by status."""
+
+
 class ErrorDetail(BaseModel):
     """Holds what OpenAI's clients read of an error, and a remedy if there is one."""
 
@@ -51,7 +55,7 @@ class HttpError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message.encode(errors="replace").decode()  # it may repeat what a client sent
-        self.code = code
+        self.code = code or CODES.get(status)
         self.param = param
         self.remedy = remedy
         self.retry_after_s = retry_after_s

@@ -284,8 +284,8 @@ class RunTraining:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)
 
     def _say(self, step: int, tokens_per_s: float) -> None:
-        of = self._run.config.outer_steps
-        self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
+        speed = f", {rate(tokens_per_s)} here" if tokens_per_s else ""  # it may not have trained yet
+        self._node.emitter.status("training", f"TRAINING step {step} of {self._run.config.outer_steps}{speed}")
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
         bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()

@@ -115,7 +115,7 @@ class Config(BaseModel):
     name: str = _setting(_host_name, parsers.parse_node_name, "NAME", example="attic")
     """Name that other nodes show. Default: this machine's name."""
     network_id: str = _setting("swarm", parsers.parse_network_id, "ID")
-    """Network to join. Nodes of other networks are refused."""
+    """Id of the network. Nodes of other networks are refused."""
     peers: tuple[str, ...] = _setting(
         (),
         check_peer,
@@ -252,14 +252,15 @@ class Config(BaseModel):
     )
     """Use a model only as this publisher has signed it; without MODEL, every model. Default: the publisher of the
     model that was used first under a name."""
-    spot_check: float = _setting(0.01, parsers.number(0, 1, "a share of 0 to 1"), "SHARE", example="0.02")
+    spot_check: float = _setting(0.01, parsers.number(0, 1), "SHARE", example="0.02")
     """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""
     text_at_home: tuple[Parsed[parsers.KeptSource], ...] = _setting(
         (), parsers.parse_kept, "[MODEL=]SOURCE", many=True, example="story=~/models/story"
     )
     """Keep the text of requests to this model on this machine: run its first and last blocks here, from SOURCE, a
     directory or OWNER/NAME[@REVISION] on a hub, and let servers run the others. Other models are refused then. Without
-    MODEL, the model is served under the source's own name. See the guide for what this hides, and what not."""
+    MODEL, the model is served under the source's own name. The guide "Keep text at home" says what this hides, and
+    what not."""
     blocks_at_home: int = _setting(1, parsers.whole_number(1, 4096), "N", example="2")
     """Number of first blocks to run here for --text-at-home. The more, the costlier it is to compute the text."""
     dashboard: bool = _switch(default=True)

@@ -256,7 +256,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def number(low: float, high: float, what: str = "a number") -> Callable[[str], float]:
+def number(low: float, high: float) -> Callable[[str], float]:
     """Return a parser of numbers in `[low, high]`."""
 
     def parse(text: str) -> float:
@@ -265,7 +265,7 @@ def number(low: float, high: float, what: str = "a number") -> Callable[[str], f
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise ValueError(f"is not {what} from {low:g} to {high:g}")
+            raise ValueError(f"is not a number from {low:g} to {high:g}")
         return value
 
     return parse

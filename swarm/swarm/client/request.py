@@ -285,7 +285,7 @@ def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prom
     token_ids = check_prompt_ids(token_ids)
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
-            f"{'the prompt has' if field == 'prompt' else 'these are'} token ids that the model does not know",
+            "these are token ids that the model does not know",
             remedy=f"use 0 to {assets.shape.vocab_size - 1}",
             field=field,
         )
@@ -320,7 +320,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
     wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if wanted > room:
         raise ContextExceeded(
-            f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
+            f"a prompt of {num_prompt_tokens} tokens with an answer of {wanted} is {wanted - room} over the context of "
             f"{assets.context_tokens} tokens of {assets.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",
             field="prompt",

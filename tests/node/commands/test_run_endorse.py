@@ -92,7 +92,9 @@ def test_endorse_with_another_key_or_an_unusual_time_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endorsed = Endorsed(tmp_path, monkeypatch, author=ONLOOKER)
-    assert endorsed("--yes") == 1
-    assert "only that key can endorse its states" in capsys.readouterr().out
+    for certain in ((), ("--yes",)):
+        assert endorsed(*certain) == 1
+        [refused] = capsys.readouterr().out.splitlines()
+        assert "only that key can endorse its states" in refused
     assert endorsed("--every", "soon") == 2
     assert "--every: 'soon' is not a length of time" in capsys.readouterr().out

@@ -168,6 +168,7 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
     assert error["message"].isprintable()
     assert 0 < len(error["message"]) < 500
     assert error["remedy"]
+    assert error["code"] == ("not_found" if status == 404 else None)
     assert answer.headers["content-type"] == "application/json"
 
 

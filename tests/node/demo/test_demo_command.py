@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from swarm_node import cli
 from swarm_node.demo import command
 from swarm_protocol.errors import ConfigError
 
@@ -48,6 +50,18 @@ def test_home_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").exists()
 
 
-def test_impossible_demo_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="1 nodes"):
-        command.demo(nodes=1)
+@pytest.mark.parametrize(
+    ("option", "value", "range_of"),
+    [
+        ("nodes", "1", "2 to 16"),
+        ("nodes", "17", "2 to 16"),
+        ("outer-steps", "0", "1 to 1000"),
+        ("interval-steps", "0", "1 to 1000"),
+        ("temperature", "3", "0 to 2"),
+    ],
+)
+def test_impossible_demo_is_refused_before_anything_starts(
+    option: str, value: str, range_of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["demo", f"--{option}", value]) == cli.EXIT_USAGE
+    assert re.search(f"--{option}: '{value}' is not a (whole )?number from {range_of}\n", capsys.readouterr().err)

@@ -53,6 +53,8 @@ def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
 
     assert "tokens/s here," in line("outer_step")
     assert "tokens/s in all," in line("committed")
+    untrained = sample("outer_step") | {"tokens_per_s": 0.0}
+    assert "tokens/s" not in emitted("outer_step", as_json=False, **untrained)[1], "a newcomer's first step"
 
 
 @pytest.mark.parametrize(("num", "said"), [(0, "0 trainers"), (1, "1 trainer"), (2, "2 trainers")])

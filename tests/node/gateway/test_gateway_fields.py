@@ -315,6 +315,25 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
     assert error["message"].startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "message"),
+    [
+        ("/completions", {"prompt": []}, "prompt: it needs 1 or more, and has 0"),
+        ("/chat/completions", {"messages": []}, "messages: it needs 1 or more, and has 0"),
+        ("/completions", {"stop": ["a"] * (MAX_STOPS + 1)}, f"stop: it may have {MAX_STOPS} at most"),
+        (
+            "/completions",
+            {"response_format": {"type": "xml"}},
+            "response_format: its type is none of 'text', 'json_object', 'json_schema'",
+        ),
+        ("/completions", {"response_format": {}}, "response_format: it has no type"),
+    ],
+)
+def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], message: str) -> None:
+    [error] = _errors(path, [more])
+    assert error["message"] == message
+
+
 def test_list_that_is_no_string_names_the_list_alone() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
     assert messages["message"] == "messages: Input should be a valid list"

@@ -320,7 +320,9 @@ def test_more_min_tokens_than_the_answer_may_have_are_refused(boxes: Any, llama_
 def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
-            with pytest.raises(ConfigError, match="300 prompt tokens and 16 new ones are 60 over the context of 256"):
+            with pytest.raises(
+                ConfigError, match="a prompt of 300 tokens with an answer of 16 is 60 over the context of 256"
+            ):
                 await box.tokens(prompt="x" * 300)
             with pytest.raises(ConfigError, match="the prompt is empty"):
                 await box.tokens(prompt="")
@@ -333,7 +335,7 @@ def test_answer_without_a_number_of_tokens_goes_to_the_end_of_the_context_at_mos
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             assert len(await box.tokens(None, prompt="x" * 250)) == 6
-            with pytest.raises(ConfigError, match="256 prompt tokens and 1 new ones are 1 over"):
+            with pytest.raises(ConfigError, match="a prompt of 256 tokens with an answer of 1 is 1 over"):
                 await box.tokens(None, prompt="x" * 256)
 
     virtual_time.run(scenario())

@@ -142,6 +142,8 @@ def _line(error: str) -> str:
     first, *others = [line.strip() for line in error.splitlines() if line.strip()] or ["it cannot be used"]
     if first.startswith("panic"):
         first = "it is too ambiguous"
+    elif " is not present in a registry" in first:
+        first = f"{first.partition(' is not present')[0]} is not in the schema, and nothing is fetched"
     elif first.endswith(":") and others:  # a drawing of the place follows, and at last what is wrong there
         first = f"{first} {others[-1]}"
     return " ".join(CAUSES.get(first, first).split())[:MAX_ERROR_CHARS]

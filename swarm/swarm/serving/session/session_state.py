@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
@@ -306,8 +306,11 @@ class SessionState:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )
-            last = f"{error.message} (blocks {stage.start}:{stage.end})"
-            self._fail(SessionError(f"{what}: {last}", remedy="try again in a moment"))
+            blocks = f"blocks {stage.start}:{stage.end}"
+            message = f"{what}: {error.message} ({blocks})"
+            if repair is not None and isinstance(error, PeerUnreachable):
+                message = f"{blocks} are not available: none of their servers can be reached"
+            self._fail(SessionError(message, remedy="try again in a moment"))
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
         """Run all anew if rows are to blame for what a stage reports: it is local, or the second server to fail at

@@ -127,7 +127,11 @@ class TokenizerProcess:
     def _answer(self, child: ChildProcess, what: str, values: Mapping[str, Any], within_s: float) -> Any:
         request = {"do": what, "model": self._model, "folder": str(self._held.folder), "within_s": within_s, **values}
         try:
+            json.dumps(values, ensure_ascii=False).encode()
             asked = json.dumps(request).encode()
+        except UnicodeEncodeError:
+            message = "the text is not valid Unicode: it has half of a surrogate pair"
+            raise ConfigError(message, remedy="leave that out", field="prompt") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the request cannot be written as JSON: {error}", remedy="use plain values") from None
         return read_reply(self._model, json.loads(child.ask(asked, within_s=within_s, max_bytes=MAX_ANSWER_BYTES)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swarm_protocol.errors import first_few
 from swarm_protocol.records import TrainerRecord
 
-from swarm.training.round.quorum import Succession
+from swarm.training.round.quorum import Succession, presence
 
 MAX_NAMED = 8
 """Missing members that the words name; they count the others."""
@@ -37,11 +37,10 @@ class Shortage:
 
     def words(self, name_of: Callable[[str], str]) -> str:
         """Return how many members are there of those that are needed, and who is missing; `name_of` names a peer."""
-        ready, needed, what = self.num_ready, self.num_needed, "members that a step needs"
+        counts = self.num_ready, self.num_needed
         if self.is_of_roster:
-            ready, needed = self.num_roster_ready, self.num_roster_needed
-            what = "members of the last step that the next one needs"
-        text = f"{ready} of the {needed} {what} {'is' if ready == 1 else 'are'} there"
+            counts = self.num_roster_ready, self.num_roster_needed
+        text = presence(*counts, of_roster=self.is_of_roster)
         if self.num_joining:
             text += f", {self.num_joining} joining"
         if self.is_of_roster:

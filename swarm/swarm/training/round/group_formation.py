@@ -17,6 +17,7 @@ from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.round.group_members import NOT_ADMITTED, form_group
+from swarm.training.round.quorum import presence
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -190,12 +191,11 @@ def too_few(state: RoundState, now: float) -> Transition:
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short_id, busy))}" if busy else ""
-    are_ready = "is ready" if len(here) == 1 else "are ready"
-    reason = f"{len(here)} of the {setup.succession.min_group} members that a step needs {are_ready}{names}"
+    reason = presence(len(here), setup.succession.min_group, of_roster=False, how="ready")
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
-        reason = f"of {len(setup.roster)} members of the state {needed} must be ready, but only {num_here} are{names}"
-    return give_up(note_shortage(state, now), reason, missing, now)
+        reason = presence(num_here, needed, of_roster=True, how="ready")
+    return give_up(note_shortage(state, now), f"{reason}{names}", missing, now)
 
 
 def _coordinate(state: RoundState, now: float) -> Transition:

@@ -92,6 +92,12 @@ class Succession:
         return len(set(roster) & set(voters)) >= self.num_enough(roster, voters)
 
 
+def presence(num: int, num_needed: int, *, of_roster: bool, how: str = "there") -> str:
+    """Return the reason of a wait in words: how many are there of the members that a step needs."""
+    which = "members of the last step that the next one needs" if of_roster else "members that a step needs"
+    return f"{num} of the {num_needed} {which} {'is' if num == 1 else 'are'} {how}"
+
+
 def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
     """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
     `roster`. In a run's first round there are none, and the members of `origin` take their place."""

@@ -46,6 +46,7 @@ from swarm.training.round.group_formation import (
     too_few,
 )
 from swarm.training.round.promise import Promise, bound_by
+from swarm.training.round.quorum import presence
 from swarm.training.round.round_events import (
     AttemptLeft,
     Convicted,
@@ -222,11 +223,10 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transitio
 def _shortage(state: RoundState) -> str:
     """Return, for a message, that too few members of the state are there, if this member sees too few."""
     setup, left = state.setup, roster_left(state)
-    if setup.succession.is_usual(setup.roster, left):
+    if setup.succession.is_enough(setup.roster, left):
         return ""
-    needed = setup.succession.num_usual(setup.roster)
-    are = "is" if len(left) == 1 else "are"
-    return f"; the run waits: {len(left)} of the {needed} members of the last step that the next one needs {are} there"
+    needed = setup.succession.num_enough(setup.roster, left)
+    return f"; the run waits: {presence(len(left), needed, of_roster=True)}"
 
 
 def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:

@@ -103,7 +103,7 @@ def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarForkServer)
         ("json_schema", "[]", "object"),
         ("json_schema", '{"type": "text"}', "Invalid type"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
-        ("json_schema", '{"$ref": "https://example.org/schema"}', "does not fetch"),
+        ("json_schema", '{"$ref": "https://example.org/schema"}', "schema' is not in the schema, and nothing is"),
         ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}', "only to itself"),
         ("json_schema", '{"$ref": "#"}', "no text can satisfy it"),
         ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),

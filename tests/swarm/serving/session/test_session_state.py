@@ -560,17 +560,27 @@ def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
     assert told[2].upstream is None
 
 
-def test_lost_server_after_server_ends_the_session() -> None:
+@pytest.mark.parametrize(
+    ("opens", "why"),
+    [
+        (True, "servers keep failing at the same token: gone (blocks 0:1)"),
+        (False, "blocks 0:1 are not available: none of their servers can be reached"),
+    ],
+)
+def test_lost_server_after_server_ends_the_session(*, opens: bool, why: str) -> None:
     state, world = opened(1, ((0, 1),))
+    stage = state.stages[0]
     for number in range(MAX_FAILURES + 1):
         assert state.error is None
-        actions = state.on_lost(state.stages[0], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+        actions = state.on_lost(stage, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
         finds = [action for action in actions if isinstance(action, FindServers)]
         if finds:
             stage = world.new_stage(f"s{number}", 0, 1)
             state.on_found(finds[0].repair, [stage], 1.0)
-            state.on_opened(stage, ready(0, 8), 1.0)
+            if opens:
+                state.on_opened(stage, ready(0, 8), 1.0)
     assert isinstance(state.error, SessionError)
+    assert state.error.message == why
 
 
 def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:

@@ -70,6 +70,9 @@ def test_process_answers_as_transformers_and_leaves_nothing(files: Files, monkey
             assert await kit.decode(expected) == text
             chat = await kit.encode_chat([{"role": "user", "content": "def añadir"}], (), {"word": "(a): 中 <x>"})
             assert chat == expected
+            for asked in (kit.encode("\ud800"), kit.encode_chat([{"role": "user", "content": "\ud800"}])):
+                with pytest.raises(ConfigError, match="the text is not valid Unicode: it has half of a surrogate pair"):
+                    await asked
             assert b"".join(await kit.token_bytes(expected)) == text.encode()
             without_table = replace(kit, table=None)
             assert await without_table.decode_all([expected, expected[:3]]) == [text, text[:3]]

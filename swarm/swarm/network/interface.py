@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_now
@@ -24,6 +24,9 @@ from swarm.network.link_meter import LinkMeter
 
 BUSY_RETRY_S = 1.0
 """Pause before asking again a peer that is busy with our calls. Most calls take less."""
+
+MAX_RELEASES = 2
+"""Releases of which the methods are still answered: handlers may hold the state of a run that is over."""
 
 
 class NotServed(Exception):
@@ -113,7 +116,8 @@ class Network(StreamOpener, Protocol):
         """Answer `stream`s of `method`, each in a task of its own."""
 
     def release(self, *methods: str) -> None:
-        """Let `methods` be served anew by other handlers. Until they are, the present ones answer."""
+        """Let `methods` be served anew by other handlers. Until they are, or MAX_RELEASES have followed, the present
+        ones answer."""
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         """Sign `payload` as a record of this peer under `key` and store it with other peers.
@@ -180,6 +184,7 @@ class ServedMethods(Generic[H]):
     def __init__(self) -> None:
         self._handlers: dict[str, H] = {}
         self._released: set[str] = set()
+        self._answering: list[set[str]] = []  # the last releases, without what another one released again
 
     def add(self, method: str, handler: H) -> bool:
         """Return whether the method is new. Raises ValueError if it is served, and was not released."""
@@ -192,6 +197,10 @@ class ServedMethods(Generic[H]):
 
     def release(self, *methods: str) -> None:
         self._released.update(methods)
+        self._answering = [names.difference(methods) for names in self._answering] + [set(methods)]
+        if len(self._answering) > MAX_RELEASES:
+            for method in self._answering.pop(0) & self._released & self._handlers.keys():
+                self._handlers[method] = cast("H", _refuse)
 
     def get(self, method: str) -> H | None:
         return self._handlers.get(method)
@@ -201,6 +210,10 @@ class ServedMethods(Generic[H]):
 
     def clear(self) -> None:
         self._handlers.clear()
+
+
+async def _refuse(_peer_id: str, _request: object) -> NoReturn:
+    raise PeerRefused("this node serves that no longer", remedy="ask another peer")
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:

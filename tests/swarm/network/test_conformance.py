@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 
@@ -871,5 +873,29 @@ def test_method_that_is_released_is_answered_until_another_handler_takes_it(run:
         assert await said() == (b"second", b"second")
         with pytest.raises(ValueError, match="served already"):
             await world.a.serve_stream(name, echo_stream)
+
+    run(case)
+
+
+def test_method_that_was_released_before_two_others_is_refused_and_holds_nothing(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def answer(_peer_id: str, request: bytes) -> bytes:
+            return request
+
+        names, held = [world.name() for _ in range(3)], weakref.ref(answer)
+        for name in names:
+            await world.a.serve(name, answer)
+        for name in names:
+            world.a.release(name)
+        with pytest.raises(PeerRefused, match="serves that no longer"):
+            await world.b.call(world.a.peer_id, names[0], b"", timeout_s=10)
+        await world.a.serve(names[0], echo)
+        for name in names:
+            assert await world.b.call(world.a.peer_id, name, b"again", timeout_s=10) == b"again"
+        world.a.release(names[0])
+        world.a.release("another")
+        del answer
+        gc.collect()
+        assert held() is None
 
     run(case)

@@ -63,7 +63,8 @@ class RoundService:
         await network.serve_stream(methods.follow, self._on_follow)
 
     def close(self) -> None:
-        """Take part in no more rounds. States and parts are still served, until a later member of the run does it."""
+        """Take part in no more rounds. States and parts are still served, until a later member of the run does it, or
+        the node has left other runs since."""
         self._closed = True
         self._context.network.release(*self._context.methods.all)
         self.set_driver(None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from random import Random
 from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits, wire
@@ -95,13 +96,25 @@ class Found(Checked):
         num_record_bytes = sum(len(record) + _FIELD_BYTES for record in (*self.records, b""))
         return num_record_bytes + sum(peer.num_bytes for peer in self.peers)
 
+    def within(self, max_bytes: int, chance: Random) -> Found:
+        """Return it with as many records, drawn by chance, as fit into `max_bytes` beside its peers."""
+        room = max_bytes - replace(self, records=()).num_bytes
+        fit: list[bytes] = []
+        for record in chance.sample(self.records, len(self.records)):
+            room -= len(record) + _FIELD_BYTES
+            if room < 0:
+                break
+            fit.append(record)
+        return replace(self, records=tuple(fit))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindResponse(wire.WireMessage):
     """Answers for the first keys of the request, in order: as many as fit into MAX_FIND_RESPONSE_BYTES, and at least
     one.
 
-    `addrs` are the answering node's addresses.
+    `addrs` are the answering node's addresses. `is_cut` says that more is left out than that, as this answer is no
+    stream's.
     """
 
     PROTO = dht_pb2.FindResponse
@@ -109,6 +122,7 @@ class FindResponse(wire.WireMessage):
 
     found: Annotated[tuple[Found, ...], up_to(limits.MAX_FIND_KEYS)] = ()
     addrs: Addrs = ()
+    is_cut: bool = False
 
     @classmethod
     def fitting(cls, found: Iterable[Found], addrs: tuple[str, ...] = ()) -> FindResponse:
@@ -122,6 +136,18 @@ class FindResponse(wire.WireMessage):
                     break
             fit.append(each)
         return cls(found=tuple(fit), addrs=addrs)
+
+    def within(self, max_bytes: int, chance: Random) -> FindResponse:
+        """Return it, or its first places that fit into `max_bytes`, and at least the first one with some records, drawn
+        by chance."""
+        fit: list[Found] = []
+        room = max_bytes - sum(len(addr) + _FIELD_BYTES for addr in (*self.addrs, ""))
+        for each in self.found:
+            if each.num_bytes > room:
+                return replace(self, found=tuple(fit) or (each.within(room, chance),), is_cut=True)
+            room -= each.num_bytes
+            fit.append(each)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ EXAMPLES: tuple[object, ...] = (
     FindRequest(),
     FindResponse(found=(Found(records=(b"one", b"two"), peers=CONTACTS), Found()), addrs=ADDRS),
     FindResponse(),
+    FindResponse(found=(Found(records=(b"one",)),), is_cut=True),
     StoreRequest(record=b"an envelope"),
     StoreResponse(held=True),
     StoreResponse(held=False),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eswarm_protocol/proto/dht.proto\x12\x08swarm.v1\"S\n\x0b\x46indRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x12\n\nonly_peers\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64rs\x18\x03 \x03(\t\x12\x13\n\x0bmax_records\x18\x04 \x01(\r\")\n\x07\x43ontact\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\":\n\x05\x46ound\x12\x0f\n\x07records\x18\x01 \x03(\x0c\x12 \n\x05peers\x18\x02 \x03(\x0b\x32\x11.swarm.v1.Contact\"=\n\x0c\x46indResponse\x12\x1e\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x0f.swarm.v1.Found\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\"\x1e\n\x0cStoreRequest\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"\x1d\n\rStoreResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eswarm_protocol/proto/dht.proto\x12\x08swarm.v1\"S\n\x0b\x46indRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x12\n\nonly_peers\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64rs\x18\x03 \x03(\t\x12\x13\n\x0bmax_records\x18\x04 \x01(\r\")\n\x07\x43ontact\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\":\n\x05\x46ound\x12\x0f\n\x07records\x18\x01 \x03(\x0c\x12 \n\x05peers\x18\x02 \x03(\x0b\x32\x11.swarm.v1.Contact\"M\n\x0c\x46indResponse\x12\x1e\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x0f.swarm.v1.Found\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\x12\x0e\n\x06is_cut\x18\x03 \x01(\x08\"\x1e\n\x0cStoreRequest\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"\x1d\n\rStoreResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOUND']._serialized_start=172
   _globals['_FOUND']._serialized_end=230
   _globals['_FINDRESPONSE']._serialized_start=232
-  _globals['_FINDRESPONSE']._serialized_end=293
-  _globals['_STOREREQUEST']._serialized_start=295
-  _globals['_STOREREQUEST']._serialized_end=325
-  _globals['_STORERESPONSE']._serialized_start=327
-  _globals['_STORERESPONSE']._serialized_end=356
+  _globals['_FINDRESPONSE']._serialized_end=309
+  _globals['_STOREREQUEST']._serialized_start=311
+  _globals['_STOREREQUEST']._serialized_end=341
+  _globals['_STORERESPONSE']._serialized_start=343
+  _globals['_STORERESPONSE']._serialized_end=372
 # @@protoc_insertion_point(module_scope)

@@ -35,12 +35,14 @@ class Found(_message.Message):
     def __init__(self, records: _Optional[_Iterable[bytes]] = ..., peers: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class FindResponse(_message.Message):
-    __slots__ = ("found", "addrs")
+    __slots__ = ("found", "addrs", "is_cut")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     ADDRS_FIELD_NUMBER: _ClassVar[int]
+    IS_CUT_FIELD_NUMBER: _ClassVar[int]
     found: _containers.RepeatedCompositeFieldContainer[Found]
     addrs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, found: _Optional[_Iterable[_Union[Found, _Mapping]]] = ..., addrs: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_cut: bool
+    def __init__(self, found: _Optional[_Iterable[_Union[Found, _Mapping]]] = ..., addrs: _Optional[_Iterable[str]] = ..., is_cut: _Optional[bool] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("record",)

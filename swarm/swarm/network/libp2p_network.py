@@ -312,7 +312,7 @@ class Libp2pNetwork(SigningNetwork):
         )
         await self._paths.start(tasks, self._prefix, self._watch.replace)
         validator = RecordValidator(self._network_id, self.now)
-        self._dht = await RecordDht.create(self._host, f"{self._prefix}dht/", validator)
+        self._dht = await RecordDht.create(self._host, f"{self._prefix}dht/", validator, self._methods)
         self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
         self._dht.known.on_answer = self.links.answered
         if self._gate is not None:

@@ -67,6 +67,11 @@ class PeerSlots(Generic[K]):
             self.give_back(peer)
 
 
+MAX_UNARY_BYTES = 2**16
+"""Maximum answer, and request, over the unary connection. The libp2p daemon keeps an answer until the peer has read it,
+and tells nobody whether it has; a larger one goes over a stream, where the peer's reading slows this node. This much
+fits libp2p's own window."""
+
 PEER_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 2**20
 """The largest message, and four full windows beside it."""
 

@@ -71,6 +71,19 @@ class PeerMethods:
         except TimeoutError:
             raise PeerTimeout(f"{late} within {timeout_s:g} s", peer_id=peer_id) from None
 
+    async def serve_streamed(self, protocol: str, answer: UnaryHandler, *, max_request_bytes: int) -> None:
+        """Answer requests of `protocol` over streams, a few of a peer at once."""
+        handler = self._calls.bulk_handler(answer)
+        await self._server.serve(protocol, handler, max_message_bytes=max_request_bytes)
+
+    async def call_streamed(
+        self, peer_id: str, protocol: str, request: bytes, *, timeout_s: float, max_bytes: int
+    ) -> bytes:
+        """Ask a peer that answers `protocol` over streams. Raises SwarmError, NotServed, or TimeoutError after
+        `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            return await self._calls.exchange(peer_id, protocol, request, max_bytes)
+
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         """Do as `Network.serve`."""
 

@@ -30,7 +30,7 @@ def find_request_bytes(message: FindRequest) -> int:
 
 def find_response_bytes(message: FindResponse) -> int:
     found = sum([_field_bytes(_found_bytes(each)) for each in message.found])
-    return _VERSION_BYTES + found + _items_bytes(message.addrs)
+    return _VERSION_BYTES + found + _items_bytes(message.addrs) + 2 * message.is_cut
 
 
 def store_request_bytes(message: StoreRequest) -> int:

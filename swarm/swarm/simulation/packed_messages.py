@@ -53,7 +53,7 @@ class Packer:
                 return _FIND, len(data), asked.keys, asked.only_peers, asked.max_records, bool(asked.addrs)
             case FindResponse() as answer:
                 found = tuple([(each.records, self._packed_contacts(each.peers)) for each in answer.found])
-                return _FOUND, len(data), found, bool(answer.addrs)
+                return _FOUND, len(data), found, bool(answer.addrs), answer.is_cut
             case StoreRequest() as stored:
                 return _STORE, len(data), stored.record
             case StoreResponse() as taken:
@@ -72,7 +72,7 @@ class Packer:
             case kind, _, keys, only_peers, max_records, has_addrs if kind == _FIND:
                 addrs = self._addrs[sender] if has_addrs else ()
                 return FindRequest(keys=keys, only_peers=only_peers, addrs=addrs, max_records=max_records)
-            case kind, _, found, has_addrs if kind == _FOUND:
+            case kind, _, found, has_addrs, is_cut if kind == _FOUND:
                 contacts = self._contacts
                 return FindResponse(
                     found=tuple(
@@ -82,6 +82,7 @@ class Packer:
                         ]
                     ),
                     addrs=self._addrs[sender] if has_addrs else (),
+                    is_cut=is_cut,
                 )
             case kind, _, record if kind == _STORE:
                 return StoreRequest(record=record)

@@ -18,6 +18,7 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 
+from swarm.network.dht.large_answers import StreamedCalls
 from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
@@ -67,8 +68,10 @@ class _Signer(Identity):
 class _SharingDht(RecordDht):
     """Hands each record to all nodes before it is stored with some. Its calls need no tasks, as their hosts do not."""
 
-    def __init__(self, host: SimulatedHost, prefix: str, records: SharedRecords) -> None:
-        super().__init__(host, prefix, records)
+    def __init__(
+        self, host: SimulatedHost, prefix: str, records: SharedRecords, streams: StreamedCalls | None = None
+    ) -> None:
+        super().__init__(host, prefix, records, streams)
         self._shared = records
 
     async def store(self, envelope: Envelope) -> bool:

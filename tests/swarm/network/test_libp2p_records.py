@@ -18,6 +18,7 @@ from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, dht_id_of
 from swarm_protocol.envelope import seal_record
@@ -260,7 +261,18 @@ def test_answer_has_the_records_that_fit_and_the_rest_when_asked_again(tmp_path:
                 assert a._dht._storage.store(envelope, record)
             request = FindRequest(keys=tuple(map(dht_id_of, keys)))
             answer = await b._host.call(a.peer_id, f"{PREFIX}find", request.to_bytes())
-            assert len(FindResponse.from_bytes(answer).found) == 4
+            assert len(answer) <= MAX_UNARY_BYTES
+            cut = FindResponse.from_bytes(answer)
+            assert cut.is_cut
+            assert set(cut.found[0].records) < records
+            whole = await b._methods.call_streamed(
+                a.peer_id,
+                f"{PREFIX}find_whole",
+                request.to_bytes(),
+                timeout_s=30,
+                max_bytes=limits.MAX_FIND_RESPONSE_BYTES,
+            )
+            assert len(FindResponse.from_bytes(whole).found) == 4
             found = await b.lookup(keys, timeout_s=30)
             assert {envelope.to_bytes() for envelope in found} == records
 

@@ -9,21 +9,29 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import uvloop
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from support.network_worlds import libp2p_node
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import NotServed, Stream
-from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_control import ControlError, write_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.stream_resume import ID_BYTES
+from swarm.network.libp2p.unary_connection import UnaryConnection
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.network_entry import method_prefix
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import FindRequest, dht_id_of
+from swarm_protocol.envelope import seal_record
+from swarm_protocol.identity import Identity
+from swarm_protocol.proto import p2pd_pb2
 from swarm_protocol.wire import encode_varint
 
 KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
@@ -117,6 +125,62 @@ def test_flood_of_provider_records_leaves_the_daemon_as_it_was(tmp_path: Path) -
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["dht/find", "call/large"])
+def test_answers_that_a_stranger_does_not_read_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """The daemon keeps each until it is read."""
+    num_asked = 32
+    answers: list[int] = []
+    send = UnaryConnection._send
+
+    def counted(connection: UnaryConnection, message: Any) -> None:
+        if message.HasField("unaryResponse"):
+            answers.append(message.ByteSize())
+        send(connection, message)
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return bytes(MEBIBYTE)
+
+    async def all_answered() -> bool:
+        return len(answers) == num_asked
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed") as seed, stranger_beside(seed) as stranger:
+            await seed.serve("large", large)
+            place(seed, "key", num_records=limits.MAX_RECORDS_PER_KEY)
+            request = FindRequest(keys=(dht_id_of("key"),)).to_bytes()
+            with monkeypatch.context() as patch:
+                patch.setattr(UnaryConnection, "_send", counted)
+                asked = [await asked_unread(stranger, seed, protocol, request) for _ in range(num_asked)]
+                await eventually(all_answered)
+            assert sum(answers) <= num_asked * (MAX_UNARY_BYTES + 64)
+            for writer in asked:
+                writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def place(node: Libp2pNetwork, key: str, *, num_records: int) -> None:
+    """Have a node hold the largest records that may be, under one key."""
+    payload = bytes(limits.MAX_RECORD_BYTES)
+    for _ in range(num_records):
+        envelope = seal_record(
+            Identity.generate(), network_id="test", key=key, payload=payload, issued_at=time.time(), lifetime_s=60
+        )
+        assert node._dht._storage.store(envelope, envelope.to_bytes())
+
+
+async def asked_unread(stranger: Host, node: Libp2pNetwork, protocol: str, request: bytes) -> asyncio.StreamWriter:
+    """Call a node over a stream whose answer stays unread."""
+    name = method_prefix(node.network_id) + protocol
+    reader, writer = await stranger.open_stream(node.peer_id, name)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    call = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(node.peer_id), proto=name, data=request)
+    write_message(writer, p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), callUnary=call))
+    return writer
 
 
 async def flood(stranger: Host, peer_id: str, seconds: float) -> int:

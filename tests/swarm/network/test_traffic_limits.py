@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uvloop
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p.calls import PACED_UNARY_BYTES
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.rate import BURST_S, OVERHEAD
 from swarm.network.traffic import MIN_BYTES_PER_S, NO_LIMITS, Traffic, TrafficLimits
 from swarm_protocol.errors import ConfigError
@@ -117,7 +117,7 @@ def test_large_answer_of_a_limited_node_goes_over_a_stream_at_its_rate(tmp_path:
             return answer
 
         await sender.serve("give", give)
-        assert len(answer) > PACED_UNARY_BYTES
+        assert len(answer) > MAX_UNARY_BYTES
         began_s = time.monotonic()
         assert await receiver.call(sender.peer_id, "give", b"", timeout_s=30) == answer
         assert time.monotonic() - began_s > 0.9 * len(answer) * OVERHEAD / RATE - BURST_S
@@ -130,7 +130,7 @@ def test_large_answers_of_a_limited_node_all_come_to_a_caller_that_asks_for_many
 
     async def case(pair: Pair) -> None:
         sender, receiver = pair
-        answer = bytes(PACED_UNARY_BYTES + 1)
+        answer = bytes(MAX_UNARY_BYTES + 1)
 
         async def give(_peer_id: str, _request: bytes) -> bytes:
             return answer

@@ -22,7 +22,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from swarm_protocol.dht_messages import (
@@ -40,6 +40,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.address_search import AddressSearch
 from swarm.network.dht.known_peers import KnownPeers, RecordTransport
+from swarm.network.dht.large_answers import LargeAnswers, StreamedCalls
 from swarm.network.dht.record_holders import MAX_HELD_KEYS, NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
@@ -101,7 +102,10 @@ class DhtCounts:
 class RecordDht:
     """Publishes and finds records in the network's Kademlia table, and answers other nodes that do so."""
 
-    def __init__(self, host: RecordTransport, prefix: str, validator: RecordValidator) -> None:
+    def __init__(
+        self, host: RecordTransport, prefix: str, validator: RecordValidator, streams: StreamedCalls | None = None
+    ) -> None:
+        """Without `streams`, small answers are as large as others."""
         self._host = host
         self._validator = validator
         self.known = KnownPeers(host, prefix)
@@ -118,13 +122,17 @@ class RecordDht:
         self._num_refused = 0
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
         self._chance = random.Random(host.peer_id)
+        self._large = LargeAnswers(streams, prefix, self._chance)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
         """Returns whether a peer may store a record here; a private network sets it."""
 
     @classmethod
-    async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:
+    async def create(
+        cls, host: RecordTransport, prefix: str, validator: RecordValidator, streams: StreamedCalls | None = None
+    ) -> RecordDht:
         """Raises PeerUnreachable if the daemon ends meanwhile."""
-        dht = cls(host, prefix, validator)
+        dht = cls(host, prefix, validator, streams)
+        await dht._large.serve(dht._answer_whole)
         await host.serve(f"{prefix}find", dht._answer_find)
         await host.serve(f"{prefix}store", dht._answer_store)
         return dht
@@ -320,15 +328,25 @@ class RecordDht:
         self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
     ) -> None:
         """Ask for the `keys` of the encoded `request`."""
-        found = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
-        if found is None:
+        answer = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
+        if answer is None:
             search.drop(peer_id)
             return
         search.answered.add(peer_id)
-        for key, each in zip(keys, found, strict=False):
+        await self._hear(search, suspects, peer_id, keys, answer)
+        if answer.is_cut:
+            whole = await self._large.fetch(peer_id, request, partial(_decoded, peer_id, len(keys)))
+            if whole is not None:
+                answer = whole
+                await self._hear(search, suspects, peer_id, keys, answer)
+        search.left_out(peer_id, keys[len(answer.found) :])
+
+    async def _hear(
+        self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], answer: FindResponse
+    ) -> None:
+        for key, each in zip(keys, answer.found, strict=False):
             search.hear(each.peers[:WIDTH], suspects, named_by=peer_id)
             await self._take_in(search, key, each.records)
-        search.left_out(peer_id, keys[len(found) :])
 
     async def _take_in(self, search: NodeLookup, dht_id: bytes, records: Sequence[bytes]) -> None:
         """Return those of `records` that are valid and of `dht_id`. The rest is no harm to what else is there."""
@@ -341,34 +359,36 @@ class RecordDht:
 
     async def _find(
         self, peer_id: str, num_keys: int, request: bytes, hints: Sequence[str] = ()
-    ) -> tuple[Found, ...] | None:
+    ) -> FindResponse | None:
         """Ask for the first of the `num_keys` keys of the encoded `request`. None means no answer. `hints` are
         addresses of the peer that others named."""
 
-        def decode(answer: bytes) -> FindResponse:
-            response = FindResponse.from_bytes(answer)
-            if not min(1, num_keys) <= len(response.found) <= num_keys:
-                raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)
-            return response
-
-        response = await self.known.call(peer_id, "find", request, decode, hints)
-        if response is None:
-            return None
-        self.known.learn(peer_id, response.addrs)
-        return response.found
+        response = await self.known.call(peer_id, "find", request, partial(_decoded, peer_id, num_keys), hints)
+        if response is not None:
+            self.known.learn(peer_id, response.addrs)
+        return response
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _answer_find(self, peer_id: str, request: bytes) -> bytes:
+        answer = self._answer(peer_id, request)
+        return _NO_ANSWER if answer is None else self._large.cut(answer).to_bytes()
+
+    async def _answer_whole(self, peer_id: str, request: bytes) -> bytes:
+        answer = self._answer(peer_id, request)
+        return _NO_ANSWER if answer is None else answer.to_bytes()
+
+    def _answer(self, peer_id: str, request: bytes) -> FindResponse | None:
+        """Return the whole answer. None: the request is malformed."""
         try:
             asked = FindRequest.from_bytes(request)
             if asked.addrs:
                 self.known.meet(peer_id, asked.addrs)
         except PeerViolation as violation:
             logger.debug("%s asked for something else: %s", peer_id, violation)
-            return _NO_ANSWER
+            return None
         found = (self._found(peer_id, key, asked) for key in asked.keys)
-        return FindResponse.fitting(found, self.own_addrs).to_bytes()
+        return FindResponse.fitting(found, self.own_addrs)
 
     async def _answer_store(self, peer_id: str, request: bytes) -> bytes:
         try:
@@ -392,6 +412,14 @@ class RecordDht:
         if 0 < asked.max_records < len(records):
             records = tuple(self._chance.sample(records, asked.max_records))
         return Found(records=records, peers=peers)
+
+
+def _decoded(peer_id: str, num_keys: int, answer: bytes) -> FindResponse:
+    """Raises PeerViolation."""
+    response = FindResponse.from_bytes(answer)
+    if not min(1, num_keys) <= len(response.found) <= num_keys:
+        raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)
+    return response
 
 
 def _is_held(answers: Iterable[StoreResponse]) -> bool:

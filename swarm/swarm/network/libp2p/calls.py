@@ -21,13 +21,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
-
-MAX_UNARY_BYTES = 2**20
-"""Larger messages go over a stream, which is as fast and keeps the unary connection free. The daemon's limit is 4
-MiB."""
-
-PACED_UNARY_BYTES = 2**16
-"""The same where this node's upload is limited: calls do not wait for their turn to send, and streams do."""
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
@@ -66,7 +60,7 @@ class Calls:
         self._host = host
         self._open_stream = open_stream
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
-        self._num_parcel_bytes = 0
+        self._num_parcel_bytes: Counter[str] = Counter()  # of each peer that has any
         # of a peer only while it sends or fetches
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._num_bulk: Counter[str] = Counter()
@@ -75,8 +69,8 @@ class Calls:
         """Call a method. `names` are the protocols of small requests, large requests and parcels. The caller sets
         deadlines."""
         unary_name, bulk_name, parcel_name = names
-        if len(request) > self._max_unary_bytes:
-            return await self._exchange(peer_id, bulk_name, request, max_bytes)
+        if len(request) > MAX_UNARY_BYTES:
+            return await self.exchange(peer_id, bulk_name, request, max_bytes)
         response = await self._host.call(peer_id, unary_name, request)
         status, body = response[:1], response[1:]
         if status == _OK:
@@ -86,20 +80,17 @@ class Calls:
         if status == _FAILURE:
             raise decode_failure(body, peer_id)
         if status == _PARCEL and len(body) == TOKEN_BYTES:
-            return await self._exchange(peer_id, parcel_name, body, max_bytes)
+            return await self.exchange(peer_id, parcel_name, body, max_bytes)
         raise PeerViolation("the peer's response has no known form", peer_id=peer_id)
 
-    async def _exchange(self, peer_id: str, name: str, request: bytes, max_bytes: int) -> bytes:
+    async def exchange(self, peer_id: str, name: str, request: bytes, max_bytes: int) -> bytes:
+        """Send a request over a stream of the protocol `name` and return its response."""
         async with self._open_stream(peer_id, name, max_bytes) as stream:
             await stream.send(request)
             try:
                 return await stream.receive()
             except EndOfStream:
                 raise PeerViolation("the peer ended without a response", peer_id=peer_id) from None
-
-    @property
-    def _max_unary_bytes(self) -> int:
-        return PACED_UNARY_BYTES if self._host.traffic.turns.is_limited else MAX_UNARY_BYTES
 
     def unary_answer(self, handler: UnaryHandler) -> UnaryAnswer:
         async def answer(peer_id: str, request: bytes) -> bytes:
@@ -113,7 +104,7 @@ class Calls:
             except Exception as error:
                 logger.exception("a handler failed")
                 return _FAILURE + encode_failure(error)
-            if len(response) > self._max_unary_bytes:
+            if len(response) > MAX_UNARY_BYTES:
                 return _PARCEL + self._keep(peer_id, response)
             return _OK + response
 
@@ -155,19 +146,20 @@ class Calls:
     def _keep(self, peer_id: str, response: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)
         self._parcels[token] = (peer_id, response)
-        self._num_parcel_bytes += len(response)
+        self._num_parcel_bytes[peer_id] += len(response)
         asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)
-        own = [each for each, (recipient, _) in self._parcels.items() if recipient == peer_id]
-        while sum(len(self._parcels[each][1]) for each in own) > MAX_PARCELS_PER_PEER_BYTES:
-            self._drop(own.pop(0))
-        while self._num_parcel_bytes > MAX_PARCELS_BYTES:
+        while self._num_parcel_bytes[peer_id] > MAX_PARCELS_PER_PEER_BYTES:
+            self._drop(next(each for each, (recipient, _) in self._parcels.items() if recipient == peer_id))
+        while self._num_parcel_bytes.total() > MAX_PARCELS_BYTES:
             self._drop(next(iter(self._parcels)))
         return token
 
     def _drop(self, token: bytes) -> None:
         """Drop a parcel; a second time does nothing."""
-        _, response = self._parcels.pop(token, ("", b""))
-        self._num_parcel_bytes -= len(response)
+        recipient, response = self._parcels.pop(token, ("", b""))
+        self._num_parcel_bytes[recipient] -= len(response)
+        if not self._num_parcel_bytes[recipient]:
+            del self._num_parcel_bytes[recipient]
 
 
 async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float, late: str) -> T:

@@ -2,12 +2,14 @@
 
 It answers calls of unknown protocols, ends handlers whose caller has left, and notices the daemon's death.
 `UnaryConnection.run` is the one task that reads the connection. It owns every handler that it starts, and bounds them
-for each peer. Sizes, deadlines and the meaning of the bytes belong to the caller.
+for each peer. A handler counts until the daemon's socket has room again, so no more answers wait in this process than
+there may be handlers. Sizes, deadlines and the meaning of the bytes belong to the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -182,3 +184,5 @@ class UnaryConnection:
             logger.exception("an answer to %s failed", request.proto)
             response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
         self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=response))
+        with contextlib.suppress(ConnectionError):  # `run` hears of it, too
+            await self._writer.drain()

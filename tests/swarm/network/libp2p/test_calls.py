@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from swarm.network.libp2p.calls import (
     BULK_S,
     MAX_BULK_PER_PEER,
     MAX_PARCELS_PER_PEER_BYTES,
-    MAX_UNARY_BYTES,
     PARCEL_S,
     Calls,
 )
-from swarm.network.traffic import Traffic
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
@@ -43,7 +41,7 @@ async def _size(_peer_id: str, request: bytes) -> bytes:
 
 
 def _calls() -> Calls:
-    return Calls(SimpleNamespace(traffic=Traffic()), None)  # type: ignore[arg-type]
+    return Calls(None, None)  # type: ignore[arg-type]
 
 
 def test_peer_has_few_large_requests_received_at_once_and_others_do_not_wait_for_it() -> None:
@@ -93,7 +91,7 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
         await asyncio.sleep(PARCEL_S + 1)
         with pytest.raises(PeerRefused):
             await fetched(calls, "other", foreign)
-        assert (calls._parcels, calls._num_parcel_bytes) == ({}, 0)
+        assert (calls._parcels, calls._num_parcel_bytes) == ({}, {})
 
     virtual_time.run(main())
 

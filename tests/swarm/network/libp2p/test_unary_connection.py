@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from swarm.network.libp2p.daemon_control import Control, read_message, write_message
-from swarm.network.libp2p.unary_connection import FAILED, UnaryConnection
+from swarm.network.libp2p.unary_connection import BUSY, FAILED, UnaryConnection
 from swarm.network.multiaddr import peer_id_bytes
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
+from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import p2pd_pb2
 
@@ -57,6 +59,50 @@ def test_caller_of_a_handler_whose_work_is_cancelled_hears_of_it() -> None:
         async with asyncio.timeout(5):
             answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
         assert answer.unaryResponse.error == FAILED.encode()
+        writer.transport.abort()
+        await running
+
+    asyncio.run(main())
+
+
+def test_answers_that_the_daemon_does_not_read_keep_their_peer_from_having_more_made() -> None:
+    """They would otherwise wait in this process without a bound."""
+    num_made = 0
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        nonlocal num_made
+        num_made += 1
+        return bytes(MAX_UNARY_BYTES)
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=far)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
+        connection._answers["method"] = large
+        running = asyncio.create_task(connection.run())
+        peers = [Identity(bytes([number]) * 32).peer_id for number in (1, 2)]
+        num_asked = 2 * limits.MAX_CALLS_PER_PEER
+
+        def ask(peer_id: str, call_id: bytes) -> None:
+            request = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto="method", data=b"")
+            write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=call_id, requestHandling=request))
+
+        for number in range(num_asked):
+            ask(peers[0], b"%d" % number)
+        ask(peers[1], b"other")
+        async with asyncio.timeout(30):
+            while not connection.num_calls(peers[1]):
+                await asyncio.sleep(0.01)
+            assert connection.num_calls(peers[0]) == limits.MAX_CALLS_PER_PEER
+            assert num_made < num_asked
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            answers = [await read_message(reader, p2pd_pb2.PersistentConnectionRequest) for _ in range(num_asked + 1)]
+            while connection.num_calls(peers[0]) or connection.num_calls(peers[1]):
+                await asyncio.sleep(0.01)
+        refused = [answer for answer in answers if answer.unaryResponse.error == BUSY.encode()]
+        assert len(answers) == num_made + len(refused)
+        assert b"other" in {answer.callId for answer in answers if not answer.unaryResponse.error}
         writer.transport.abort()
         await running
 

@@ -224,11 +224,11 @@ def load_corpus(config: DataConfig, *, seed: int, vocab_size: int = 0, local: Lo
             f"tokens cannot be kept in {folder}: {error.strerror}",
             remedy="make it writable, or name another cache folder in XDG_CACHE_HOME",
         ) from error
-    tokens, name = _pinned(folder, config.digest), "the run"
+    tokens, name = _pinned(folder, config), "the run"
     if tokens is None:
         tokenizer = TokenizerFiles.find(config.tokenizer, local.tokenizer, config.tokenizer_revision)
         source = _find_source(config, local)
-        path, name = folder / f"{_key(source, tokenizer)}.tokens", source.name
+        path, name = folder / f"{_key(source, tokenizer)}.{config.source}.tokens", source.name
         tokens = _open(path)
         if tokens is None:
             for part in folder.glob("*.part"):
@@ -267,13 +267,15 @@ def _key(source: DocumentSource, tokenizer: TokenizerFiles) -> str:
     return hashlib.blake2b(repr((_FORM, source.key, tokenizer.key)).encode(), digest_size=16).hexdigest()
 
 
-def _pinned(folder: Path, digest: str) -> TokenFile | None:
-    for path in sorted(folder.glob("*.tokens")) if digest else ():
+def _pinned(folder: Path, config: DataConfig) -> TokenFile | None:
+    """Return the kept tokens that the run pins, if they are of a source as it names: a stranger's run that names public
+    data must not be trained on a member's own files, whose digest other runs may tell."""
+    for path in sorted(folder.glob(f"*.{config.source}.tokens")) if config.digest else ():
         try:
             found = read_header(path).digest
         except IntegrityError:
             continue
-        if found == digest and (tokens := _open(path)) is not None:
+        if found == config.digest and (tokens := _open(path)) is not None:
             return tokens
     return None
 

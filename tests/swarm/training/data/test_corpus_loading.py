@@ -209,6 +209,17 @@ def test_load_pinned_tokens_that_were_kept_need_no_source(jobs: list[Job], stori
         load(stories)
 
 
+@pytest.mark.parametrize("public", [DataConfig(source="python-stdlib"), DataConfig(source="hub", hub_id="some/set")])
+def test_load_tokens_of_own_files_are_not_for_a_run_that_names_public_data(
+    jobs: list[Job], stories: Path, public: DataConfig
+) -> None:
+    """A volunteer would give a stranger gradients of them."""
+    digest = load(stories).digest
+    config = replace(public, tokenizer="local", digest=digest)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_corpus(config, seed=3, local=LocalData(cache=stories.parent / "cache"))
+
+
 def test_load_data_that_is_not_what_the_run_pins_is_refused(jobs: list[Job], stories: Path) -> None:
     with pytest.raises(
         IntegrityError, match=r"tokens of .*stories are not the run's: \w{12} instead of 0{12}"

@@ -200,10 +200,13 @@ async def _training(node: Node, need: RunNeed) -> Work:
 
 
 def _memory_bytes(run: RunConfig, config: Config) -> int:
-    """Return about how much memory it takes to train `run` with `config`. Raises ConfigError."""
-    at_once = min(run.inner.batch_windows, config.micro_batch or run.inner.batch_windows)
-    activations = 0 if config.checkpoint_activations else activation_bytes(run, at_once)
-    return PARAMETER_BYTES * check_model(run) + activations
+    """Return about how much memory of one device it takes to train `run` with `config`. Raises ConfigError."""
+    num_parameters = check_model(run)
+    num_memories = max(1, sum(device != "cpu" for device in config.devices))
+    of_one_device = -(-run.inner.batch_windows // num_memories)
+    at_once = min(of_one_device, config.micro_batch or of_one_device)
+    activations = activation_bytes(run, at_once, checkpointing=config.checkpoint_activations)
+    return PARAMETER_BYTES * num_parameters + activations
 
 
 def _check_data(config: RunConfig, node: Node) -> None:

@@ -22,7 +22,9 @@ from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import serve_run
+from swarm.training.run.run_cost import LOGIT_VALUES, PARAMETER_BYTES
 from swarm.training.run.run_file import sign_run
+from swarm.training.run.run_model import check_model
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Lending
@@ -30,7 +32,7 @@ from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic
 from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer
 from swarm_node.roles.helper import MAX_POSTPONED, HelperRole, ModelNeed, RunNeed
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, Value
 from swarm_node.settings.parsers import HubId
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
@@ -145,6 +147,20 @@ def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, t
             await volunteer.prepare_work(node, RunNeed(name=signed.run_id, num_helpers=2, why=""))
 
     in_a_network(scene, tmp_path, told)
+
+
+def test_memory_for_a_run_is_that_of_what_one_device_computes_at_a_time() -> None:
+    run = replace(RUN, inner=InnerConfig(batch_windows=64))
+
+    def activations(**settings: Value) -> int:
+        return volunteer._memory_bytes(run, resolve(settings)) - PARAMETER_BYTES * check_model(run)
+
+    whole = activations()
+    assert activations(micro_batch="16") == whole // 4
+    assert activations(devices="cuda:0,cuda:1,cuda:2,cuda:3") == whole // 4
+    assert activations(devices="cpu,cpu,cpu,cpu") == whole, "processes on one machine share its memory"
+    logits = 4 * 64 * run.data.window_tokens * LOGIT_VALUES * run.model["vocab_size"]
+    assert logits < activations(checkpoint_activations=True) < whole
 
 
 def test_first_member_without_the_checkpoint_of_its_run_is_refused_before_it_prepares(

@@ -26,8 +26,8 @@ pseudo-gradient, 1 of its own result and 1 of the members' slices, instead of th
 both at once; what a peer fetches, and what waits for a slow disk, adds a state of 8 each."""
 
 ACTIVATION_VALUES, LOGIT_VALUES = 24, 3
-"""The least that a step without activation checkpointing keeps in fp32, as measured: values for each number that a
-layer passes on, and for each logit."""
+"""The least that a step keeps in fp32, as measured: values for each number that a layer passes on, of which activation
+checkpointing keeps one, and for each logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ def cost_of(config: RunConfig) -> Cost:
     )
 
 
-def activation_bytes(config: RunConfig, num_windows: int) -> int:
+def activation_bytes(config: RunConfig, num_windows: int, *, checkpointing: bool) -> int:
     """Return about how many bytes the activations of `num_windows` windows take. Sizes that the model's family calls
     otherwise count as none. Raises ConfigError."""
     model = transformers_config(config.model)
     vocab, layers, hidden = (getattr(model, name, 0) for name in ("vocab_size", "num_hidden_layers", "hidden_size"))
-    values = LOGIT_VALUES * vocab + ACTIVATION_VALUES * layers * hidden
+    values = LOGIT_VALUES * vocab + (1 if checkpointing else ACTIVATION_VALUES) * layers * hidden
     return 4 * num_windows * config.data.window_tokens * values
 
 

@@ -146,7 +146,8 @@ class Intervals:
             self._latest.hurry()
 
     def leave(self) -> None:
-        """End what runs in the thread after its present step, and train no more."""
+        """End what runs in the thread after its present step: the interval has what it has done, and later ones have
+        nothing."""
         self.is_leaving.set()
         self.hurry()
 

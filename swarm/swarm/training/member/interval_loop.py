@@ -64,12 +64,9 @@ class IntervalLoop:
         on_event: Callable[[TrainingEvent], None],
         audits: IntervalAudits | None = None,
         effects: HeldOutEffects | None = None,
-        is_leaving: bool = False,
     ) -> None:
         self.latest: IntervalResult | None = None
         """The result of the last interval that trained."""
-        self.is_leaving = is_leaving
-        """True once this member trains no more: see `leave`."""
         self._context = context
         self._intervals = intervals
         self._tasks = tasks
@@ -89,6 +86,11 @@ class IntervalLoop:
     def interval_s(self) -> float:
         """Says how long this member's last interval took; 0: none has trained."""
         return self.latest.seconds if self.latest else 0.0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether this member trains no more."""
+        return self._intervals.is_leaving.is_set()
 
     def begin(self) -> None:
         """Start over from the committed state."""
@@ -124,11 +126,6 @@ class IntervalLoop:
         self._hurried = step
         if step == self._step:
             self._intervals.hurry()
-
-    def leave(self) -> None:
-        """Train no more: this interval ends with what it has done, and later ones contribute nothing."""
-        self.is_leaving = True
-        self._intervals.leave()
 
     def end(self) -> None:
         self._intervals.hurry()

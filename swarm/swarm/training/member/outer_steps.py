@@ -120,7 +120,6 @@ class OuterSteps:
             on_event=self._reports.on_event,
             audits=self._audits,
             effects=self._effects,
-            is_leaving=self.is_stopping,
         )
         intervals.begin()
         while replica.outer_step < replica.config.outer_steps and not (self.is_stopping and self._has_left()):
@@ -130,8 +129,7 @@ class OuterSteps:
     def stop(self) -> None:
         """Leave with the step that is under way, or with the next one."""
         self.is_stopping = True
-        if self.interval_loop is not None:
-            self.interval_loop.leave()
+        self._intervals.leave()
         if self._driver is not None:
             self._driver.leave()
 

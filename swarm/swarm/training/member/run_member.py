@@ -235,6 +235,7 @@ class RunMember:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     def _leave(self) -> None:
+        self._intervals.leave()
         if self._steps is not None:
             self._steps.close()
         self._membership.withdraw("train", self._run.run_id)

@@ -317,6 +317,22 @@ def test_stop_ends_at_once_where_no_step_can_end() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
+def test_member_whose_training_ends_early_ends_what_its_thread_computes() -> None:
+    """Otherwise it would compute another member's interval to its end, and whoever keeps its state waits for that."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            member = await swarm.join("m0")
+            await asyncio.sleep(60)
+            assert member.task is not None
+            assert not member.trainer._intervals.is_leaving.is_set()
+            member.task.cancel()
+            await asyncio.wait({member.task})
+            assert member.trainer._intervals.is_leaving.is_set()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_resume_with_certificate_continues_where_the_run_was() -> None:
     async def main() -> None:
         first = Swarm(config(min_group=2, outer_steps=5))

@@ -64,7 +64,7 @@ class RoundService:
 
     def close(self) -> None:
         """Take part in no more rounds. States and parts are still served, until a later member of the run does it, or
-        the node has left other runs since."""
+        the node has left other runs or models since."""
         self._closed = True
         self._context.network.release(*self._context.methods.all)
         self.set_driver(None)

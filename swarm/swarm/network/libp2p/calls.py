@@ -21,7 +21,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
-from swarm.network.peer_budgets import MAX_UNARY_BYTES
+from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget
 
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
@@ -35,6 +35,10 @@ PARCEL_S = 60.0
 MAX_BULK_PER_PEER = 4
 """Large requests of a peer that are received and answered at once, and parcels that it fetches; others' streams wait,
 each with a window unread. A peer that takes no responses thus has few made, and kept until they are given up."""
+
+MAX_LEAVING_BYTES = 512 * 2**20
+"""Responses to all peers that leave over streams. Beyond it the largest of the peer that has most is given up, so that
+many peers that read nothing do not keep out one that asks for little."""
 
 BULK_S = 300.0
 """Time for a large request to come, or a large response to leave: the largest message over a slow uplink, of 250 kB/s.
@@ -53,6 +57,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+class _Leaving:
+    """A response that is being sent, until `limit`. It implements `peer_budgets.UnreadHolder`."""
+
+    def __init__(self, peer_id: str, limit: asyncio.Timeout) -> None:
+        self.peer_id = peer_id
+        self._limit = limit
+
+    def give_way(self, _refusal: PeerRefused) -> None:
+        if not self._limit.expired():
+            self._limit.reschedule(0.0)
+
+
 class Calls:
     """Sends requests to peers and answers theirs, whatever their size."""
 
@@ -64,6 +80,8 @@ class Calls:
         # of a peer only while it sends or fetches
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._num_bulk: Counter[str] = Counter()
+        # the turns of a peer bound what leaves to it
+        self._leaving = UnreadBudget(max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES)
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
         """Call a method. `names` are the protocols of small requests, large requests and parcels. The caller sets
@@ -114,7 +132,7 @@ class Calls:
         async def handle(peer_id: str, stream: Stream) -> None:
             async with self._in_turn(peer_id):
                 request = await _in_time(peer_id, stream.receive(), BULK_S, _LATE_REQUEST)
-                await _in_time(peer_id, stream.send(await handler(peer_id, request)), BULK_S, _LATE_RESPONSE)
+                await self._send(peer_id, stream, await handler(peer_id, request))
 
         return handle
 
@@ -141,7 +159,20 @@ class Calls:
             if recipient != peer_id:
                 raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
             self._drop(token)
-            await _in_time(peer_id, stream.send(response), BULK_S, _LATE_RESPONSE)
+            await self._send(peer_id, stream, response)
+
+    async def _send(self, peer_id: str, stream: Stream, response: bytes) -> None:
+        """Send a response. Raises PeerTimeout, also where it has to give way to others."""
+        try:
+            async with asyncio.timeout(BULK_S) as limit:
+                leaving = _Leaving(peer_id, limit)
+                self._leaving.charge(leaving, len(response))
+                try:
+                    await stream.send(response)
+                finally:
+                    self._leaving.drop(leaving)
+        except TimeoutError:
+            raise PeerTimeout(_LATE_RESPONSE, peer_id=peer_id) from None
 
     def _keep(self, peer_id: str, response: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)

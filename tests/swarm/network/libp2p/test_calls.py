@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from swarm.network.libp2p import calls as module
 from swarm.network.libp2p.calls import (
     BULK_S,
     MAX_BULK_PER_PEER,
@@ -163,5 +164,51 @@ def test_peer_that_takes_no_responses_has_few_of_them_made_and_kept() -> None:
             each.cancel()
         await asyncio.wait(asked)
         assert not calls._turns
+
+    virtual_time.run(main())
+
+
+class Slow(Sender):
+    """A stream whose caller takes a minute for its response."""
+
+    async def send(self, message: bytes) -> None:
+        await asyncio.sleep(60)
+        self.answers.append(message)
+
+
+def test_many_peers_that_take_no_responses_give_way_to_each_other_and_not_to_one_that_asks_for_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stranger has as many keys as it likes, each of which has its turns."""
+    most = 10
+    monkeypatch.setattr(module, "MAX_LEAVING_BYTES", most * len(LARGE))
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return LARGE
+
+    async def main() -> None:
+        calls = _calls()
+
+        def asked(stream: Sender, peer_id: str) -> asyncio.Task[None]:
+            stream.handled.cancel()
+            stream.message.set_result(b"request")
+            return asyncio.create_task(calls.bulk_handler(large)(peer_id, stream))  # type: ignore[arg-type, return-value]
+
+        slow = Slow(calls, "")
+        honest = asked(slow, "honest")
+        strangers = [asked(Stalled(calls, ""), f"key {number % 5}") for number in range(2 * most)]
+        await asyncio.sleep(1)
+        assert calls._leaving.num_bytes == most * len(LARGE)
+        ended = [each for each in strangers if each.done()]
+        assert len(ended) == most + 1
+        for each in ended:
+            with pytest.raises(PeerTimeout, match="was not taken in time"):
+                await each
+        await honest
+        assert slow.answers == [LARGE]
+        for each in strangers:
+            each.cancel()
+        await asyncio.wait(strangers)
+        assert calls._leaving.num_bytes == 0
 
     virtual_time.run(main())

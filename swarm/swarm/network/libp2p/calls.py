@@ -24,7 +24,8 @@ from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget
 
 MAX_PARCELS_BYTES = 256 * 2**20
-"""Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
+"""Responses that wait to be fetched; the oldest of the peer that has most make room. Two of the largest, and many of
+the usual."""
 
 MAX_PARCELS_PER_PEER_BYTES = 128 * 2**20
 """The same of one caller: two of the largest, or far more chunks of a state than it asks for at once."""
@@ -180,10 +181,13 @@ class Calls:
         self._num_parcel_bytes[peer_id] += len(response)
         asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)
         while self._num_parcel_bytes[peer_id] > MAX_PARCELS_PER_PEER_BYTES:
-            self._drop(next(each for each, (recipient, _) in self._parcels.items() if recipient == peer_id))
+            self._drop_oldest_of(peer_id)
         while self._num_parcel_bytes.total() > MAX_PARCELS_BYTES:
-            self._drop(next(iter(self._parcels)))
+            self._drop_oldest_of(self._num_parcel_bytes.most_common(1)[0][0])
         return token
+
+    def _drop_oldest_of(self, peer_id: str) -> None:
+        self._drop(next(each for each, (recipient, _) in self._parcels.items() if recipient == peer_id))
 
     def _drop(self, token: bytes) -> None:
         """Drop a parcel; a second time does nothing."""

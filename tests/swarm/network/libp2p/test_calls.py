@@ -97,6 +97,29 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
     virtual_time.run(main())
 
 
+def test_parcels_that_nobody_fetches_do_not_displace_those_of_one_that_asks_for_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_PARCELS_BYTES", 10 * len(LARGE))
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return LARGE
+
+    async def main() -> None:
+        calls = _calls()
+        answer = calls.unary_answer(large)
+        token = (await answer("honest", b""))[1:]
+        for number in range(100):
+            await answer(f"key {number % 3}", b"")
+        assert len(calls._parcels) == 10
+        fetching = Sender(calls, "")
+        fetching.message.set_result(token)
+        await calls.hand_out_parcel("honest", fetching)  # type: ignore[arg-type]
+        assert fetching.answers[0] == LARGE
+
+    virtual_time.run(main())
+
+
 def test_stream_that_asks_for_no_parcel_is_ended() -> None:
     async def main() -> None:
         silent = Sender(_calls(), "caller")

@@ -79,12 +79,8 @@ def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -
     if samples_per_member < 1:
         raise ValueError(f"a lease cannot have {samples_per_member} samples")
     fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
-    supply = [*cursor.holes, fresh]
-    result = {}
-    for member in members:
-        taken, supply = _split(supply, samples_per_member)
-        result[member] = tuple(taken)
-    return MappingProxyType(result)
+    supply = deque([*cursor.holes, fresh])
+    return MappingProxyType({member: tuple(_take(supply, samples_per_member)) for member in members})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,9 +105,11 @@ class SampleIds(Sequence[int]):
     def __getitem__(self, where: int | slice) -> int | SampleIds:
         if isinstance(where, int):
             return next(iter(self[range(len(self))[where] :]))
-        start, stop, _ = where.indices(len(self))
-        _, rest = _split(list(self.lease), start)
-        return SampleIds(tuple(_split(rest, max(0, stop - start))[0]))
+        start, stop, step = where.indices(len(self))
+        assert step == 1
+        rest = deque(self.lease)
+        _take(rest, start)
+        return SampleIds(tuple(_take(rest, max(0, stop - start))))
 
 
 def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
@@ -127,7 +125,7 @@ def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, use
     for member, num_used in used.items():
         if not 0 <= num_used <= samples_per_member:
             raise ValueError(f"{member} cannot have used {num_used} of {samples_per_member} samples")
-        committed += _split(list(issued[member]), num_used)[0]
+        committed += _take(deque(issued[member]), num_used)
     end = max([cursor.next_sample, *(part.stop for part in committed)])
     open_parts = [*cursor.holes, range(cursor.next_sample, end)]
     holes = _merge(_subtract(open_parts, sorted(committed, key=lambda part: part.start)))
@@ -143,17 +141,18 @@ def _largest(holes: list[range]) -> list[range]:
     return [hole for index, hole in enumerate(holes) if index in kept]
 
 
-def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
-    """Return the first `count` numbers of `parts`, and the others."""
+def _take(supply: deque[range], count: int) -> list[range]:
+    """Remove the first `count` numbers of `supply`, or all, and return them."""
     taken: list[range] = []
-    for index, part in enumerate(parts):
+    while count and supply:
+        part = supply.popleft()
         if count < len(part):
-            head = [part[:count]] if count else []
-            return taken + head, [part[count:], *parts[index + 1 :]]
+            supply.appendleft(part[count:])
+            part = part[:count]
         if part:
             taken.append(part)
         count -= len(part)
-    return taken, []
+    return taken
 
 
 def _subtract(parts: list[range], committed: list[range]) -> list[range]:

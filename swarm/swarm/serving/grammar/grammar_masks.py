@@ -221,7 +221,6 @@ class SessionGrammar:
         self._threads = threads
         self._among = among
         self._last: asyncio.Future[TokenMask] | None = None
-        self._is_closed = False
 
     def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
         """Compute what may follow `tokens`, which continue those of the last call, and must not change until it is
@@ -235,14 +234,11 @@ class SessionGrammar:
     def close(self) -> None:
         """Ask for no more masks; a second call does nothing. Its process ends, and its place is free, once the last
         mask is done."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         if self._last is None or self._last.done():
             self._end()
         else:
             self._last.add_done_callback(lambda _: self._end())
 
     def _end(self) -> None:
-        self._among.remove(self)
+        self._among.discard(self)
         self._process.close()

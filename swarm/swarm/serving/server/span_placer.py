@@ -283,9 +283,8 @@ class SpanPlacer:
         if able.needs is None or self._options.max_bytes is None:
             return True
         old_bytes = sum(
-            able.needs.weight_bytes(end - start) + deployed.options.kv_bytes
+            able.needs.weight_bytes(len(range(*deployed.blocks))) + deployed.options.kv_bytes
             for deployed in server.deployments
-            for start, end in [deployed.blocks]
         )
         new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
         return old_bytes + new_bytes <= self._options.max_bytes

@@ -89,7 +89,7 @@ def _compute_together(
     )
     outputs = span.run(batch, pool)
     if pool.device.type != "cpu":
-        torch.accelerator.synchronize()  # else a pass of which nothing is wanted takes its time in the next one
+        torch.accelerator.synchronize(pool.device)  # else a pass without a result takes its time in the next one
     computed = [PieceResult() for _ in pieces]
     found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
     _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])

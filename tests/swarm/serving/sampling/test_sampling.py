@@ -196,9 +196,9 @@ def ids(*token_ids: int) -> bytes:
 
 
 def test_repetition_penalty_is_transformers_own_over_prompt_and_answer() -> None:
-    sampler = Sampler(repetition_penalty=1.7, prompt_ids=ids(3, 4))
+    sampler = Sampler(repetition_penalty=1.7, prompt_ids=ids(3, 4, 3))
     found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, counts={4: 2, 9: 1}))
-    seen = torch.tensor([[3, 4, 4, 4, 9]])
+    seen = torch.tensor([[3, 4, 3, 4, 4, 9]])
     assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, VOCAB_LOGITS[None].clone())[0])
 
 

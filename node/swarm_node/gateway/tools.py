@@ -105,7 +105,7 @@ class ToolCallFinder:
 
     def _parse(self, body: str) -> ToolCall | None:
         try:
-            call = json.loads(body, parse_float=_finite)
+            call = json.loads(body, parse_float=_number, parse_int=_number)
             name, arguments = call["name"], call["arguments"]
             # an escape may spell half a surrogate pair, which no response can hold
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
@@ -117,9 +117,12 @@ class ToolCallFinder:
         return ToolCall(id=f"call_{secrets.token_hex(12)}", index=self.num_found - 1, name=name, arguments=text)
 
 
-def _finite(text: str) -> float:
-    """Read a number; the grammar of JSON, and so a call that was forced, has numbers that are too large for one."""
-    number = float(text)
+def _number(text: str) -> float:
+    """Read a number of JSON, whose grammar, and so a call that was forced, has larger ones than Python reads."""
+    try:
+        return int(text)
+    except ValueError:  # not a whole one, or of thousands of digits
+        number = float(text)
     return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 

@@ -63,9 +63,10 @@ def test_call_is_not_closed_by_what_an_argument_says() -> None:
 
 def test_number_that_is_too_large_leaves_the_call_a_call() -> None:
     """The grammar of a forced call lets a model write it."""
-    [call] = ToolCallFinder({"weather"}).push(CALL.replace('"Paris"', "[6e+4358, -1e999, 2.5]"))
+    largest, numbers = sys.float_info.max, f"[6e+4358, -1e999, {'9' * 5000}, 2.5, 7]"
+    [call] = ToolCallFinder({"weather"}).push(CALL.replace('"Paris"', numbers))
     assert isinstance(call, ToolCall)
-    assert json.loads(call.arguments) == {"city": [sys.float_info.max, -sys.float_info.max, 2.5]}
+    assert json.loads(call.arguments) == {"city": [largest, -largest, largest, 2.5, 7]}
 
 
 def test_streamed_calls_are_numbered() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai as api
@@ -16,7 +17,7 @@ from openai.types import Completion
 from starlette.types import Message
 from swarm.client.request import ContextExceeded
 from swarm.serving.sampling.sampling import MAX_STOPS
-from swarm_node.gateway import http_limits
+from swarm_node.gateway import admission, http_limits
 from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.metrics import TraceStore
@@ -25,6 +26,11 @@ from swarm_node.http.server import listen, serving
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
+LARGE_BODY = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
+LARGE = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(LARGE_BODY), LARGE_BODY)
+)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -300,25 +306,31 @@ def test_body_of_too_many_values_is_refused_before_it_is_parsed(
     converse(ScriptedClient(), conversation)
 
 
+@asynccontextmanager
+async def two_large_bodies(openai: AsyncOpenAI) -> AsyncIterator[tuple[asyncio.Future[bytes], asyncio.StreamWriter]]:
+    """Send two bodies all but their last byte; one is refused. Yields the other's status and writer."""
+    begun = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(2)]
+    for _, writer in begun:
+        writer.write(LARGE[:-1])
+    statuses = [asyncio.ensure_future(reader.readline()) for reader, _ in begun]
+    [refused], [waiting] = await asyncio.wait(statuses, return_when=asyncio.FIRST_COMPLETED)
+    assert b" 429 " in refused.result()
+    yield waiting, begun[statuses.index(waiting)][1]
+    waiting.cancel()
+    for _, writer in begun:
+        writer.close()
+        await writer.wait_closed()
+
+
 def test_large_bodies_that_arrive_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "MAX_ARRIVING_BYTES", 2000)
     monkeypatch.setattr(http_limits, "SMALL_HTTP_BODY_BYTES", 1000)
-    body = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
     async def conversation(openai: AsyncOpenAI) -> None:
-        begun = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(2)]
-        for _, writer in begun:
-            writer.write(head % len(body) + body[:-1])
-        statuses = [asyncio.ensure_future(reader.readline()) for reader, _ in begun]
-        [refused], [waiting] = await asyncio.wait(statuses, return_when=asyncio.FIRST_COMPLETED)
-        assert b" 429 " in refused.result()
-        await openai.completions.create(model="tiny", prompt="small ones come in addition")
-        begun[statuses.index(waiting)][1].write(body[-1:])
-        assert b" 200 " in await waiting
-        for _, writer in begun:
-            writer.close()
-            await writer.wait_closed()
+        async with two_large_bodies(openai) as (waiting, writer):
+            await openai.completions.create(model="tiny", prompt="small ones come in addition")
+            writer.write(LARGE[-1:])
+            assert b" 200 " in await waiting
 
     converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
 
@@ -328,24 +340,15 @@ def test_large_bodies_of_one_address_leave_room_for_those_of_others(monkeypatch:
     monkeypatch.setattr(http_limits, "MAX_ARRIVING_BYTES", 4000)
     monkeypatch.setattr(http_limits, "MAX_ADDRESS_ARRIVING_BYTES", 2000)
     monkeypatch.setattr(http_limits, "SMALL_HTTP_BODY_BYTES", 1000)
-    body = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
     async def conversation(openai: AsyncOpenAI) -> None:
-        at = (openai.base_url.host, openai.base_url.port)
-        slow = [await asyncio.open_connection(*at) for _ in range(2)]
-        for _, writer in slow:
-            writer.write(head % len(body) + body[:-1])
-        statuses = [asyncio.ensure_future(reader.readline()) for reader, _ in slow]
-        [refused], [waiting] = await asyncio.wait(statuses, return_when=asyncio.FIRST_COMPLETED)
-        assert b" 429 " in refused.result()
-        reader, writer = await asyncio.open_connection(*at, local_addr=("127.0.0.2", 0))
-        writer.write(head % len(body) + body)
-        assert b" 200 " in await reader.readline()
-        waiting.cancel()
-        for each in (writer, *(writer for _, writer in slow)):
-            each.close()
-            await each.wait_closed()
+        async with two_large_bodies(openai):
+            monkeypatch.setattr(admission, "caller_of", lambda _scope: "another address")
+            reader, writer = await asyncio.open_connection(openai.base_url.host, openai.base_url.port)
+            writer.write(LARGE)
+            assert b" 200 " in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
 
     converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
 

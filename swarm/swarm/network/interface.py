@@ -11,8 +11,8 @@ the wall clock only through `Network.now`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from swarm_protocol import limits
@@ -194,6 +194,17 @@ class ServedMethods(Generic[H]):
         self._released.discard(method)
         self._handlers[method] = handler
         return is_new
+
+    @contextmanager
+    def adding(self, method: str, handler: H) -> Iterator[bool]:
+        """Do as `add`; a new method whose body fails is not served, and may be tried again."""
+        is_new = self.add(method, handler)
+        try:
+            yield is_new
+        except BaseException:
+            if is_new:
+                del self._handlers[method]
+            raise
 
     def release(self, *methods: str) -> None:
         self._released.update(methods)

@@ -90,9 +90,10 @@ class PeerMethods:
         async def answer(peer_id: str, request: bytes) -> bytes:
             return await self._calls_served[method](peer_id, request)
 
-        if self._calls_served.add(method, handler):
-            await self._server.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
-            await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
+        with self._calls_served.adding(method, handler) as is_new:
+            if is_new:
+                await self._server.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
+                await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         """Do as `Network.serve_stream`."""
@@ -100,8 +101,9 @@ class PeerMethods:
         async def answer(peer_id: str, stream: Stream) -> None:
             await self._streams_served[method](peer_id, stream)
 
-        if self._streams_served.add(method, handler):
-            await self._server.serve(self._name("stream", method), answer)
+        with self._streams_served.adding(method, handler) as is_new:
+            if is_new:
+                await self._server.serve(self._name("stream", method), answer)
 
     def release(self, *methods: str) -> None:
         """Do as `Network.release`."""

@@ -378,6 +378,27 @@ def test_start_that_cannot_serve_its_methods_leaves_nothing(boxes: Any, llama_di
         virtual_time.run(scenario())
 
 
+def test_start_that_fails_between_two_methods_leaves_them_to_the_next(boxes: Any, llama_dir: Path) -> None:
+    """The libp2p daemon may be out of reach for a moment."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+            await server.close()
+            network, membership = server._network, server.announcer._membership
+            with (
+                patch.object(network, "serve_stream", AsyncMock(side_effect=PeerUnreachable("no daemon"))),
+                pytest.raises(PeerUnreachable, match="no daemon"),
+            ):
+                await SpanServer(network, membership, llama_dir, name="tiny", start=0, end=3).start()
+            another = SpanServer(network, membership, llama_dir, name="tiny", start=0, end=3)
+            await another.start()
+            await another.close()
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
 async def yes() -> bool:
     return True
 

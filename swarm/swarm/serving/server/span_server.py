@@ -101,7 +101,9 @@ class SpanServer:
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, ValueError):  # another server of the model is there, and goes on
+                self._release()
             await deployed.close()
             raise
         self.deployed = deployed
@@ -215,17 +217,7 @@ class SpanServer:
             return
         main, self._main = self._main, None
         self._leave()
-        methods = (
-            FILES_METHOD,
-            MANIFEST_METHOD,
-            POSSESSION_METHOD,
-            SESSION_METHOD,
-            KV_METHOD,
-            FORWARD_METHOD,
-            BACKWARD_METHOD,
-        )
-        self._network.release(*(f"{method}/{self.name}" for method in methods))
-        self.convictions.release(self.name)
+        self._release()
         main.cancel()
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller
@@ -242,6 +234,20 @@ class SpanServer:
             self._retiring.clear()
         if not main.cancelled():
             main.result()
+
+    def _release(self) -> None:
+        """Let another server of the model serve its methods."""
+        methods = (
+            FILES_METHOD,
+            MANIFEST_METHOD,
+            POSSESSION_METHOD,
+            SESSION_METHOD,
+            KV_METHOD,
+            FORWARD_METHOD,
+            BACKWARD_METHOD,
+        )
+        self._network.release(*(f"{method}/{self.name}" for method in methods))
+        self.convictions.release(self.name)
 
     async def _run(self) -> None:
         try:

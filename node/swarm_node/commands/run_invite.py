@@ -31,7 +31,7 @@ from swarm_protocol.run_credentials import (
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
 from swarm_node.commands.invite import give_text, lifetime_of, peer_option
-from swarm_node.commands.run_orders import give, run_of_author
+from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import utc
 from swarm_node.network_visit import retried, visiting
@@ -98,7 +98,8 @@ def revoke(flags: Flags) -> int:
     if not serials and not inviter:
         raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
     path, config, author = run_file(flags), with_peers(flags), signing_identity(flags, with_any_key=False)
-    run = run_of_author(path, author, "revoke its invitations")
+    run = load_signed_run(path)
+    run.check_author(author.peer_id, "revoke its invitations")
     revocation = RunRevocation(run=run.run_id, serials=serials, inviters=(inviter,) if inviter else ())
 
     async def revoke_there() -> None:

@@ -65,7 +65,8 @@ def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None
     """Do `work` among the members of the run, as its author, who alone may do the `deed`."""
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
     diagnostics.quieten_libraries()
-    run = run_of_author(path, author, deed)
+    run = load_signed_run(path)
+    run.check_author(author.peer_id, deed)
     members: Path | None = flags.options["members"]
     named = read_members(members) if members else ()
 
@@ -76,17 +77,6 @@ def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None
     interrupts.raise_in_command()
     asyncio.run(visit())
     return 0
-
-
-def run_of_author(path: Path, author: Identity, deed: str) -> SignedRun:
-    """Read the run of a file. Raises ConfigError unless `author` signed it, IntegrityError."""
-    run = load_signed_run(path)
-    if author.peer_id != run.peer_id:
-        raise ConfigError(
-            f"{run.run_id} was signed by {run.peer_id}, and only that key can {deed}",
-            remedy="sign with the author's key: give --identity, or the home that holds it",
-        )
-    return run
 
 
 async def give(

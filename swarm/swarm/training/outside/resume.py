@@ -91,11 +91,7 @@ def sign_order(
     """
     if found.proof.outer_step >= run.config.outer_steps:
         raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
-    if author.peer_id != run.peer_id:
-        raise ConfigError(
-            f"{run.run_id} was signed by {run.peer_id}, and only that key can resume it",
-            remedy="name its file with --identity",
-        )
+    run.check_author(author.peer_id, "resume it")
     signatures = RunSignatures.of_run(run, author, network_id)
     try:
         order = ResumeOrder(
@@ -118,11 +114,7 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
     Raises ConfigError unless `author` signed the run and the state is of an outer step.
     """
     proof = found.proof
-    if author.peer_id != run.peer_id:
-        raise ConfigError(
-            f"{run.run_id} was signed by {run.peer_id}, and only that key can endorse its states",
-            remedy="name its file with --identity",
-        )
+    run.check_author(author.peer_id, "endorse its states")
     if not proof.outer_step:
         raise ConfigError(f"{run.run_id} has made no outer step yet", remedy="endorse it after its first one")
     signatures = RunSignatures.of_run(run, author, network_id)

@@ -57,6 +57,14 @@ class SignedRun:
         content = _signed_bytes(identifying_mapping(self.config), self.peer_id, self.issued_at)
         object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
+    def check_author(self, peer_id: str, deed: str) -> None:
+        """Raises ConfigError unless `peer_id` signed the run, whose author alone may do the `deed`."""
+        if peer_id != self.peer_id:
+            raise ConfigError(
+                f"{self.run_id} was signed by {self.peer_id}, and only that key can {deed}",
+                remedy="sign with the author's key: give --identity, or the home that holds it",
+            )
+
     def check_names(self, peer_id: str) -> None:
         """Raises ConfigError if the run admits only peers that it names, and not `peer_id`, which is empty for a node
         that has no key yet."""

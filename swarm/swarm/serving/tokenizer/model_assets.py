@@ -127,8 +127,7 @@ class TokenizerProcess:
     def _answer(self, child: ChildProcess, what: str, values: Mapping[str, Any], within_s: float) -> Any:
         request = {"do": what, "model": self._model, "folder": str(self._held.folder), "within_s": within_s, **values}
         try:
-            json.dumps(values, ensure_ascii=False).encode()
-            asked = json.dumps(request).encode()
+            asked = json.dumps(request, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             message = "the text is not valid Unicode: it has half of a surrogate pair"
             raise ConfigError(message, remedy="leave that out", field="prompt") from None

@@ -73,7 +73,7 @@ class CallRouteFinder:
         self._failed: set[str] = set()
         self._num_failures = 0
         self._last: SwarmError | None = None
-        self._left_s = PATIENCE_S  # of looking: what servers compute takes its time
+        self._left_s = PATIENCE_S  # of looking: the time in which servers compute does not count
 
     async def find(self, start: int, end: int) -> list[Hop]:
         """Return the cheapest chain over `[start, end)`, of servers that have not refused this call.

@@ -36,9 +36,13 @@ async def visiting(
     announce: tuple[str, ...] = (),
     remembered: tuple[Contact, ...] = (),
     relay: RelayUse = "none",
+    revocations: bytes | None = None,
 ) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
     """Join the network of `config` through its peers, or `remembered` ones, or, if it listens beyond this machine,
-    those of the local network. Raises StartError or PeerError."""
+    those of the local network. `revocations` is the list to bring, in place of the one that the home keeps. Raises
+    StartError or PeerError."""
+    if revocations is None:
+        revocations = read_revocations(Home(config.home)) if config.invite else b""
     with temporary_folder("visit") as folder:
         identity = folder / "identity.key"
         Identity.generate().save(identity)
@@ -52,7 +56,7 @@ async def visiting(
             relay=relay,
             mdns=config.mdns,
             invitation=config.invite,
-            revocations=read_revocations(Home(config.home)) if config.invite else b"",
+            revocations=revocations,
         )
         network = await Libp2pNetwork.create(options)
         try:

@@ -23,7 +23,7 @@ from swarm_node.formatting import plural, utc
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import length_of_time
 from swarm_node.storage.home import Home, check_new_file, explained, write_private
-from swarm_node.storage.kept_invitation import keep_revocations, with_invitation
+from swarm_node.storage.kept_invitation import with_invitation
 from swarm_node.storage.owned_network import OwnedNetwork
 from swarm_node.storage.remembered_peers import remembered
 
@@ -112,9 +112,11 @@ def revoke(flags: Flags) -> int:
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     owned = OwnedNetwork(home)
     own_serial = owned.own_serial
-    _exchange_lists(flags, home)  # a home that comes from a backup lacks what was revoked since
-    entry = owned.revoke(serial)
-    trouble = _exchange_lists(flags, home)
+    owned.check_may_revoke(serial)
+    # a home that comes from a backup lacks what was revoked since, whatever the number of its own list
+    theirs, _ = _exchange_lists(flags, home, brings=b"")
+    entry = owned.revoke(serial, theirs)
+    _, trouble = _exchange_lists(flags, home)
     if trouble:
         emitter.emit(
             "warning",
@@ -131,27 +133,26 @@ def revoke(flags: Flags) -> int:
     return 0
 
 
-def _exchange_lists(flags: Flags, home: Home) -> str:
-    """Bring this home's list to the network, whose members pass it on, and keep theirs if it is a later one. Return
-    what kept it from that, or an empty text."""
+def _exchange_lists(flags: Flags, home: Home, *, brings: bytes | None = None) -> tuple[bytes, str]:
+    """Bring this home's list, or the one given, to the network, whose members pass it on. Return the list that they
+    have then, and what kept this from happening, or an empty text."""
     config = with_invitation(flags.resolve())
     config = config.model_copy(update={"peers": _seeds(config, home) or _remembered(config)})
     if not config.peers:
-        return "no node of this network is known"
+        return b"", "no node of this network is known"
     # the network takes half a second to import
     from swarm_node.network_visit import visiting  # noqa: PLC0415
 
-    async def visit() -> None:
-        async with visiting(config) as (network, _):  # every node that is greeted has the list
-            keep_revocations(home, network.network_id, network.revocations)
+    async def visit() -> bytes:
+        async with visiting(config, revocations=brings) as (network, _):  # every node that is greeted has the list
+            return network.revocations
 
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
     try:
-        asyncio.run(visit())
+        return asyncio.run(visit()), ""
     except (StartError, PeerError, ConfigError) as error:
-        return error.message
-    return ""
+        return b"", error.message
 
 
 def _remembered(config: Config) -> tuple[str, ...]:

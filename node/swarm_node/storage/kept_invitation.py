@@ -107,7 +107,7 @@ def read_revocations(home: Home) -> bytes:
 def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
     """Keep a network's list if it is newer than the kept one: `swarm-node invite revoke` may have kept a list in this
     home that its daemon has not heard of yet. A disk that refuses is only a warning."""
-    heard = _opened(network_id, revocations)
+    heard = opened_revocations(network_id, revocations)
     if heard is None or heard.number <= open_kept_revocations(home, network_id).number:
         return
     try:
@@ -118,10 +118,10 @@ def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
 
 def open_kept_revocations(home: Home, network_id: str) -> Revocations:
     """Return what the kept list of that network says; without one it is empty."""
-    return _opened(network_id, read_revocations(home)) or Revocations()
+    return opened_revocations(network_id, read_revocations(home)) or Revocations()
 
 
-def _opened(network_id: str, revocations: bytes) -> Revocations | None:
+def opened_revocations(network_id: str, revocations: bytes) -> Revocations | None:
     """Return what a list says; None for what is no list of that network."""
     try:
         return open_revocations(revocations, network_id=network_id, now=time.time())

@@ -168,25 +168,30 @@ class OwnedNetwork:
         forgotten = {each.serial for each in expired[: max(0, num_over)]}
         return [each for each in kept if each.serial not in forgotten]
 
-    def revoke(self, serial: str) -> IssuedInvitation:
-        """Enter a revocation, and keep the new list for this home's nodes. If it is of their own invitation, they get a
-        new one. Raises ConfigError."""
+    def revoke(self, serial: str, theirs: bytes = b"") -> IssuedInvitation:
+        """Enter a revocation, and keep the new list for this home's nodes, with all that `theirs`, the list of the
+        network's members, revokes. If it is of their own invitation, they get a new one. Raises ConfigError."""
         with self._changing():
-            entry = self._revoke(serial, time.time())
+            entry = self._revoke(serial, theirs, time.time())
         if entry.serial == self.own_serial:
             self.renew_own()
         return entry
 
-    def _revoke(self, serial: str, now: float) -> IssuedInvitation:
+    def check_may_revoke(self, serial: str) -> IssuedInvitation:
+        """Return the invitation of a serial. Raises ConfigError if it is unknown, or has expired."""
         found = next((each for each in self._book.issued if each.serial == serial.lower()), None)
         if found is None:
             raise ConfigError(f"no invitation has the serial {serial[:40]!r}", remedy="see swarm-node invite list")
-        if found.expires_at <= now:
+        if found.expires_at <= time.time():
             raise ConfigError(f"the invitation {found.serial} has expired already", remedy="nothing needs to be done")
-        entry = replace(found, revoked=True)
+        return found
+
+    def _revoke(self, serial: str, theirs: bytes, now: float) -> IssuedInvitation:
+        entry = replace(self.check_may_revoke(serial), revoked=True)
         # a book that comes from a backup lacks what was signed and revoked since
-        kept = kept_invitation.open_kept_revocations(self._home, self.network_id)
-        gone = {entry.serial, *map(serial_text, kept.serials)}
+        lists = kept_invitation.read_revocations(self._home), theirs
+        known = [kept_invitation.opened_revocations(self.network_id, each) or Revocations() for each in lists]
+        gone = {entry.serial, *(serial_text(each) for revoked in known for each in revoked.serials)}
         issued = tuple(replace(each, revoked=each.revoked or each.serial in gone) for each in self._book.issued)
         revoked = [each.serial for each in issued if each.revoked and each.expires_at > now]
         serials = tuple(int(each, 16) for each in (*revoked, *sorted(gone.difference(each.serial for each in issued))))
@@ -195,7 +200,7 @@ class OwnedNetwork:
                 f"more than {limits.MAX_REVOKED} invitations would be revoked that have not expired",
                 remedy="wait until some have expired, or start a new network",
             )
-        number = max(self._book.number, kept.number) + 1
+        number = max(self._book.number, *(each.number for each in known)) + 1
         self._save(replace(self._book, issued=issued, number=number))
         signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
         kept_invitation.keep_revocations(self._home, self.network_id, signed)

@@ -70,12 +70,16 @@ def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
 
 
 def _ask_for_open_files() -> None:
-    """Let this process open MAX_OPEN_FILES, or as many as the system lets it."""
+    """Let this process open MAX_OPEN_FILES, or about as many as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # macOS allows fewer than it says
+    while soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):  # macOS allows fewer than its hard limit says
+            wanted //= 2
+        else:
+            return
 
 
 async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.exposed_metrics import scraped
 from support.node_process import Node, wait_until
+from swarm_node import daemon
 from swarm_node.daemon import MAX_OPEN_FILES
 from swarm_node.metrics.metric_contract import NODE
 
@@ -22,6 +23,21 @@ from .conftest import RunHere, Seed, StartNode
 def _allow_few_files() -> None:
     """Many systems give 1,024 to a program that does not ask for more."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_node_opens_about_as_many_files_as_a_system_lets_it_that_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hard limit of macOS is infinite, and fewer files than MAX_OPEN_FILES are allowed on many Macs."""
+    given = list[tuple[int, int]]()
+
+    def set_limit(_which: int, limits: tuple[int, int]) -> None:
+        if limits[0] > 61_440:
+            raise ValueError("current limit exceeds maximum limit")
+        given.append(limits)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    daemon._ask_for_open_files()
+    assert given == [(MAX_OPEN_FILES // 2, resource.RLIM_INFINITY)]
 
 
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:

@@ -11,11 +11,17 @@ from support.round_scripts import COORDINATOR, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.member.report_calls import POLL_S
 from swarm.training.member.round_service import RoundService
+from swarm.training.round.round_events import Proven
 from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
-from swarm_protocol.commit_messages import Certificate, Outcome
+from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
 from swarm_protocol.errors import PeerRefused, PeerViolation
+from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import ReadyReply
+
+NOW = 1_750_000_000.0
 
 
 def make_service(outer_step: int) -> RoundService:
@@ -76,7 +82,7 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
     virtual_time.run(main())
 
 
-def test_certificate_of_a_group_or_a_large_one_is_no_resume_order_before_any_of_it_is_checked() -> None:
+def test_certificate_of_a_group_is_no_resume_order_before_any_of_it_is_checked() -> None:
     async def check(_certificate: bytes) -> None:
         raise AssertionError("it was checked")
 
@@ -84,9 +90,27 @@ def test_certificate_of_a_group_or_a_large_one_is_no_resume_order_before_any_of_
         service = make_service(STEP)
         service._context.check = check  # type: ignore[method-assign, misc, assignment]
         outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
-        of_group = Certificate(group=b"a group", outcome=outcome)
-        for shown in (of_group, Certificate(order=bytes(limits.MAX_READY_BYTES))):
-            with pytest.raises(PeerViolation, match="not a resume order"):
-                await service._on_resume("stranger", shown.to_bytes())
+        with pytest.raises(PeerViolation, match="not a resume order"):
+            await service._on_resume("stranger", Certificate(group=b"a group", outcome=outcome).to_bytes())
+
+    virtual_time.run(main())
+
+
+def test_resume_order_with_as_many_members_as_a_group_may_have_is_taken() -> None:
+    author = Identity(bytes(32))
+    roster = sorted(Identity(number.to_bytes(32, "big")).peer_id for number in range(limits.MAX_GROUP_MEMBERS))
+    order = ResumeOrder(run="run", sequence=1, outer_step=STEP, state_digest=bytes(32), roster=tuple(roster))
+    signatures = RunSignatures(identity=author, network_id="test", run="run", author=author.peer_id)
+    certificate = Certificate(order=signatures.sign_order(order, NOW)).to_bytes()
+
+    async def check(data: bytes) -> Proof:
+        return signatures.check_certificate(data, NOW)
+
+    async def main() -> None:
+        service, told = make_service(STEP), list[object]()
+        service.set_driver(cast(Any, SimpleNamespace(setup=SimpleNamespace(step=STEP + 1), feed=told.append)))
+        service._context.check = check  # type: ignore[method-assign, misc, assignment]
+        assert await service._on_resume("anyone", certificate) == b""
+        assert told == [Proven(certificate=certificate)]
 
     virtual_time.run(main())

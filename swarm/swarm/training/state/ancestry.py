@@ -188,12 +188,14 @@ async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dic
 async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[str, Proof]:
     """Return those of the states `shown`, by peer, that `follows` accepts.
 
-    Many peers show one state, and each a history that can have megabytes. One that shows it is enough; the next is
-    asked when those before have failed or are late.
+    Many peers show one state, and each a history that can have megabytes. Of those that show the votes of one group for
+    it, one that is asked is enough; the next is asked when those before have failed or are late. Strangers could show
+    votes of a group of their own for the same state.
     """
     peers_with = dict[tuple[object, ...], list[str]]()
     for peer, proof in shown.items():
-        peers_with.setdefault((proof.outcome, proof.order, proof.is_order), []).append(peer)
+        certificate = Certificate.from_bytes(proof.certificate)
+        peers_with.setdefault((certificate.group, certificate.order, certificate.outcome), []).append(peer)
     async with asyncio.TaskGroup() as tasks:
         asking = {
             tuple(peers): tasks.create_task(_any_follows({peer: shown[peer] for peer in peers}, follows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import cast
@@ -11,13 +12,16 @@ import pytest
 from swarm.testing import virtual_time
 from swarm.training.state.ancestry import LATE_S, those_following
 from swarm.training.state.certificate_history import Proof
+from swarm_protocol.commit_messages import Certificate, Outcome
 
 PEERS = [f"peer {number:02}" for number in range(16)]
 ANSWER_S = LATE_S / 2
 
 
-def shows(state: str) -> Proof:
-    return cast(Proof, SimpleNamespace(outcome=state, order=None, is_order=False))
+def shows(state: str, group: str = "members") -> Proof:
+    digest = hashlib.sha256(state.encode()).digest()
+    outcome = Outcome(origin_digest=digest, part_digests=(), state_digest=digest)
+    return cast(Proof, SimpleNamespace(certificate=Certificate(group=group.encode(), outcome=outcome).to_bytes()))
 
 
 def found(shown: Mapping[str, Proof], answers: Mapping[str, bool]) -> tuple[set[str], list[str], float]:
@@ -56,3 +60,10 @@ def test_states_are_asked_for_at_the_same_time_and_one_that_nobody_shows_to_foll
     answers = {peer: peer in PEERS[:14] for peer in PEERS}
     expected = (set(PEERS[:14]), [PEERS[0], *PEERS[14:]], pytest.approx(2 * ANSWER_S))
     assert found(shown, answers) == expected
+
+
+def test_certificate_of_another_group_for_a_state_that_follows_is_left_out() -> None:
+    """Strangers can make a group of their own that resumes what members have made, and show it to a newcomer."""
+    shown = dict.fromkeys(PEERS[:2], shows("state")) | {PEERS[2]: shows("state", group="strangers")}
+    answers = {PEERS[0]: True, PEERS[1]: True, PEERS[2]: False}
+    assert found(shown, answers) == (set(PEERS[:2]), [PEERS[0], PEERS[2]], pytest.approx(ANSWER_S))

@@ -129,7 +129,7 @@ def _too_much(state: RoundState, peer: str, ready: Ready) -> str:
     if peer not in state.ready and len(state.ready) >= MAX_HEARD:
         return "too many others are ready"
     brings = ready.followers or ready.newcomers or len(ready.credentials) > 1
-    return "it brings other trainers, and heads no cluster" if brings and peer not in state.setup.clusters.heads else ""
+    return "it brings other trainers, and heads no cluster" if brings else ""
 
 
 def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Transition:

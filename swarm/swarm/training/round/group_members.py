@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache, partial
 
 from swarm_protocol import limits
 from swarm_protocol.identity import short_id
@@ -27,7 +26,7 @@ from swarm.training.round.group_checks import (
     num_seats,
 )
 from swarm.training.round.quorum import highest_claim
-from swarm.training.round.round_state import MAX_HEARD, RoundSetup
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.standings import grants_in
 
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
@@ -150,31 +149,22 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
             disputes[by][of] += 1
             disputes[of][by] += 1
     counts = {peer: each.total() for peer, each in disputes.items()}
+    # the turn of "" is that of none
+    turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
     left_out = []
     while most := max(counts.values(), default=0):
         worst = sorted(peer for peer, count in counts.items() if count == most)
         tied = set(worst)
         alone = [peer for peer in worst if tied.isdisjoint(disputes[peer])]
-        out = alone[0] if alone else _in_turn(worst, num_failed)
+        out = alone[0] if alone else min(("", *worst), key=turns.__getitem__)
         left_out += [out] if out else []
-        over = {out: {*disputes[out]}} if out else {peer: tied & disputes[peer].keys() for peer in worst}
-        for peer, others in over.items():
-            for other in others & disputes[peer].keys():
+        for peer in [out] if out else worst:
+            for other in disputes[peer].keys() & (disputes.keys() if out else tied):
                 num = disputes[peer].pop(other)
                 del disputes[other][peer]
                 counts[peer] -= num
                 counts[other] -= num
     return tuple(left_out)
-
-
-def _in_turn(tied: list[str], num_failed: int) -> str:
-    """Return which of `tied` to leave out of this attempt; empty for none."""
-    return min(("", *tied), key=partial(_turn, num_failed))
-
-
-@lru_cache(maxsize=2 * MAX_HEARD)
-def _turn(num_failed: int, peer: str) -> bytes:
-    return hashlib.sha256(f"{num_failed}/{peer}".encode()).digest()
 
 
 def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.forked_node import Begin
 from support.node_process import COMMAND, START_S, Event, Node, environment, parsed
 from swarm_node import cli
 
@@ -131,8 +131,14 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """
     nodes: list[Node] = []
 
-    def start(*arguments: object, home: str = "home", **how: Any) -> Node:
-        nodes.append(Node(*arguments, home=tmp_path / home, **how))
+    def start(
+        *arguments: object,
+        home: str = "home",
+        is_forked: bool = False,
+        is_light: bool = False,
+        begin: Begin | None = None,
+    ) -> Node:
+        nodes.append(Node(*arguments, home=tmp_path / home, is_forked=is_forked, is_light=is_light, begin=begin))
         return nodes[-1]
 
     yield start

@@ -304,6 +304,11 @@ class Membership:
         await self._round_trips.measure_some(others, timeout_s=timeout_s)
         return dict(list(self.known_rtts_ms(others).items())[:max_peers])
 
+    async def silent(self, peer_ids: Iterable[str], *, timeout_s: float) -> set[str]:
+        """Return those of `peer_ids` that do not answer within `timeout_s`, though their records may hold for a minute
+        yet. Of many only a few are asked, drawn by chance."""
+        return await self._round_trips.silent(list(peer_ids), timeout_s=timeout_s)
+
     def known_rtts_ms(self, peer_ids: Iterable[str]) -> dict[str, float]:
         """Return the milliseconds of a round trip to those of `peer_ids` whose is known, the nearest first. Asks
         nobody."""

@@ -74,6 +74,14 @@ class RoundTrips:
             for peer_id in chosen:
                 pings.create_task(self._try_to_measure(peer_id, timeout_s))
 
+    async def silent(self, peer_ids: Sequence[str], *, timeout_s: float) -> set[str]:
+        """Ping up to MAX_MEASURED_AT_ONCE of the peers, drawn by chance, and return those that do not answer in time.
+        What is remembered does not count."""
+        asked = self._chance.sample(peer_ids, min(len(peer_ids), MAX_MEASURED_AT_ONCE))
+        calls = (self._network.call(each, PING_METHOD, b"", timeout_s=timeout_s, max_bytes=0) for each in asked)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {peer_id for peer_id, answer in zip(asked, answers, strict=True) if isinstance(answer, SwarmError)}
+
     def known_s(self, peer_id: str) -> float | None:
         """Return the seconds there and back, at most KEPT_S old; 0 to ourselves. Asks nobody."""
         if peer_id == self._network.peer_id:

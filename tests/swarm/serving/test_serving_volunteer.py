@@ -195,6 +195,26 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
     virtual_time.run(scenario())
 
 
+def test_volunteer_keeps_blocks_whose_other_server_was_killed_and_is_still_listed(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 3, max_blocks=3)
+            await asyncio.gather(*(placer.start() for placer in place.placers))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6)]
+            killed, living = (v for v in place.placers if v.server is not None and v.server.start_block == 0)
+            lonely = next(v for v in place.placers if v not in (killed, living))
+            await asyncio.sleep(WATCH_S / 2)  # all are announced
+            place.internet.crash(killed._network.peer_id)
+            await lonely.close()
+            await asyncio.sleep(2 * WATCH_S + 5)
+            assert living._network.peer_id in await living._membership.servers("tiny")
+            assert killed._network.peer_id in await living._membership.servers("tiny")
+            assert living.server is not None
+            assert (living.server.start_block, living.server.end_block) == (0, 3)
+
+    virtual_time.run(scenario())
+
+
 def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_with: list[float] = []
 

@@ -314,11 +314,22 @@ class SpanPlacer:
             )
 
     async def _better(self, server: SpanServer, able: SpanCapability) -> PlacementDecision | None:
+        """Return a better span, if there is one also without those servers of this one's blocks that do not answer:
+        one that was killed is listed for a minute."""
         record = server.record
         servers = await self._servers(record.revision)
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
         capacity = replace(able.capacity, rtt_ms=record.rtt_ms, block_ms=block_ms)
-        return choose_move(servers, record.num_blocks, capacity, (record.start, record.end))
+        span = record.start, record.end
+        move = choose_move(servers, record.num_blocks, capacity, span)
+        if move is None:
+            return None
+        beside = [peer_id for peer_id, each in servers.items() if each.start < record.end and record.start < each.end]
+        silent = await self._membership.silent(
+            (peer_id for peer_id in beside if peer_id != self._network.peer_id), timeout_s=LINKS_WITHIN_S
+        )
+        living = {peer_id: each for peer_id, each in servers.items() if peer_id not in silent}
+        return choose_move(living, record.num_blocks, capacity, span) if silent else move
 
     async def _end_watch(self) -> None:
         if self._watch is not None:

@@ -13,7 +13,7 @@ MAX_HTTP_VALUES = 2**17
 # Bodies that are on their way, of all callers together: those of all running requests at their bound. Small ones come
 # in addition, so that nobody with a few large ones keeps others out.
 MAX_ARRIVING_BYTES = 256 * 2**20
-# Of one address: sixteen at their bound, so that it takes several addresses to keep others out.
+# The same of one address, sixteen bodies at their bound: so one address alone does not keep others out.
 MAX_ADDRESS_ARRIVING_BYTES = 64 * 2**20
 SMALL_HTTP_BODY_BYTES = 64 * 2**10
 # Text beyond what fits the body cannot come; this names the field that is too long.

@@ -184,7 +184,7 @@ class ServedMethods(Generic[H]):
     def __init__(self) -> None:
         self._handlers: dict[str, H] = {}
         self._released: set[str] = set()
-        self._answering: list[set[str]] = []  # the last releases, without what another one released again
+        self._answering: list[set[str]] = []  # the last releases, without what is served or released again
 
     def add(self, method: str, handler: H) -> bool:
         """Return whether the method is new. Raises ValueError if it is served, and was not released."""
@@ -207,10 +207,11 @@ class ServedMethods(Generic[H]):
             raise
 
     def release(self, *methods: str) -> None:
+        earlier = [left for names in self._answering if (left := (names & self._released).difference(methods))]
+        self._answering = [*earlier, set(methods)]
         self._released.update(methods)
-        self._answering = [names.difference(methods) for names in self._answering] + [set(methods)]
         if len(self._answering) > MAX_RELEASES:
-            for method in self._answering.pop(0) & self._released & self._handlers.keys():
+            for method in self._answering.pop(0) & self._handlers.keys():
                 self._handlers[method] = cast("H", _refuse)
 
     def get(self, method: str) -> H | None:

@@ -877,6 +877,19 @@ def test_method_that_is_released_is_answered_until_another_handler_takes_it(run:
     run(case)
 
 
+def test_method_that_is_released_and_served_again_ends_no_other(run: Run) -> None:
+    async def case(world: World) -> None:
+        left, moving = world.name(), world.name()
+        await world.a.serve(left, echo)
+        world.a.release(left)
+        for _ in range(3):
+            await world.a.serve(moving, echo)
+            world.a.release(moving)
+        assert await world.b.call(world.a.peer_id, left, b"still", timeout_s=10) == b"still"
+
+    run(case)
+
+
 def test_method_that_was_released_before_two_others_is_refused_and_holds_nothing(run: Run) -> None:
     async def case(world: World) -> None:
         async def answer(_peer_id: str, request: bytes) -> bytes:

@@ -144,9 +144,10 @@ class ServerConvictions:
         await self._network.serve(f"{SERVER_EVIDENCE_METHOD}/{model}", self._on_evidence)
         await self._network.serve_stream(f"{SERVER_BANS_METHOD}/{model}", self._answer)
 
-    def release(self, model: str) -> None:
-        """Let another server of `model` on this network take evidence."""
-        self._network.release(f"{SERVER_EVIDENCE_METHOD}/{model}", f"{SERVER_BANS_METHOD}/{model}")
+    @staticmethod
+    def methods_of(model: str) -> tuple[str, ...]:
+        """Return the methods by which a server of `model` takes evidence."""
+        return f"{SERVER_EVIDENCE_METHOD}/{model}", f"{SERVER_BANS_METHOD}/{model}"
 
     def found(self, data: bytes) -> None:
         """Take evidence that this node has found, soon, and pass it on."""

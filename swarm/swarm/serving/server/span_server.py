@@ -246,8 +246,8 @@ class SpanServer:
             FORWARD_METHOD,
             BACKWARD_METHOD,
         )
-        self._network.release(*(f"{method}/{self.name}" for method in methods))
-        self.convictions.release(self.name)
+        own = (f"{method}/{self.name}" for method in methods)
+        self._network.release(*own, *self.convictions.methods_of(self.name))
 
     async def _run(self) -> None:
         try:

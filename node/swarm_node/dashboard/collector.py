@@ -1,8 +1,7 @@
 """Polls the network's signed records every second, and holds the views that everyone is shown.
 
-The collector never dies: what fails is a warning, a counter and words in `Overview.stale`, and the views of before
-stay. `run_forever` is its one task; who reads its views does so on the same loop. Views are built in a thread, from
-values.
+The collector never dies: what fails is a warning and words in `Overview.stale`, and the views of before stay.
+`run_forever` is its one task; who reads its views does so on the same loop. Views are built in a thread, from values.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from swarm_protocol.version import software_version
 
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.followed_run import MAX_REFUSALS, MAX_STEPS
-from swarm_node.dashboard.history.facts import ContributionTotal, Turnover
-from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
+from swarm_node.dashboard.history.facts import Turnover
+from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.retention import DAY_S
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view
@@ -80,8 +79,6 @@ logger = logging.getLogger(__name__)
 class Collector:
     """Implements `views.ViewSource` while `run_forever` runs. `fetch_run` fetches a run's signed file from a member.
     `peer_paths` returns this node's paths to its connected peers.
-
-    `num_failed_polls` and `num_bugs` count what was tolerated since the start, `reads.num_failures` the history's part.
     """
 
     def __init__(
@@ -101,14 +98,11 @@ class Collector:
         self._poller = NetworkPoller(network, membership, peer_paths)
         self._manifests = ManifestBook(network)
         self._history = history
-        self.reads = TolerantReads()
         self._checkpoints = checkpoints
-        self._runs = RunFollower(network, membership, history, self.reads, fetch=fetch_run)
+        self._runs = RunFollower(network, membership, history, fetch=fetch_run)
         self._changes = ChangeLog()
         self._found_early: set[str] = set()  # nodes that came while others were still being found
         self._changed = asyncio.Event()
-        self.num_failed_polls = 0
-        self._num_bugs = 0
         self._gone: dict[str, tuple[NodeView, float]] = {}  # with the time at which it was heard of last
         self._turnover = Turnover(joins=0, leaves=0)
         self._recent_changes: tuple[ChangeEvent, ...] = ()
@@ -120,10 +114,6 @@ class Collector:
         self._own_names: dict[str, str] = {}  # as their records say, by peer id
         self._overview = self._views.overview
         self._publish("the network has not been looked at yet")
-
-    @property
-    def num_bugs(self) -> int:
-        return self._num_bugs + self._runs.num_failures
 
     async def run_forever(self) -> NoReturn:
         """Poll until cancelled."""
@@ -142,12 +132,9 @@ class Collector:
         try:
             await self._take(*await self._poller.poll(), tasks)
         except SwarmError as error:
-            self.num_failed_polls += 1
             logger.warning("the dashboard cannot look at the network: %s", error)
             self._publish(f"the network cannot be looked at: {shown(error.message)}")
         except Exception:
-            self.num_failed_polls += 1
-            self._num_bugs += 1
             logger.exception("the dashboard failed to look at the network")
             self._publish("the dashboard failed to look at the network; its log says why")
 
@@ -229,12 +216,8 @@ class Collector:
 
     async def _recall(self) -> None:
         """Read the newest history: shown with the next poll, which does not wait for it."""
-        try:
-            self._turnover = await self.reads(self._history.turnover(), self._turnover)
-            self._recent_changes = await self.reads(self._history.changes(), self._recent_changes)
-        except Exception:
-            self._num_bugs += 1
-            logger.exception("the dashboard failed to read its history")
+        self._turnover = await self._history.turnover() or self._turnover
+        self._recent_changes = await self._history.changes() or self._recent_changes
 
     def _publish(self, problem: str) -> None:
         history_problem = self._history.problem
@@ -264,7 +247,7 @@ class Collector:
 
     async def run(self, run_id: str) -> RunDetail | None:
         view, followed = self._views.runs.get(run_id), self._runs.runs.get(run_id)
-        steps = await self.reads(self._history.steps(run_id), ())
+        steps = await self._history.steps(run_id)
         refusals: tuple[RefusalView, ...] = ()
         if view is None or followed is None:
             # not there since this dashboard started: what the history knows of it
@@ -277,13 +260,14 @@ class Collector:
             facts, since, refusals = followed.facts, followed.since, tuple(followed.refusals)
             by_step = {step.outer_step: step for step in (*steps, *followed.steps)}
             steps = downsampled([by_step[outer_step] for outer_step in sorted(by_step)], MAX_STEPS)
-        refusals = refusals or await self.reads(self._history.refusals(run_id), ())
+        refusals = refusals or await self._history.refusals(run_id)
+        totals = await self._history.contributions(run_id)
         return RunDetail(
             run=view,
             num_parameters=num_parameters(facts.trainers.records),
             steps=steps,
             refusals=refusals[:MAX_REFUSALS],
-            contributors=contributors(facts, await self._totals(run_id), self._names(), since, self._snapshot.at),
+            contributors=contributors(facts, totals, self._names(), since, self._snapshot.at),
             bans=ban_views(followed.bans, self._names()) if followed is not None else (),
             checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run_id),
         )
@@ -292,9 +276,8 @@ class Collector:
         view = self._nodes.get(peer_id)
         if view is None:
             return None
-        presence = await self.reads(self._history.presence(peer_id), ())
-        nothing = ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
-        total = await self.reads(self._history.contribution(peer_id), nothing)
+        presence = await self._history.presence(peer_id)
+        total = await self._history.contribution(peer_id)
         return NodeDetail(
             node=view,
             presence=presence,
@@ -315,7 +298,7 @@ class Collector:
         )
 
     async def series(self, name: str, hours: float) -> Series | None:
-        return await self.reads(self._history.series(name, hours), None)
+        return await self._history.series(name, hours)
 
     async def wait_changed(self) -> None:
         await self._changed.wait()
@@ -325,12 +308,10 @@ class Collector:
         found = []
         for run in tuple(self._runs.runs.values()):
             if (record := run.trainers.records.get(peer_id)) is not None:
-                total = next((each for each in await self._totals(run.run_id) if each.peer_id == peer_id), None)
+                totals = await self._history.contributions(run.run_id)
+                total = next((each for each in totals if each.peer_id == peer_id), None)
                 found.append(contributor_view(peer_id, run.run_id, record, total, name=name, since=run.since, at=at))
         return tuple(found)
-
-    async def _totals(self, run: str) -> tuple[ContributionTotal, ...]:
-        return await self.reads(self._history.contributions(run), ())
 
     def _names(self) -> dict[str, str]:
         return {peer_id: node.name for peer_id, node in self._nodes.items()}

@@ -20,7 +20,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
 
 from swarm_node.dashboard.followed_run import FollowedRun
-from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
+from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.run_views import Names, active
 from swarm_node.network_snapshot import Listed
 
@@ -39,24 +39,16 @@ logger = logging.getLogger(__name__)
 
 
 class RunFollower:
-    """The runs that were polled, by run id. `num_failures` counts jobs that ended with an unexpected exception."""
+    """The runs that were polled, by run id."""
 
     def __init__(
-        self,
-        network: Network,
-        membership: Membership,
-        history: DashboardHistory,
-        reads: TolerantReads,
-        *,
-        fetch: FetchRun,
+        self, network: Network, membership: Membership, history: DashboardHistory, *, fetch: FetchRun
     ) -> None:
         self._network = network
         self._membership = membership
         self._history = history
-        self._reads = reads
         self._fetch = fetch
         self.runs: dict[str, FollowedRun] = {}
-        self.num_failures = 0
 
     def take(
         self, tasks: asyncio.TaskGroup, runs: Mapping[str, Listed[TrainerRecord]], names: Names, at: float
@@ -81,7 +73,8 @@ class RunFollower:
         try:
             if not run.has_recalled:
                 run.has_recalled = True
-                await self._recall(run)
+                steps = await self._history.steps(run.run_id)
+                run.recall(steps, await self._history.refusals(run.run_id))
             if run.observer is None:
                 await self._find_file(run)
             if run.observer is not None:
@@ -96,12 +89,7 @@ class RunFollower:
                 logger.warning("cannot see where the run %s is: %s", run.run_id, error.message)
             run.last_problem = error.message
         except Exception:
-            self.num_failures += 1
             logger.exception("the dashboard failed to follow the run %s", run.run_id)
-
-    async def _recall(self, run: FollowedRun) -> None:
-        steps = await self._reads(self._history.steps(run.run_id), ())
-        run.recall(steps, await self._reads(self._history.refusals(run.run_id), ()))
 
     async def _find_file(self, run: FollowedRun) -> None:
         """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""

@@ -379,7 +379,6 @@ async def test_lookup_that_fails_is_told_and_the_picture_stays(found: World) -> 
     overview = found.collector.overview()
     assert overview.stale == "the network cannot be looked at: no answer"
     assert (overview.at - seen_at, overview.num_nodes, len(overview.models)) == (pytest.approx(0, abs=3), 1, 1)
-    assert found.collector.num_failed_polls > 0
     found.membership.nodes = look_up  # type: ignore[method-assign]
     await asyncio.sleep(5)
     assert found.collector.overview().stale is None
@@ -453,7 +452,6 @@ async def test_bug_in_making_views_ends_nothing(found: World) -> None:
         patch.setattr(ViewBuilder, "build", _broken)
         await asyncio.sleep(5)
         assert "failed to look" in (found.collector.overview().stale or "")
-        assert found.collector.num_bugs > 0
         assert found.collector.overview().num_nodes == 1
     await asyncio.sleep(5)
     assert found.collector.overview().stale is None
@@ -474,7 +472,6 @@ async def test_history_that_fails_is_told_and_everything_else_goes_on(found: Wor
     detail = await found.collector.node(alder)
     assert detail is not None
     assert (detail.presence, detail.uptime_share) == ((), None)
-    assert found.collector.reads.num_failures > 0
 
 
 @in_a_world

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,9 +100,10 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
             await history.__aenter__()
             await until(lambda: history.problem is not None)
             say(history, "meanwhile")
-            assert await history.flushed(DEADLINE_S)
-            assert await words(history) == ["meanwhile"]
+            assert await words(history) == []
         await until(lambda: history.problem is None)
+        assert await history.flushed(DEADLINE_S)
+        assert await words(history) == ["before", "meanwhile"]
         await history.__aexit__()
 
     asyncio.run(run())
@@ -112,7 +112,7 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
     assert heard[0].remedy
 
 
-def test_locked_while_running_goes_on_in_memory_with_what_was_there(
+def test_locked_while_running_is_read_and_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BUSY_S", 0.2)
@@ -125,13 +125,31 @@ def test_locked_while_running_goes_on_in_memory_with_what_was_there(
             with locked(file):
                 say(history, "two")
                 await until(lambda: history.problem is not None)
-                assert await history.flushed(DEADLINE_S)
-                assert await words(history) == ["one", "two"]
+                assert await words(history) == ["one"]
             await until(lambda: history.problem is None)
             say(history, "three")
 
     asyncio.run(run())
     assert kept(file) == ["one", "two", "three"]
+
+
+def test_locked_until_the_end_loses_what_waits_and_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_S", 0.2)
+    file = tmp_path / "history.sqlite3"
+
+    async def run() -> None:
+        with ExitStack() as stack:
+            async with DashboardHistory(file, timing=HASTY) as history:
+                say(history, "one")
+                assert await history.flushed(DEADLINE_S)
+                stack.enter_context(locked(file))
+                say(history, "two")
+                await until(lambda: history.problem is not None)
+
+    asyncio.run(run())
+    assert kept(file) == ["one"]
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all" * 500, b"SQLite format 3\0" + b"\xff" * 9000])
@@ -164,8 +182,7 @@ def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -
             async with asyncio.timeout(DEADLINE_S):
                 while not list(tmp_path.glob("*.damaged-*Z")):
                     say(history, "after")
-                    with contextlib.suppress(HistoryError):
-                        await history.changes()
+                    await history.changes()
                     await asyncio.sleep(0.05)
             await until(lambda: history.problem is None)
             say(history, "last")
@@ -185,8 +202,6 @@ def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
                 for number in range(600):
                     say(history, f"{number}" + "x" * 900)
                 await until(lambda: history.problem is not None)
-                assert await history.flushed(DEADLINE_S)
-                assert (await words(history))[-1].startswith("599x")
             await until(lambda: history.problem is None)
 
     asyncio.run(run())
@@ -218,8 +233,6 @@ def test_read_only_file_is_a_warning(tmp_path: Path) -> None:
         async with DashboardHistory(place, timing=HASTY) as history:
             say(history, "unwritten")
             await until(lambda: history.problem is not None)
-            assert await history.flushed(DEADLINE_S)
-            assert (await words(history))[-1] == "unwritten"
             assert "read-only" in str(history.problem)
 
     asyncio.run(run())
@@ -231,11 +244,10 @@ def test_directory_in_the_way_is_a_warning(tmp_path: Path) -> None:
 
     async def run(place: Path) -> None:
         async with DashboardHistory(place, timing=HASTY) as history:
-            say(history, "hello")
-            assert await history.flushed(DEADLINE_S)
-            assert await words(history) == ["hello"]
             assert history.problem is not None
             assert history.problem.remedy
+            say(history, "hello")
+            assert await words(history) == []
 
     asyncio.run(run(tmp_path))
     asyncio.run(run(tmp_path / "file" / "history.sqlite3"))
@@ -250,7 +262,7 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
             for path in tmp_path.iterdir():
                 path.unlink()
             await until(lambda: bool(heard))
-            await until(lambda: history.problem is None)
+            assert history.problem is None
             say(history, "new")
 
     asyncio.run(run())
@@ -273,9 +285,9 @@ def test_unreachable_server_is_a_warning_without_its_password() -> None:
     async def run() -> None:
         place = "postgresql+pg8000://ada:secret@127.0.0.1:1/swarm"
         async with DashboardHistory(place, timing=HASTY, on_warning=heard.append) as history:
+            await until(lambda: history.problem is not None)
             say(history, "hello")
-            assert await history.flushed(DEADLINE_S)
-            assert await words(history) == ["hello"]
+            assert await words(history) == []
 
     asyncio.run(run())
     assert "secret" not in str(heard[0])
@@ -294,8 +306,7 @@ def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -
             try:
                 say(history, "two")
                 await until(lambda: history.problem is not None)
-                assert await history.flushed(DEADLINE_S)
-                assert await words(history) == ["two"]
+                assert await words(history) == []
             finally:
                 await asyncio.to_thread(postgres.start)
             await until(lambda: history.problem is None)
@@ -311,13 +322,11 @@ def test_telling_never_waits_and_the_oldest_samples_go() -> None:
         queue.put(SamplesFact(float(number), (SeriesSample(name="s", unit="", value=1.0),)))
     for number in range(MAX_ONCE):
         queue.put(ChangeEvent(at=float(number), kind="run", peer_id=None, words=""))
-    assert queue.num_dropped == 7
     assert len(queue) == MAX_OFTEN + MAX_ONCE
     facts = queue.take(0.0)
     assert not queue.wait_empty(0.0)
     queue.put_back(facts)
     queue.done()
-    assert queue.num_dropped == 7
     again = queue.take(0.0)
     assert again == facts
     assert min(fact.at for fact in again if isinstance(fact, SamplesFact)) == 7.0

@@ -1,8 +1,7 @@
 """The dashboard's memory, as its collector uses it: recorded without waiting, read with a deadline.
 
 The event loop owns a history; the database belongs to its writer's thread, and a few threads read it. Whatever becomes
-of the database, only the reads raise, and those only HistoryError. `TolerantReads` turns that into what to show
-instead.
+of the database, nothing raises: a read that it does not answer returns what there is without a history.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -52,8 +51,8 @@ class DashboardHistory:
     """The history in `place`: the path of a SQLite file, or a URL such as
     `postgresql+pg8000://user:password@host/database`.
 
-    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the history is in
-    memory only, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
+    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the database takes
+    nothing, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DashboardHistory:
         """Wait a little for the database; a slow one is opened while the daemon goes on."""
         self._loop = asyncio.get_running_loop()
         self._writer.start()
-        await asyncio.to_thread(self._writer.is_open.wait, OPEN_S)
+        await asyncio.to_thread(self._writer.was_tried.wait, OPEN_S)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,16 +88,11 @@ class DashboardHistory:
 
     @property
     def problem(self) -> HistoryError | None:
-        """Why the history is in memory only; None while it is in its database."""
+        """Why what is recorded waits instead of being in the database; None while that works."""
         return self._writer.problem
 
-    @property
-    def num_dropped(self) -> int:
-        """Return how much was recorded and forgotten because the database was slow or away."""
-        return self._writer.num_dropped
-
     async def flushed(self, wait_s: float = 10.0) -> bool:
-        """Wait at most `wait_s` until all that was recorded is written, or given up; return whether it is."""
+        """Wait at most `wait_s` until all that was recorded is written; return whether it is."""
         return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
@@ -122,53 +116,62 @@ class DashboardHistory:
     def _put(self, fact: Fact, at: float) -> None:
         if math.isfinite(at) and abs(at) < 1e11:
             self._writer.queue.put(fact)
-        else:
-            self._writer.queue.drop(1)
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
         """Return the newest 30 days, oldest first, at most 500."""
         since = self._clock() - self._limits.max_age_s
-        return await self._ask(("presence", peer_id), lambda found: reader.read_presence(found, peer_id, since))
+        return await self._ask(("presence", peer_id), lambda found: reader.read_presence(found, peer_id, since), ())
 
-    async def turnover(self, hours: float = 24.0) -> Turnover:
+    async def turnover(self, hours: float = 24.0) -> Turnover | None:
         since = self._clock() - hours * HOUR_S
-        return await self._ask(("turnover", hours), lambda found: reader.read_turnover(found, since))
+        return await self._ask(("turnover", hours), lambda found: reader.read_turnover(found, since), None)
 
     async def series(self, name: str, hours: float) -> Series | None:
         """Return the newest `hours`, in steps of 5 s, a minute or an hour; None for an unknown name."""
         now, squeeze = self._clock(), self._writer.squeeze
         return await self._ask(
-            ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._limits, squeeze)
+            ("series", name, hours),
+            lambda found: reader.read_series(found, name, hours, now, self._limits, squeeze),
+            None,
         )
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
         """Return at most 500 steps, evenly chosen, oldest first."""
-        return await self._ask(("steps", run, limit), lambda found: reader.read_steps(found, run, limit))
+        return await self._ask(("steps", run, limit), lambda found: reader.read_steps(found, run, limit), ())
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         """Return the totals of a run, most tokens first, at most 1,000."""
-        return await self._ask(("contributions", run), lambda found: reader.read_contributions(found, run))
+        return await self._ask(("contributions", run), lambda found: reader.read_contributions(found, run), ())
 
     async def contribution(self, peer_id: str) -> ContributionTotal:
         """Return the total of a peer over all runs that are kept."""
-        return await self._ask(("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id))
+        nothing = ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
+        return await self._ask(
+            ("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id), nothing
+        )
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         """Return the refusals in a run, the newest first."""
-        return await self._ask(("refusals", run), lambda found: reader.read_refusals(found, run))
+        return await self._ask(("refusals", run), lambda found: reader.read_refusals(found, run), ())
 
     async def changes(self) -> tuple[ChangeEvent, ...]:
         """Return the newest 20, newest first."""
-        return await self._ask(("changes",), reader.read_changes)
+        return await self._ask(("changes",), reader.read_changes, ())
 
-    async def _ask(self, key: Hashable, read: Callable[[Connection], _T]) -> _T:
-        return await self._queries.ask(key, lambda: self._read(read))
+    async def _ask(self, key: Hashable, read: Callable[[Connection], _T], instead: _T) -> _T:
+        """Return what `read` does, or `instead` where the database does not answer."""
+        try:
+            return await self._queries.ask(key, lambda: self._read(read))
+        except HistoryError as error:
+            if self.problem is None:  # else it was told already
+                logger.warning("the dashboard's history does not answer: %s", error)
+            return instead
 
     def _read(self, read: Callable[[Connection], _T]) -> _T:
         """Read in a thread of the pool."""
         store = self._writer.store
         if store is None:
-            raise HistoryError("the history's database is still being opened", remedy="try again in a moment")
+            raise self.problem or HistoryError("the history's database is still being opened", remedy="wait a moment")
         try:
             with store.reading(READ_S) as connection:
                 return read(connection)
@@ -234,18 +237,3 @@ class QueryPool:
 
 def _slow(message: str) -> HistoryError:
     return HistoryError(message, remedy="try again; if it stays so, the database's disk or server is too slow")
-
-
-class TolerantReads:
-    """Awaits reads, and returns a default where the history cannot answer; `num_failures` counts those."""
-
-    def __init__(self) -> None:
-        self.num_failures = 0
-
-    async def __call__(self, reading: Awaitable[_T], instead: _T) -> _T:
-        try:
-            return await reading
-        except HistoryError as error:
-            self.num_failures += 1
-            logger.warning("the dashboard's history does not answer: %s", error)
-            return instead

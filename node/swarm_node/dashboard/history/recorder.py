@@ -57,15 +57,13 @@ class FactRecorder:
         self._limits = limits
         self._present: dict[str, int] | None = None  # the number of each node whose presence is open
         self._looked_at: float | None = None
-        self._num_dropped = 0
 
     def forget(self) -> None:
-        """Forget what was read of the database. Call it after a rollback."""
+        """Forget what was read of the database. Call it after a rollback, and for another database."""
         self._present = None
 
-    def write(self, connection: Connection, facts: Sequence[Fact]) -> int:
-        """Write `facts`; return how many series and peers were beyond the limits."""
-        self._num_dropped = 0
+    def write(self, connection: Connection, facts: Sequence[Fact]) -> None:
+        """Write `facts`, without the series and peers that are beyond the limits."""
         for fact in facts:
             match fact:
                 case PresenceFact():
@@ -82,7 +80,6 @@ class FactRecorder:
                 case SamplesFact():
                     pass
         self._samples(connection, [fact for fact in facts if isinstance(fact, SamplesFact)])
-        return self._num_dropped
 
     def _presence(self, connection: Connection, seen: PresenceFact) -> None:
         if self._present is None:
@@ -94,7 +91,6 @@ class FactRecorder:
         present = self._present
         there = {bounded(peer) for peer in seen.peer_ids}
         if len(there) > MAX_PRESENT:
-            self._num_dropped += len(there) - MAX_PRESENT
             there = set(sorted(there, key=lambda peer: (peer not in present, peer))[:MAX_PRESENT])
         is_gap = self._looked_at is None or abs(seen.at - self._looked_at) > GAP_S
         if is_gap:
@@ -138,7 +134,6 @@ class FactRecorder:
             return known
         room = self._limits.max_series - int(connection.scalar(select(func.count()).select_from(series)) or 0)
         taken = new[: max(0, room)]
-        self._num_dropped += len(new) - len(taken)
         for name in taken:
             _replace(connection, series, ["name"], {"name": name, "unit": units[name]})
         return known | _known_numbers(connection, series, "name", taken)

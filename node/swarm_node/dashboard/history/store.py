@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,14 +18,11 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, literal_column, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.history.schema import metadata, migrate
 from swarm_node.storage import home
-
-logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0
 """Time for which a statement waits for another process's lock. The writer tries again for longer."""
@@ -34,7 +30,6 @@ BUSY_S = 2.0
 _WAL_BYTES = 4 * 2**20
 _CACHE_KIB = 8192
 _POOL = "history"
-_THREADS = {"check_same_thread": False, "isolation_level": None}
 
 _SQLITE = {
     "BUSY": ("another process holds its lock", "end the other program that uses it; it is tried again"),
@@ -113,14 +108,8 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
     )
 
 
-def memory_engine() -> Engine:
-    """Return an engine of one connection, to be used by one thread at a time."""
-    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args=_THREADS)
-    return _beginning_with(engine, "BEGIN")
-
-
 def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
-    options = _THREADS | {"timeout": BUSY_S}
+    options = {"check_same_thread": False, "isolation_level": None, "timeout": BUSY_S}
     engine = create_engine(url, pool_size=3, max_overflow=0, connect_args=options)
 
     def prepare(connection: Any, _: object) -> None:
@@ -134,12 +123,9 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
+    # begun here, since Python's module would begin transactions late, and none around changes of tables
+    begin = "BEGIN" if reads_only else "BEGIN IMMEDIATE"
     event.listen(engine, "connect", prepare)
-    return _beginning_with(engine, "BEGIN" if reads_only else "BEGIN IMMEDIATE")
-
-
-def _beginning_with(engine: Engine, begin: str) -> Engine:
-    """Begin transactions here: Python's module would begin them late, and none around changes of tables."""
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
 
@@ -190,18 +176,16 @@ def _sqlite_code(error: sqlite3.Error) -> str:
 
 _STEPS_PER_CHECK = 10_000  # instructions of SQLite between two checks of the clock: about a millisecond
 _ROW_BYTES = 48  # PostgreSQL's own and an index entry
-_MAX_COPIED_BYTES = 64 * 2**20
 _VACUUMED_PAGES = 1024
 
 
 class Store:
     """An open database. `place` is its name for people, without a password."""
 
-    def __init__(self, place: str, writer: Engine, reader: Engine | None, file: Path | None) -> None:
+    def __init__(self, place: str, writer: Engine, reader: Engine, file: Path | None) -> None:
         self.place = place
         self._writer = writer
-        self._reader = reader or writer
-        self._alone = threading.Lock() if reader is None else contextlib.nullcontext()
+        self._reader = reader
         self._file = file
         self._inode = file.stat().st_ino if file else 0
         self._is_sqlite = writer.dialect.name == "sqlite"
@@ -209,13 +193,13 @@ class Store:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
         """Hold a transaction, committed at the end."""
-        with self._alone, self._writer.begin() as connection:
+        with self._writer.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def reading(self, deadline_s: float) -> Iterator[Connection]:
         """Hold one state of the database; a query that runs past `deadline_s` from now is interrupted."""
-        with self._alone, self._reader.begin() as connection:
+        with self._reader.begin() as connection:
             if not self._is_sqlite:
                 connection.execute(text(f"SET LOCAL statement_timeout = {max(1, int(deadline_s * 1000))}"))
                 yield connection
@@ -230,7 +214,7 @@ class Store:
 
     def used_bytes(self) -> int:
         """Return the size of what is kept now; for PostgreSQL it is estimated from the size of every row."""
-        with self._alone, self._reader.begin() as connection:
+        with self._reader.begin() as connection:
             if not self._is_sqlite:
                 sizes = (
                     select(func.sum(func.pg_column_size(literal_column(f"{table.name}.*")) + _ROW_BYTES)).select_from(
@@ -256,34 +240,16 @@ class Store:
                 remedy="stop the daemon before you move it; a new one is begun",
             )
 
-    def copy_to(self, engine: Engine) -> None:
-        """Fill an empty engine in memory with what this store holds, if that is not too much."""
-        if not self._is_sqlite or self.used_bytes() > _MAX_COPIED_BYTES:
-            return
-        with (
-            contextlib.closing(self._reader.raw_connection()) as source,
-            contextlib.closing(engine.raw_connection()) as target,
-        ):
-            assert source.driver_connection is not None
-            source.driver_connection.backup(target.driver_connection)
+    def is_readable(self) -> bool:
+        try:
+            self.used_bytes()
+        except (SQLAlchemyError, sqlite3.Error, OSError):
+            return False
+        return True
 
     def close(self) -> None:
         self._writer.dispose()
         self._reader.dispose()
-
-
-def open_memory(like: Store | None = None) -> Store:
-    """Open a history that ends with the process; it begins with what `like` holds, where that can still be read."""
-    engine = memory_engine()
-    if like is not None:
-        try:
-            like.copy_to(engine)
-        except (SQLAlchemyError, sqlite3.Error) as error:
-            logger.info("the history in memory begins empty: %s", error)
-            engine.dispose()
-            engine = memory_engine()
-    metadata.create_all(engine)
-    return Store("memory", engine, None, None)
 
 
 def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:

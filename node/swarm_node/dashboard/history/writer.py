@@ -1,11 +1,11 @@
 """The thread that writes the history, its queue, and what it does when the database fails.
 
 Samples and records of who is there come every few seconds and the newest makes up for those before; committed steps,
-refusals and changes come once. So they wait apart, and where the database is slow the oldest of their kind go.
+refusals and changes come once. So they wait apart, and where the database is slow or away the oldest of their kind go.
 
-A database that fails is tried again for `patience_s`; then the history goes on in memory, begun with a copy of what
-was there, and every `again_s` the database is opened anew. Once it takes what it missed, the memory is let go.
-The thread owns the open store; readers use `store` as it is at that moment.
+What a database does not take waits and is tried again; `problem` says why once that lasts. A database that can be read
+goes on to be read meanwhile, another one is opened anew. The thread owns the open store; readers use `store` as it is
+at that moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from swarm_node.dashboard.history.facts import Fact, HistoryError, PresenceFact, SamplesFact
 from swarm_node.dashboard.history.recorder import FactRecorder
 from swarm_node.dashboard.history.retention import Retention, RetentionLimits
-from swarm_node.dashboard.history.store import Store, is_damage, open_memory, open_store, reason
+from swarm_node.dashboard.history.store import Store, is_damage, open_store, reason
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class WriteQueue:
         self._changed = threading.Condition()
         self._num_taken = 0
         self.is_closed = False
-        self.num_dropped = 0
 
     def __len__(self) -> int:
         return len(self._often) + len(self._once)
@@ -78,10 +77,6 @@ class WriteQueue:
             self._num_taken = 0
             self._changed.notify_all()
 
-    def drop(self, count: int) -> None:
-        with self._changed:
-            self.num_dropped += count
-
     def pause(self, wait_s: float) -> None:
         """Wait until closed, at most `wait_s`."""
         with self._changed:
@@ -105,12 +100,11 @@ class WriteQueue:
         queue.append(fact)
         if len(queue) > limit:
             queue.popleft()
-            self.num_dropped += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTiming:
-    """Seconds until the history goes to memory, and between writes, attempts to open, and retention."""
+    """Seconds until a failure is told, and between attempts before and after that, and between passes of retention."""
 
     patience_s: float = 30.0
     retry_s: float = 1.0
@@ -133,25 +127,20 @@ class HistoryWriter:
         self.queue = WriteQueue()
         self.store: Store | None = None
         self.problem: HistoryError | None = None
-        self.is_open = threading.Event()
+        self.was_tried = threading.Event()
+        """Set once the database is open, or was tried to be opened."""
         self._place = place
         self._limits = limits
         self._timing = timing
         self._clock = clock
         self._warn = warn
         self._recorder = FactRecorder(limits)
-        self._missed = WriteQueue()  # by the database, while the history is in memory
         self._failing_since: float | None = None
-        self._again_at = 0.0
         self._suspicion: HistoryError | None = None
         self._retention: Retention | None = None
         self._tidying: Iterator[None] | None = None
         self._tidy_at = 0.0
         self._thread = threading.Thread(target=self._run, name="history-write", daemon=True)
-
-    @property
-    def num_dropped(self) -> int:
-        return self.queue.num_dropped + self._missed.num_dropped
 
     @property
     def squeeze(self) -> int:
@@ -172,70 +161,71 @@ class HistoryWriter:
         self._suspicion = problem
 
     def _run(self) -> None:
-        try:
-            self._use(self._opened())
-        except HistoryError as error:
-            self._go_to_memory(error)
-        self.is_open.set()
-        while not self.queue.is_closed or len(self.queue):
+        while not self.queue.is_closed:
             self._turn()
-        if self.problem is not None:
-            self._try_again()
-        assert self.store is not None
-        self.store.close()
+        while len(self.queue) and self._turn():
+            pass
+        self._release()
 
-    def _turn(self) -> None:
-        facts = self.queue.take(0.0 if self._tidying else _IDLE_S)
+    def _turn(self) -> bool:
+        """Write what waits, and tidy. Return whether the database took it."""
+        facts: list[Fact] = []
         try:
-            self._write(facts)
-            self._failing_since = None
+            store = self.store or self._open()
+            self.was_tried.set()
+            facts = self.queue.take(0.0 if self._tidying else _IDLE_S)
+            self._write(store, facts)
             facts = []
-            self._tidy()
+            self._failing_since = None
+            if self.problem is not None:
+                self.problem = None
+                logger.warning("the history is in %s again", store.place)
+            self._tidy(store)
         except Exception as error:
             self._failed(error, facts)
+            return False
         finally:
             self.queue.done()
-        if self.problem is not None and time.monotonic() >= self._again_at:
-            self._try_again()
+        return True
 
-    def _write(self, facts: Sequence[Fact]) -> None:
+    def _open(self) -> Store:
+        """Raises HistoryError."""
+        self.store, news = open_store(self._place)
+        self._recorder.forget()
+        self._retention = Retention(self.store, self._limits)
+        if news is not None:
+            self._warn(news)
+        return self.store
+
+    def _release(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.store = self._retention = None
+
+    def _write(self, store: Store, facts: Sequence[Fact]) -> None:
         """Write `facts`; one that no database takes is dropped. Raises what a failing database raises."""
-        assert self.store is not None
-        try:
-            self._commit(self.store, self._recorder, facts)
-        except Exception as error:
-            if reason(error, self.store.place) is not None:
-                raise
-            if len(facts) > 1:
-                for fact in facts:
-                    self._write([fact])
-                return
-            logger.warning("a fact was not written to the history: %s: %s", type(error).__name__, error)
-            self.queue.drop(len(facts))
-            return
-        if self.problem is not None:
-            for fact in facts:
-                self._missed.put(fact)
-
-    def _commit(self, store: Store, recorder: FactRecorder, facts: Sequence[Fact]) -> None:
         if not facts:
             return
         try:
             with store.writing() as connection:
-                num_dropped = recorder.write(connection, facts)
-        except BaseException:
-            recorder.forget()
-            raise
-        self.queue.drop(num_dropped)
+                self._recorder.write(connection, facts)
+        except Exception as error:
+            self._recorder.forget()
+            if reason(error, store.place) is not None:
+                raise
+            if len(facts) == 1:
+                logger.warning("a fact was not written to the history: %s: %s", type(error).__name__, error)
+            else:
+                for fact in facts:
+                    self._write(store, [fact])
 
-    def _tidy(self) -> None:
+    def _tidy(self, store: Store) -> None:
         """Make one step of retention, if it is time. Raises for a file that is damaged or gone."""
-        assert self.store is not None
         assert self._retention is not None
         if self._suspicion is not None:
             raise self._suspicion
         if self._tidying is None and time.monotonic() >= self._tidy_at:
-            self.store.check_place()
+            store.check_place()
             self._tidying = self._retention.tidy(self._clock())
             self._tidy_at = time.monotonic() + self._timing.tidy_s
         if self._tidying is not None and next(self._tidying, self) is self:
@@ -244,59 +234,26 @@ class HistoryWriter:
     def _failed(self, error: Exception, unwritten: Sequence[Fact]) -> None:
         self._tidying = None
         self._suspicion = None
-        known = reason(error, str(self._place))
-        if known is None or self.problem is not None:
+        known = reason(error, self.store.place if self.store is not None else "")
+        if known is None:
             logger.warning("the history was not tidied: %s: %s", type(error).__name__, error)
             return
         self.queue.put_back(unwritten)
+        if self.store is not None and (is_damage(error) or isinstance(error, HistoryError)):
+            # the file is lost: the next turn opens another one
+            self._release()
+            self._warn(known)
+            return
         now = time.monotonic()
         self._failing_since = self._failing_since or now
-        is_lasting = is_damage(error) or isinstance(error, HistoryError)
-        if is_lasting or self.queue.is_closed or now - self._failing_since >= self._timing.patience_s:
-            self._go_to_memory(known, is_damaged=is_damage(error))
-        else:
-            self.queue.pause(self._timing.retry_s)
+        if self.store is None or now - self._failing_since >= self._timing.patience_s:
+            self._tell(known)
+        self.was_tried.set()
+        self.queue.pause(self._timing.retry_s if self.problem is None else self._timing.again_s)
 
-    def _go_to_memory(self, problem: HistoryError, *, is_damaged: bool = False) -> None:
-        failing = self.store
-        self._use(open_memory(None if is_damaged else failing))
-        if failing is not None:
-            failing.close()
-        self.problem = problem
-        self._again_at = time.monotonic() + (0.0 if is_damaged else self._timing.again_s)
-        self._warn(problem)
-
-    def _try_again(self) -> None:
-        """Write what the database missed into it, or stay in memory for a while longer."""
-        memory, recorder, facts = self.store, FactRecorder(self._limits), list[Fact]()
-        try:
-            store = self._opened()
-            try:
-                while facts := self._missed.take(0.0):
-                    self._commit(store, recorder, facts)
-            except BaseException:
-                store.close()
-                raise
-        except Exception as error:
-            self._missed.put_back(facts)
-            self._again_at = time.monotonic() + self._timing.again_s
-            logger.debug("the history stays in memory: %s", error)
-            return
-        self._use(store)
-        self.problem = None
-        if memory is not None:
-            memory.close()
-        logger.warning("the history is in %s again", store.place)
-
-    def _opened(self) -> Store:
-        store, news = open_store(self._place)
-        if news is not None:
-            self._warn(news)
-        return store
-
-    def _use(self, store: Store) -> None:
-        self._recorder = FactRecorder(self._limits)
-        self._retention = Retention(store, self._limits)
-        self._tidying = None
-        self._failing_since = None
-        self.store = store
+    def _tell(self, problem: HistoryError) -> None:
+        is_news, self.problem = self.problem is None, problem
+        if is_news:
+            self._warn(problem)
+        if self.store is not None and not self.store.is_readable():
+            self._release()

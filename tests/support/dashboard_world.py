@@ -14,7 +14,9 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.network.traffic import PeerPath
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
-from swarm_node.dashboard.history.facts import ContributionTotal, HistoryError, SeriesSample, StepFact, Turnover
+from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
+from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
+from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.run_follower import FetchRun
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 from swarm_node.dashboard.history import reader
-from swarm_node.dashboard.history.facts import Fact, PresenceFact, SamplesFact, SeriesSample, StepFact
-from swarm_node.dashboard.history.recorder import FactRecorder
+from swarm_node.dashboard.history.recorder import Fact, FactRecorder, PresenceFact, SamplesFact, SeriesSample, StepFact
 from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, Retention, RetentionLimits
 from swarm_node.dashboard.history.store import Store, open_store
 from swarm_node.dashboard.views import StepView

@@ -23,8 +23,8 @@ from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
 
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.history.facts import Turnover
 from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.history.reader import Turnover
 from swarm_node.dashboard.history.retention import DAY_S
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view

@@ -25,8 +25,8 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
-from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
 from swarm_node.formatting import shown
@@ -228,9 +228,7 @@ def _key(refusal: RefusalView) -> tuple[int, str, str]:
 class RunFollower:
     """The runs that were polled, by run id."""
 
-    def __init__(
-        self, network: Network, membership: Membership, history: DashboardHistory, *, fetch: FetchRun
-    ) -> None:
+    def __init__(self, network: Network, membership: Membership, history: DashboardHistory, *, fetch: FetchRun) -> None:
         self._network = network
         self._membership = membership
         self._history = history

@@ -20,8 +20,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
-from swarm_node.dashboard.history.facts import ContributionTotal
-from swarm_node.dashboard.history.reader import evenly
+from swarm_node.dashboard.history.reader import ContributionTotal, evenly
 from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
 from swarm_node.formatting import plural, shown, utc
 from swarm_node.network_snapshot import Listed

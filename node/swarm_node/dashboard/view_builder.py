@@ -21,7 +21,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import NodeRecord, ServeRecord
 
-from swarm_node.dashboard.history.facts import SeriesSample
+from swarm_node.dashboard.history.recorder import SeriesSample
 from swarm_node.dashboard.model_views import NOBODY, RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import (

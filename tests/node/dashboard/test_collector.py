@@ -16,7 +16,7 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
 from swarm_node.dashboard.collector import Collector, check_history, checkpoints, running_collector
-from swarm_node.dashboard.history.facts import HistoryError
+from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config

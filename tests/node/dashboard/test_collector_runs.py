@@ -21,7 +21,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.trainer_events import HeldOutMeasured, OuterStep
-from swarm_node.dashboard.history.facts import StepFact
+from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.run_follower import RETRY_FILE_S, FollowedRun
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
 from swarm_node.dashboard.views import RunDetail, StepView
@@ -181,7 +181,9 @@ def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in
     async def main() -> None:
         async with world() as found:
             runs = found.collector._runs
-            seen = FollowedRun(run_id="story", history=runs._history, trainers=Listed(records={}, ages_s={}), seen_at=0.0)
+            seen = FollowedRun(
+                run_id="story", history=runs._history, trainers=Listed(records={}, ages_s={}), seen_at=0.0
+            )
             phases_s = dict.fromkeys(("apply", "new", "group"), 1.0)
             seen.reports[3] = {"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)}
             seen.take_steps([committed(1)], runs._network.now())

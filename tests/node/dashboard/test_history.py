@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from support.history_places import place, postgres  # noqa: F401
-from swarm_node.dashboard.history.facts import SeriesSample, StepFact, Turnover
 from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.history.reader import Turnover
+from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
 from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.writer import WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView

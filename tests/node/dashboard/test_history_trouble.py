@@ -16,9 +16,9 @@ from sqlalchemy import text
 from support.history_places import postgres  # noqa: F401
 from support.postgres_server import PostgresServer
 from swarm_node.dashboard.history import store
-from swarm_node.dashboard.history.facts import HistoryError, SamplesFact, SeriesSample
 from swarm_node.dashboard.history.history import DashboardHistory
-from swarm_node.dashboard.history.store import open_store, reason
+from swarm_node.dashboard.history.recorder import SamplesFact, SeriesSample
+from swarm_node.dashboard.history.store import HistoryError, open_store, reason
 from swarm_node.dashboard.history.writer import MAX_OFTEN, MAX_ONCE, WriteQueue, WriterTiming
 from swarm_node.dashboard.views import ChangeEvent
 from swarm_protocol.errors import ConfigError
@@ -112,9 +112,7 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
     assert heard[0].remedy
 
 
-def test_locked_while_running_is_read_and_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_while_running_is_read_and_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "BUSY_S", 0.2)
     file = tmp_path / "history.sqlite3"
 

@@ -18,20 +18,18 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection
 
 from swarm_node.dashboard.history import reader
-from swarm_node.dashboard.history.facts import (
-    ContributionTotal,
+from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
+from swarm_node.dashboard.history.recorder import (
     Fact,
-    HistoryError,
     PresenceFact,
     RefusalFact,
     SamplesFact,
     SeriesSample,
     StepFact,
-    Turnover,
     finite,
 )
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
-from swarm_node.dashboard.history.store import is_damage, reason, url_of
+from swarm_node.dashboard.history.store import HistoryError, is_damage, reason, url_of
 from swarm_node.dashboard.history.writer import HistoryWriter, WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 

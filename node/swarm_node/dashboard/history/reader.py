@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from swarm_node.dashboard.history.facts import ContributionTotal, Turnover, bounded
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.schema import (
+    bounded,
     contributions,
     happenings,
     nodes,
@@ -32,6 +33,27 @@ MAX_PRESENCES = 500
 MAX_CONTRIBUTORS = 1000
 MAX_REFUSALS = 100
 MAX_CHANGES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionTotal:
+    """Holds what `peer_id` contributed to the committed steps of one run, or of all, that this dashboard has seen."""
+
+    peer_id: str
+    tokens: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnover:
+    """Arrivals and departures that were seen; what was there when the dashboard started has not arrived.
+
+    `since` is the time (Unix seconds) of the first sight of any node; None: nothing was seen yet.
+    """
+
+    joins: int
+    leaves: int
+    since: float | None = None
 
 
 def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:

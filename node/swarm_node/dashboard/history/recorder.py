@@ -1,4 +1,5 @@
-"""Writes facts, each batch in one transaction of the caller's. Written for both dialects; all values are bound.
+"""The facts that the history records, and how they are written: each batch in one transaction of the caller's. Written
+for both dialects; all values are bound.
 
 A batch that was rolled back leaves the database and, after `forget`, the recorder as they were.
 """
@@ -6,27 +7,18 @@ A batch that was rolled back leaves the database and, after `forget`, the record
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlalchemy import Connection, Table, case, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from swarm_node.dashboard.history.facts import (
-    MAX_WORDS,
-    Fact,
-    PresenceFact,
-    RefusalFact,
-    SamplesFact,
-    StepFact,
-    bounded,
-    finite,
-    phases_text,
-    whole,
-)
 from swarm_node.dashboard.history.retention import WIDTHS_S, RetentionLimits
 from swarm_node.dashboard.history.schema import (
+    bounded,
     collector,
     contributions,
     happenings,
@@ -38,16 +30,70 @@ from swarm_node.dashboard.history.schema import (
     series,
     steps,
 )
-from swarm_node.dashboard.views import ChangeEvent
+from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
 
 GAP_S = 600.0
 """The longest gap between two records of presence. After a longer one it is unknown which nodes left and came."""
 
 MAX_PRESENT = 20_000
 MAX_MEMBERS = 1024
+MAX_WORDS = 1000
+MAX_WHOLE = 2**53
+MAX_NUMBER = 1e15
+MAX_PHASES = 16
 _AT_ONCE = 500  # names in one query
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesSample:
+    """One number of a series, for example `tokens_per_s` or `tokens_per_s/MODEL`. What is not finite is dropped."""
+
+    name: str
+    unit: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFact:
+    """A committed outer step of a run. `tokens` is by peer id, where known; all of `group` count as having had a round.
+
+    The same step may be recorded again, once more is known of it: contributions are counted once, `phases_s`,
+    `seconds`, `bytes_per_parameter` and `validation_loss` are replaced where they are now known.
+    """
+
+    run: str
+    group: tuple[str, ...]
+    step: StepView
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceFact:
+    """All nodes that are there at `at`."""
+
+    at: float
+    peer_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesFact:
+    """The values of several series at one time."""
+
+    at: float
+    samples: tuple[SeriesSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalFact:
+    """A contribution to a run that a member refused."""
+
+    run: str
+    refusal: RefusalView
+
+
+Fact = PresenceFact | SamplesFact | StepFact | RefusalFact | ChangeEvent
 
 
 class FactRecorder:
@@ -236,3 +282,19 @@ def _adding(connection: Connection, table: Table, key: list[str], *sums: str) ->
     statement = _dialect_insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
     return statement.on_conflict_do_update(index_elements=key, set_=added)
+
+
+def whole(number: int) -> int:
+    """Clip `number` to what a database adds up without overflow."""
+    return max(-MAX_WHOLE, min(number, MAX_WHOLE))
+
+
+def finite(number: float | None) -> float | None:
+    """Return `number`, or None if it cannot be drawn."""
+    return number if number is not None and math.isfinite(number) and abs(number) <= MAX_NUMBER else None
+
+
+def phases_text(phases_s: Mapping[str, float]) -> str:
+    """Return JSON of at most `MAX_PHASES` durations."""
+    known = {bounded(name, 40): finite(seconds) for name, seconds in list(phases_s.items())[:MAX_PHASES]}
+    return json.dumps({name: seconds for name, seconds in known.items() if seconds is not None})

@@ -1,4 +1,7 @@
-"""The history's tables, and how a database of an earlier version is brought to them.
+"""The history's tables, and how a text is made fit for them.
+
+Texts may be hostile: `bounded` cuts them where they are stored. What a text means is not judged: it is only ever a
+bound parameter, and who shows it escapes it. Times are Unix seconds.
 
 A database belongs to one dashboard: nobody else writes it. Peers, runs and series are stored by number, since their
 names are long and repeated. `looked_at` is when the collector last recorded who is there: presences that are open when
@@ -7,9 +10,12 @@ a dashboard starts ended then, or went on.
 
 from __future__ import annotations
 
+import hashlib
+
 import sqlalchemy as sa
 
-from swarm_node.dashboard.history.facts import HistoryError
+MAX_NAME = 256
+_DIGEST = 16
 
 metadata = sa.MetaData(
     naming_convention={
@@ -126,27 +132,16 @@ happenings = sa.Table(
 
 version = sa.Table("history_version", metadata, sa.Column("version_num", sa.String(32), primary_key=True))
 
-MIGRATIONS = ("ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",)
-"""The statement that takes a database from each version to the next. One that was released is never changed."""
 
-VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]
+def bounded(text: str, limit: int = MAX_NAME) -> str:
+    """Cut `text` to at most `limit` characters, ending in a digest of the whole. Fitting text stays as it is.
 
-
-def migrate(connection: sa.Connection, place: str) -> None:
-    """Bring the database to the newest schema, in the transaction of `connection`.
-
-    Raises HistoryError for a schema newer than this program.
+    PostgreSQL takes no zero character, and neither database half a surrogate pair: they become question marks.
     """
-    if not sa.inspect(connection).has_table(version.name):
-        metadata.create_all(connection)
-        connection.execute(sa.insert(version).values(version_num=VERSIONS[-1]))
-        return
-    found = connection.scalar(sa.select(version.c.version_num))
-    if found not in VERSIONS:
-        raise HistoryError(
-            f"the history in {place} has schema {found!r}, which a newer version of Swarm wrote",
-            remedy="update this one, or let it keep its history in another place",
-        )
-    for statement in MIGRATIONS[VERSIONS.index(found) :]:
-        connection.execute(sa.text(statement))
-    connection.execute(sa.update(version).values(version_num=VERSIONS[-1]))
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
+    clean = text.replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
+    if len(clean) <= limit:
+        return clean
+    digest = hashlib.sha256(clean.encode()).hexdigest()[:_DIGEST]
+    return f"{clean[: limit - _DIGEST - 1]}…{digest}"

@@ -1,4 +1,5 @@
-"""One open database: SQLite by path or PostgreSQL by URL, its transactions and size, and what its failures mean.
+"""One open database: SQLite by path or PostgreSQL by URL, its transactions and size, what its failures mean, and how
+one of an earlier version is brought to the tables of `schema`.
 
 The one place that knows the libraries' errors. `reason` translates what a database refuses; what it does not know is
 the fault of a statement or of a value, not of the database. Blocking; used from the history's threads only.
@@ -16,12 +17,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, literal_column, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    literal_column,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, SwarmError
 
-from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.schema import metadata, migrate
+from swarm_node.dashboard.history.schema import metadata, version
 from swarm_node.storage import home
 
 BUSY_S = 2.0
@@ -58,6 +72,17 @@ _SQLSTATES = {
     "XX": ("its data is damaged", "check PostgreSQL's log"),
 }
 _DAMAGED = ("CORRUPT", "NOTADB")
+
+MIGRATIONS = ("ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",)
+"""The statement that takes a database from each version to the next. One that was released is never changed."""
+
+VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]
+
+
+class HistoryError(SwarmError):
+    """The database cannot be used now. The history goes on in memory; only a read can raise it to the caller."""
+
+    code = "history"
 
 
 class DatabaseDamage(HistoryError):
@@ -304,6 +329,26 @@ def _opened(place: Path | str, shown: str) -> Store:
     except BaseException:
         writer.dispose()
         raise
+
+
+def migrate(connection: Connection, place: str) -> None:
+    """Bring the database to the newest schema, in the transaction of `connection`.
+
+    Raises HistoryError for a schema newer than this program.
+    """
+    if not inspect(connection).has_table(version.name):
+        metadata.create_all(connection)
+        connection.execute(insert(version).values(version_num=VERSIONS[-1]))
+        return
+    found = connection.scalar(select(version.c.version_num))
+    if found not in VERSIONS:
+        raise HistoryError(
+            f"the history in {place} has schema {found!r}, which a newer version of Swarm wrote",
+            remedy="update this one, or let it keep its history in another place",
+        )
+    for statement in MIGRATIONS[VERSIONS.index(found) :]:
+        connection.execute(text(statement))
+    connection.execute(update(version).values(version_num=VERSIONS[-1]))
 
 
 def _check_pages(connection: Connection, shown: str) -> None:

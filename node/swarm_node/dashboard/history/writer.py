@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_node.dashboard.history.facts import Fact, HistoryError, PresenceFact, SamplesFact
-from swarm_node.dashboard.history.recorder import FactRecorder
+from swarm_node.dashboard.history.recorder import Fact, FactRecorder, PresenceFact, SamplesFact
 from swarm_node.dashboard.history.retention import Retention, RetentionLimits
-from swarm_node.dashboard.history.store import Store, is_damage, open_store, reason
+from swarm_node.dashboard.history.store import HistoryError, Store, is_damage, open_store, reason
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ SERIES = (
     "`replicas/MODEL` (of its weakest block); of each run `training_tokens_per_s/RUN` and `members/RUN`."
 )
 EVENTS = (
-    "Server-sent events: `overview` with an Overview whenever the collector has looked, at most once a second; "
+    "Server-sent events: `overview` with an Overview whenever the collector has looked, about once a second; "
     "`heartbeat` with `{at}` after 10 s without. What more there is, the other routes tell. A stream ends after "
     "15 minutes at the latest."
 )

@@ -56,7 +56,7 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
         docs_url=None,
         redoc_url=None,
     )
-    live = app.state.live = Live(source, time.time)
+    live = app.state.live = Live(source)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
     install_errors(app, _http_error, HttpError, RequestValidationError, HTTPException, Exception)

@@ -9,8 +9,9 @@ owned by the task of its request, `Live` by the loop that they run on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -29,14 +30,6 @@ MAX_STREAMS_EACH = 64
 """Streams of one address: enough for a school behind one."""
 
 HEARTBEAT_S = 10.0
-PERIOD_S = 1.0
-"""The mean time between events: at most one a second, the same for all streams."""
-
-SLACK_S = 0.5
-"""Time by which an event may come earlier after a late one: polls do not take equally long each time."""
-
-EARLY_S = 0.01
-"""The error of a timer."""
 
 MAX_STREAM_S = 900.0
 """The age at which a stream ends; its reader, if there still is one, opens the next."""
@@ -49,15 +42,12 @@ HEADERS = {
 
 
 class Live:
-    """Holds what all live streams share. `now` returns Unix time in seconds."""
+    """Holds what all live streams share."""
 
-    def __init__(self, source: ViewSource, now: Callable[[], float]) -> None:
-        self._source = source
-        self._now = now
+    def __init__(self, source: ViewSource) -> None:
+        self.source = source
         self._streams: Counter[str] = Counter()
-        self._sent: tuple[Overview, bytes] | None = None
-        self._next_at = 0.0
-        self._news: asyncio.Task[None] | None = None
+        self._encoded: tuple[Overview, bytes] | None = None
         self.closed = asyncio.Event()
 
     @property
@@ -92,33 +82,13 @@ class Live:
             self._streams[address] -= 1
             if not self._streams[address]:
                 del self._streams[address]
-            if not self._streams and self._news is not None:
-                self._news.cancel()
 
     def overview(self) -> tuple[Overview, bytes]:
-        """Return the overview that all streams send now, and its event, encoded once."""
-        now, overview = asyncio.get_running_loop().time(), self._source.overview()
-        if self._sent is None or (overview is not self._sent[0] and now >= self._next_at - EARLY_S):
-            self._next_at = max(self._next_at, now - SLACK_S) + PERIOD_S
-            self._sent = overview, event(overview.model_dump_json(), "overview")
-        return self._sent
-
-    def news(self) -> asyncio.Task[None]:
-        """Return the one task, shared by all streams, that is done when there is another overview to send.
-
-        Streams do not cancel it.
-        """
-        if self._news is None or self._news.done():
-            self._news = asyncio.create_task(self._wait_news(self.overview()[0]), name="news for all visitors")
-        return self._news
-
-    async def _wait_news(self, sent: Overview) -> None:
-        while self._source.overview() is sent:
-            await self._source.wait_changed()
-        await asyncio.sleep(self._next_at - asyncio.get_running_loop().time())
-
-    def heartbeat(self) -> bytes:
-        return event(f'{{"at": {self._now():.3f}}}', "heartbeat")
+        """Return the newest overview, and its event, encoded once for all streams."""
+        overview = self.source.overview()
+        if self._encoded is None or overview is not self._encoded[0]:
+            self._encoded = overview, event(overview.model_dump_json(), "overview")
+        return self._encoded
 
 
 class LiveResponse(Response):
@@ -153,10 +123,13 @@ class LiveResponse(Response):
             await events.end()
 
     async def _send_news(self, events: EventStream) -> NoReturn:
-        seen: Overview | None = None
+        source = self._live.source
         while True:
             overview, data = self._live.overview()
-            await events.send(self._live.heartbeat() if overview is seen else data)
-            seen = overview
-            if self._live.overview()[0] is seen:
-                await asyncio.wait([self._live.news()], timeout=HEARTBEAT_S)
+            await events.send(data)
+            while source.overview() is overview:
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await source.wait_changed()
+                except TimeoutError:
+                    await events.send(event(f'{{"at": {time.time():.3f}}}', "heartbeat"))

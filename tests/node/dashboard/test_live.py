@@ -141,19 +141,6 @@ async def test_stream_begins_with_what_is_there_and_goes_on_with_every_change(so
 
 
 @scene
-async def test_at_most_one_a_second_and_only_the_newest(source: ExampleSource, app: Any) -> None:
-    visitor = Visitor(app)
-    for number in range(100, 200):
-        source.change(num_nodes=number)
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(2)
-    seen = [data["num_nodes"] for _, data in visitor.events]
-    assert len(seen) <= 8
-    assert seen[-1] == 199
-    await over(visitor)
-
-
-@scene
 async def test_looks_that_take_unequally_long_are_told_sixty_times_a_minute(source: ExampleSource, app: Any) -> None:
     visitors = [Visitor(app) for _ in range(3)]
     await asyncio.sleep(0.5)

@@ -1,17 +1,23 @@
-"""Defines what a chat request may hold: messages, tools, probabilities; bounded field by field."""
+"""Defines what a chat request may hold: messages, tools, probabilities; bounded field by field.
+
+`calls_grammar` is the grammar of answers that have to call tools, or whose calls have to fit.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.json_values import has_more_values
+from swarm_node.gateway.admission import has_more_values
+from swarm_node.gateway.choice import CLOSING, OPENING
 from swarm_node.gateway.request_schema import (
     WHOLE,
     JsonObject,
@@ -23,8 +29,12 @@ from swarm_node.gateway.request_schema import (
     Text,
     unfit,
 )
-from swarm_node.gateway.tools import CLOSING, CallableTool, calls_grammar
 
+OPENED = json.dumps(OPENING)
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The style of JSON that most models write."""
+
+Schema = Mapping[str, Any]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -292,15 +302,53 @@ class ChatRequest(SamplingRequest):
         is_one = bool(self._callable()) and not self.parallel_tool_calls and self.grammar() is None
         return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
 
-    def _callable(self) -> list[CallableTool]:
-        """Return the tools that may be called. Arguments need not fit where that was neither asked for nor forced."""
+    def _callable(self) -> dict[str, Schema]:
+        """Return the schemas of the arguments of the tools that may be called, by name. Arguments need not fit where
+        that was neither asked for nor forced."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         tools = [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
-        return [
-            CallableTool(
-                name=tool.name,
-                arguments=(tool.parameters if self._must_call or tool.strict else None) or {"type": "object"},
-            )
+        return {
+            tool.name: (tool.parameters if self._must_call or tool.strict else None) or {"type": "object"}
             for tool in tools
             if named in {None, tool.name}
+        }
+
+
+def calls_grammar(
+    tools: Mapping[str, Schema], *, may_talk: bool, may_repeat: bool, answer: Schema | None = None
+) -> Grammar:
+    """Return the grammar of answers that call one of `tools`, or with `may_repeat` several: llguidance's Lark with JSON
+    schemas. The value of each tool is the schema of its arguments.
+
+    With `may_talk` there may be text before and between calls, or none of these; with `answer` instead a JSON text of
+    that schema. After a call that is the only one the answer ends. Raises ConfigError if the schemas are too large.
+    """
+    if answer is None and may_talk:
+        start = "(opened call)* TEXT" if may_repeat else "TEXT | opened call"
+        # lazy: text ends where a call begins, and not where it could no longer go on
+        rules = [
+            f"start: {start}",
+            f"opened[lazy]: /(?s:.*)/ {OPENED}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/",
         ]
+    else:
+        calls = f"{OPENED} call" + (f' ("\\n" {OPENED} call)*' if may_repeat else "")
+        rules = [f"start: {calls}{' | answer' if may_talk else ''}"]
+    if answer is not None:
+        rules.append(f"answer: %json {_styled(answer)}")
+    rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
+    for index, (name, arguments) in enumerate(tools.items()):
+        head = json.dumps(f'\n{{"name": {json.dumps(name)}, "arguments": ')
+        rules.append(f"call_{index}: {head} arguments_{index} {json.dumps('}' + chr(10) + CLOSING)}")
+        rules.append(f"arguments_{index}: %json {_styled(arguments)}")
+    try:
+        return Grammar(kind="lark", text="\n".join(rules))
+    except ValueError as error:
+        raise ConfigError(f"the tools cannot be kept to: {error}", remedy="offer fewer tools") from None
+
+
+def _styled(schema: Schema) -> str:
+    try:
+        return json.dumps({**schema, "x-guidance": STYLE})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"a JSON schema cannot be used: {error}", remedy="use another one") from None

@@ -19,8 +19,7 @@ from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, Field
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.choice import Delta, FinishedChoice, FinishReason, ScoredToken, as_text
-from swarm_node.gateway.tools import ToolCall
+from swarm_node.gateway.choice import Delta, FinishedChoice, FinishReason, ScoredToken, ToolCall, as_text
 from swarm_node.http.http_error import ErrorBody
 
 Json = dict[str, Any]

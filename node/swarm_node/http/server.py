@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import json
 import math
 import resource
 import socket
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from typing import ClassVar
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.network.libp2p.path_watch import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from swarm_node.http.cut_answers import CutAnswers
+from swarm_node.http.event_stream import EVENT_STREAM, event
+from swarm_node.http.http_error import HttpError
 
 BACKLOG = 256
 """Connections that wait to be accepted. All may be at once, before the bound on open ones is looked at."""
@@ -45,6 +47,9 @@ HTTP_WRITE_TIMEOUT_S = 30.0
 
 SHUTDOWN_GRACE_S = 5.0
 """The time that a shutdown waits for running answers, where they are short."""
+
+TELL_S = 1.0
+"""The time in which clients are told that their answers are cut: a reader that stalls holds up no shutdown."""
 
 
 @asynccontextmanager
@@ -95,6 +100,53 @@ def _own_address(host: str) -> str:
         return host
     own = (ip for ip in source_addresses() if ipaddress.ip_address(ip).version == address.version)
     return next(own, host)
+
+
+class CutAnswers:
+    """Middleware: tells clients whose answers the server cuts as it ends.
+
+    An answer that is cancelled becomes a 503, or ends with an error event where its stream has begun.
+    Only the server cancels the task of an answer, and only as it ends.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: Message | None = None
+        is_whole = False
+
+        async def watch(message: Message) -> None:
+            nonlocal begun, is_whole
+            if message["type"] == "http.response.start":
+                begun = message
+            else:
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            is_plain = begun is not None and not _is_stream(begun)
+            if task is None or not task.cancelling() or (is_plain and not is_whole):
+                raise
+            if is_whole:
+                return  # the client has it all, and only what the answer held was being freed
+            error = HttpError(
+                503, "the answer was cut: this server is stopping", code="service_unavailable", remedy="ask again"
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TELL_S):
+                    if begun is None:
+                        await error(scope, receive, send)
+                    else:
+                        body = event(json.dumps(error.body))
+                        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _is_stream(start: Message) -> bool:
+    return any(name == b"content-type" and value.startswith(EVENT_STREAM.encode()) for name, value in start["headers"])
 
 
 class _Server(uvicorn.Server):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, inspect, text
 from support.history_places import place, postgres  # noqa: F401
-from swarm_node.dashboard.history.schema import VERSIONS, metadata
-from swarm_node.dashboard.history.store import HistoryError, Store, open_store
+from swarm_node.dashboard.history.schema import metadata
+from swarm_node.dashboard.history.store import VERSIONS, HistoryError, Store, open_store
 
 
 def columns(connection: Connection) -> dict[str, dict[str, str]]:

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
-from swarm_node.gateway.tools import CLOSING, OPENING
+from swarm_node.gateway.choice import CLOSING, OPENING
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}

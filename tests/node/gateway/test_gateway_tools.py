@@ -17,7 +17,8 @@ from support.text_models import byte_tokenizer
 from support.work_count import num_lines
 from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.tools import CLOSING, OPENING, CallableTool, ToolCall, ToolCallFinder, calls_grammar
+from swarm_node.gateway.chat_schema import calls_grammar
+from swarm_node.gateway.choice import CLOSING, OPENING, ToolCall, ToolCallFinder
 
 HELLO = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -247,7 +248,7 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"City": {"type": "string"}},
 }
-TOOLS = [CallableTool(name="weather", arguments=CITY), CallableTool(name="clock", arguments={"type": "object"})]
+TOOLS = {"weather": CITY, "clock": {"type": "object"}}
 
 ROME_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'

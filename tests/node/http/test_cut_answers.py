@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 from swarm.testing import virtual_time
-from swarm_node.http.cut_answers import TELL_S, CutAnswers
+from swarm_node.http.server import TELL_S, CutAnswers
 
 STREAM = [(b"content-type", b"text/event-stream")]
 SCOPE: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}

@@ -31,9 +31,8 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from swarm.network.discovery.peer_names import check_peers
-from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p.libp2p_options import Libp2pOptions, listen_addrs_for
 from swarm.network.libp2p_network import Libp2pNetwork
-from swarm.network.listen_addrs import listen_addrs_for
 from swarm.network.membership import Membership
 from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder

@@ -13,8 +13,7 @@ import pytest
 import torch
 from support.local_hub import MODEL, local_hub
 from support.tiny_models import FAMILIES, write_model
-from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.listen_addrs import listen_addrs_for
+from swarm.network.libp2p.libp2p_options import Libp2pOptions, listen_addrs_for
 from swarm.serving.model.hub_download import HubModel, OnProgress
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of

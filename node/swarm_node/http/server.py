@@ -26,7 +26,7 @@ from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from swarm.network.libp2p.path_watch import source_addresses
+from swarm.network.discovery.own_networks import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.network.listen_addrs import listen_addrs_for
+from swarm.network.libp2p.libp2p_options import listen_addrs_for
 from swarm.network.multiaddr import dialable
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol import limits

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from support.memory_lan import subnets
 from support.node_settings import resolve
-from swarm.network import listen_addrs
+from swarm.network.libp2p import libp2p_options
 from swarm.network.paths import dial_policy
 from swarm.testing import virtual_time
 from swarm_node.storage import remembered_peers
@@ -221,7 +221,7 @@ ON_LOOPBACK, EVERYWHERE = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/0",)
 def test_node_listens_beyond_its_machine_if_a_given_peer_is_there(
     monkeypatch: pytest.MonkeyPatch, peers: list[str], listen: tuple[str, ...], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(listen_addrs, "has_public_ip6", lambda: False)
+    monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: False)
     assert choose_listen(resolve({"home": str(tmp_path), "peers": peers}, env={})).listen == listen
 
 
@@ -235,7 +235,7 @@ def test_node_listens_where_it_was_told_to(tmp_path: Path) -> None:
 def test_node_without_given_peers_listens_as_those_need_that_it_remembers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(listen_addrs, "has_public_ip6", lambda: False)
+    monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: False)
     config = resolve({"home": str(tmp_path)}, env={})
     path = Home(config.home).peers
     write(path, config.network_id, [replace(entry(1, first_seen=time.time(), last_seen=time.time()), addrs=(ADDR,))])

@@ -2,7 +2,7 @@
 
 A name, or an answer by multicast, comes from others. A node that dials whatever they say could be used to knock at the
 services of its own machine and local network. So both are held against the networks that the node is in itself.
-Pure, but for `own_subnets`, which asks the machine.
+Pure, but for `own_subnets` and `source_addresses`, which ask the machine.
 """
 
 from __future__ import annotations
@@ -91,3 +91,22 @@ def _subnet(interface: str, address: str, netmask: str | None) -> Subnet | None:
     except OSError:  # it has just gone, or has no such number
         index = 0
     return Subnet(interface=interface, address=ip, network=network, index=index)
+
+
+def source_addresses() -> tuple[str, ...]:
+    """Return the addresses that this machine's connections to the internet have now. Nothing is sent."""
+    return tuple(filter(None, (_source(socket.AF_INET, "192.88.99.1"), _source(socket.AF_INET6, "2001:db8::1"))))
+
+
+def has_public_ip6() -> bool:
+    """Return whether this machine's connections have an address of IPv6 that is not a private network's."""
+    return any(kind_of(ip) == "public" for ip in map(ipaddress.ip_address, source_addresses()) if ip.version == 6)
+
+
+def _source(family: socket.AddressFamily, destination: str) -> str:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((destination, 9))
+            return str(probe.getsockname()[0])
+    except OSError:  # no such network
+        return ""

@@ -14,15 +14,22 @@ from swarm_protocol.network_invitation import NetworkInvitation, owner_of
 from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm_protocol.version import check_network_id
 
-from swarm.network.discovery.peer_names import check_peer
+from swarm.network.discovery.dns_lookup import is_localhost
+from swarm.network.discovery.own_networks import has_public_ip6
+from swarm.network.discovery.peer_names import check_peer, is_named
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import (
     PeerAddr,
     check_announce_addr,
     check_listen_addr,
+    ip_of,
     is_loopback,
     parse_peer_addr,
 )
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
+"""All interfaces, at any free port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +56,7 @@ class Libp2pOptions:
     remembered: tuple[Contact, ...] = ()
     may_be_first: bool = False
     relays: tuple[str, ...] = ()
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen: tuple[str, ...] = LOOPBACK
     announce: tuple[str, ...] = ()
     relay: Literal["none", "serve", "use", "auto"] = "none"
     relay_bytes_per_s: float = math.inf
@@ -105,3 +112,22 @@ def check_invitation(network_id: str, invitation: NetworkInvitation | None) -> N
         raise ConfigError(
             f"the invitation is to {invitation.network_id}, not to {network_id}", remedy="leave out the network id"
         )
+
+
+def listen_addrs_for(peers: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses to listen on for a node that joins through `peers`: loopback if all are on this machine.
+    They are in the form that `peer_names.check_peer` gives them.
+
+    With a peer beyond it these are all interfaces, at any free port: a node that listens on loopback alone can be
+    reached from other machines through relays only. IPv6 is among them where this machine has a public address of it,
+    or a peer's address shows it.
+    """
+    beyond = [addr for addr in peers if not _is_on_this_machine(addr)]
+    if not beyond:
+        return LOOPBACK
+    has_ip6 = has_public_ip6() or any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
+    return (*ALL_IP4, *(ALL_IP6 if has_ip6 else ()))
+
+
+def _is_on_this_machine(addr: str) -> bool:
+    return is_loopback(addr) or (is_named(addr) and is_localhost(addr.split("/")[2]))

@@ -14,16 +14,14 @@ connection.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
-import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
-from swarm.network.ip_kinds import kind_of
+from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
@@ -212,22 +210,3 @@ async def _echo(host: Host, peer_id: str) -> None:
             await reader.readexactly(PING_BYTES)
         finally:
             writer.transport.abort()
-
-
-def source_addresses() -> tuple[str, ...]:
-    """Return the addresses that this machine's connections to the internet have now. Nothing is sent."""
-    return tuple(filter(None, (_source(socket.AF_INET, "192.88.99.1"), _source(socket.AF_INET6, "2001:db8::1"))))
-
-
-def has_public_ip6() -> bool:
-    """Return whether this machine's connections have an address of IPv6 that is not a private network's."""
-    return any(kind_of(ip) == "public" for ip in map(ipaddress.ip_address, source_addresses()) if ip.version == 6)
-
-
-def _source(family: socket.AddressFamily, destination: str) -> str:
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((destination, 9))
-            return str(probe.getsockname()[0])
-    except OSError:  # no such network
-        return ""

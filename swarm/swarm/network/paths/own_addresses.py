@@ -31,11 +31,11 @@ from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, Sta
 from swarm_protocol.path_messages import PathAddrs, PathAnswer
 from swarm_protocol.records import Reachability
 
+from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpAddress
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
-from swarm.network.libp2p.path_watch import source_addresses
 from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import to_announce
 from swarm.network.paths.introductions import REFUSED

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import uvloop
 from support.free_ports import free_port
@@ -200,8 +199,3 @@ def test_dead_path_to_a_relay_is_found_with_those_that_lead_through_it(tmp_path:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
-
-
-def test_source_addresses_are_those_of_this_machine() -> None:
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    assert set(path_watch.source_addresses()) <= own

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from swarm.network import listen_addrs
-from swarm.network.listen_addrs import ALL_IP4, ALL_IP6, LOOPBACK, listen_addrs_for
+from swarm.network.libp2p import libp2p_options
+from swarm.network.libp2p.libp2p_options import ALL_IP4, ALL_IP6, LOOPBACK, listen_addrs_for
 from swarm_protocol.identity import Identity
 
 ID = Identity.generate().peer_id
@@ -28,5 +28,5 @@ BEYOND_IP6 = f"/ip6/2600::7/tcp/4001/p2p/{ID}"
 def test_listens_beyond_this_machine_if_a_peer_is_there(
     monkeypatch: pytest.MonkeyPatch, peers: list[str], has_ip6: bool, expected: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(listen_addrs, "has_public_ip6", lambda: has_ip6)
+    monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: has_ip6)
     assert listen_addrs_for(peers) == expected

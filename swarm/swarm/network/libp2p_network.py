@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -30,15 +30,15 @@ from swarm_protocol.records import Reachability
 from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.libp2p.local_peers import LocalPeers, start_discovery
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.link_meter import LinkMeter
-from swarm.network.multiaddr import parse_peer_addr
+from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.network_entry import (
     HELLO,
     NetworkEntry,
@@ -383,3 +383,19 @@ class Libp2pNetwork(SigningNetwork):
     def _check_open(self) -> None:
         if self._closing or self._failure.done():
             raise PeerUnreachable("this node's network has ended", remedy="restart this node")
+
+
+def start_discovery(
+    options: Libp2pOptions, peer_id: str, own_addrs: Callable[[], Sequence[str]], tasks: asyncio.TaskGroup
+) -> LocalDiscovery | None:
+    """Begin to look for nodes in the local network, if this node is to be reached from there."""
+    if not options.mdns or all(map(is_loopback, options.listen)):
+        return None
+    discovery = LocalDiscovery(
+        options.network_id,
+        peer_id,
+        lambda subnets: local_addrs(options.listen, own_addrs(), subnets),
+        secret=options.invitation.network_secret if options.invitation else None,
+    )
+    tasks.create_task(discovery.run(), name="local discovery")
+    return discovery

@@ -2,8 +2,8 @@
 
 `LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers all who ask, and keeps what it heard of
 others in `nearby`. What it hears are claims. Whether the peer is there shows when it is dialled: its id is in the
-address, and libp2p lets nobody else answer. `libp2p.local_peers` does that. State belongs to the task's loop; the link
-is an argument, so that tests run it without sockets and in virtual time.
+address, and libp2p lets nobody else answer. `LocalPeers.run` is a task that does that, for few peers in a minute. State
+belongs to the tasks' loop; the link is an argument, so that tests run it without sockets and in virtual time.
 
 No stranger in the local network can make a node forget the others (`NearbyPeers`). A sender of packets can name any
 number of peers, and may name one that exists with addresses of its own choice. So each source address has few places,
@@ -14,12 +14,15 @@ which a peer was reached keeps its place while it is repeated.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import PeerError
 from swarm_protocol.network_secret import NetworkSecret
 
 from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
@@ -52,6 +55,18 @@ MAX_CLAIMS = 64
 
 MAX_PER_SOURCE = 8
 """A machine may run several nodes."""
+
+DIAL_EVERY_S = 3.0
+"""Pause after each dial of a local peer that this node does not know yet: a liar on the local network cannot make it
+dial more."""
+
+RETRY_S = 60.0
+"""Time until a local peer that was not reached is dialled again."""
+
+KNOWN_FOR_S = 600.0
+"""Time until one that was met is dialled again: the routing table may have no room for it."""
+
+logger = logging.getLogger(__name__)
 
 _Key = tuple[IpAddress, str]
 
@@ -250,3 +265,74 @@ def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[S
             if is_any or host == str(subnet.address):
                 found["/".join(("", f"ip{subnet.address.version}", str(subnet.address), transport, port, *more))] = None
     return tuple(found)
+
+
+class Table(Protocol):
+    """The part of the DHT that is used here."""
+
+    def peers(self) -> tuple[str, ...]: ...
+
+    async def ping(self, peer_id: str) -> bool: ...
+
+    async def refresh(self) -> None: ...
+
+
+class LocalPeers:
+    """`reach` connects to a contact and checks that it is a node of this network, or raises PeerError. `on_met` is
+    called when a local peer was met that this node did not know: the network may have been in two parts."""
+
+    def __init__(
+        self,
+        discovery: LocalDiscovery,
+        table: Table,
+        reach: Callable[[Contact], Awaitable[object]],
+        on_met: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._discovery = discovery
+        self._table = table
+        self._reach = reach
+        self._on_met = on_met
+        self._again_at: dict[Contact, float] = {}  # by what was claimed: one claim of a peer may be a lie, another true
+
+    def note_met(self, peer_ids: Collection[str]) -> None:
+        """Note through which of its addresses each of these peers was reached already."""
+        for contact in self._discovery.nearby.contacts:
+            if contact.peer_id in peer_ids:
+                self._discovery.nearby.reached(contact)
+
+    async def run(self) -> None:
+        while True:
+            if strangers := self._strangers():
+                await self._meet(random.choice(strangers))
+                await asyncio.sleep(DIAL_EVERY_S)
+            else:
+                await self._discovery.heard()
+
+    def _strangers(self) -> list[Contact]:
+        now = asyncio.get_running_loop().time()
+        self._again_at = {contact: at for contact, at in self._again_at.items() if at > now}
+        known = set(self._table.peers())
+        return [
+            contact
+            for contact in self._discovery.nearby.contacts
+            if contact.peer_id not in known and contact not in self._again_at
+        ]
+
+    async def _meet(self, contact: Contact) -> None:
+        now = asyncio.get_running_loop().time()
+        self._again_at[contact] = now + RETRY_S
+        try:
+            await self._reach(contact)
+        except PeerError as error:
+            logger.info("a node of the local network cannot be met: %s at %s: %s", *_told(contact), error.message)
+            return
+        self._discovery.nearby.reached(contact)
+        if await self._table.ping(contact.peer_id):
+            self._again_at[contact] = now + KNOWN_FOR_S
+            logger.info("met a node of the local network: %s at %s", *_told(contact))
+            await self._table.refresh()
+            await self._on_met()
+
+
+def _told(contact: Contact) -> tuple[str, str]:
+    return contact.peer_id, ", ".join(contact.addrs)

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
 from swarm_protocol.identity import check_peer_id
-from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
+from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p import sent_frames

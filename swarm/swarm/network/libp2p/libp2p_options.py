@@ -11,7 +11,6 @@ from typing import Literal
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.network_invitation import NetworkInvitation, owner_of
-from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm_protocol.version import check_network_id
 
 from swarm.network.discovery.dns_lookup import is_localhost

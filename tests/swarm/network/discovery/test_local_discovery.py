@@ -9,18 +9,21 @@ import pytest
 from support.memory_lan import MemoryLan, subnets
 from swarm.network.discovery import local_discovery
 from swarm.network.discovery.local_discovery import (
+    DIAL_EVERY_S,
     FORGET_S,
+    KNOWN_FOR_S,
     MAX_PACKETS_PER_S,
     MAX_PACKETS_PER_SOURCE,
     MAX_PAUSE_S,
     MAX_PER_SOURCE,
+    RETRY_S,
     LocalDiscovery,
+    LocalPeers,
     local_addrs,
 )
 from swarm.network.discovery.mdns_messages import answer, query, service_of
 from swarm.network.discovery.multicast import MAX_SEGMENTS, Link, OnPacket, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet
-from swarm.network.libp2p.local_peers import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, LocalPeers
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerUnreachable

@@ -11,9 +11,9 @@ import pytest
 from support.memory_lan import MemoryLan, subnets
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_network
+from swarm.network.discovery import local_discovery
 from swarm.network.discovery.local_discovery import LocalDiscovery
 from swarm.network.discovery.mdns_messages import answer, service_of
-from swarm.network.libp2p import local_peers
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.network_entry import NetworkEntry
 from swarm_protocol.errors import StartError
@@ -45,7 +45,7 @@ def lan(monkeypatch: pytest.MonkeyPatch) -> MemoryLan:
     monkeypatch.setattr("swarm.network.discovery.mdns_messages.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr("swarm.network.discovery.local_discovery.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr(libp2p_network, "NEARBY_S", 1.0)
-    monkeypatch.setattr(local_peers, "DIAL_EVERY_S", 0.05)
+    monkeypatch.setattr(local_discovery, "DIAL_EVERY_S", 0.05)
     return lan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.site_pages import written
 from swarm.network import announcer, framing, peer_budgets
-from swarm.network.dht import known_peers, record_dht, record_holders, record_storage, routing_table
+from swarm.network.dht import known_peers, record_dht, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
     path_watch,
@@ -85,7 +85,7 @@ SAID = [
     ("relay.md", f"At most {reservations.MAX_RELAY_ADDRS} addresses of a relay"),
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many that wait"),
     ("records.md", f"the {routing_table.WIDTH} nearest"),
-    ("records.md", f"the {record_holders.NUM_REPLICAS} nearest nodes"),
+    ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),
     ("records.md", f"asks the {routing_table.SAMPLE_WIDTH} nearest nodes"),
     ("records.md", f"at most {routing_table.MAX_CALLS} for each key"),
     ("records.md", f"deadline of one call | {known_peers.RPC_TIMEOUT_S:.0f} s"),

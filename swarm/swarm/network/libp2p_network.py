@@ -322,7 +322,7 @@ class Libp2pNetwork(SigningNetwork):
         self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
         await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
-        discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.own_addrs, tasks)
+        discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.known.own_addrs, tasks)
         self._entry = entry = await join(
             self._host,
             self._given,
@@ -359,7 +359,7 @@ class Libp2pNetwork(SigningNetwork):
         return [*self._entry.peer_ids, *random.sample(others, len(others))]
 
     def _announce(self, addrs: tuple[str, ...]) -> None:
-        self._dht.own_addrs = addrs
+        self._dht.known.own_addrs = addrs
 
     def _fail(self, error: BaseException) -> None:
         if not self._ready.done():

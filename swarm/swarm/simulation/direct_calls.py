@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -55,10 +55,10 @@ class Answer(asyncio.Future[bytes]):
 
 
 class DirectCall(Generic[T]):
-    """One call of a group. `result` is valid once the group has ended without an exception."""
+    """One call of a group."""
 
-    __slots__ = ("_call", "_group", "_is_to_end", "_num_cancelled", "_waits_for", "result")
-    result: T
+    __slots__ = ("_call", "_group", "_is_to_end", "_num_cancelled", "_result", "_waits_for")
+    _result: T
 
     def __init__(self, call: Coroutine[Any, Any, T], group: DirectCalls) -> None:
         self._call = call
@@ -79,6 +79,10 @@ class DirectCall(Generic[T]):
     def cancelling(self) -> int:
         return self._num_cancelled
 
+    def result(self) -> T:
+        """Return what the call has returned. Valid once the group has ended without an exception."""
+        return self._result
+
     def go_on(self, _future: asyncio.Future[Any] | None = None) -> None:
         """Run the call until it waits or ends."""
         self._waits_for = None
@@ -89,7 +93,7 @@ class DirectCall(Generic[T]):
             else:
                 waits_for = self._call.send(None)
         except StopIteration as end:
-            self.result = end.value
+            self._result = end.value
             self._group.ended(self)
         except asyncio.CancelledError:
             self._group.ended(self)
@@ -111,7 +115,7 @@ class DirectCall(Generic[T]):
 
 
 class DirectCalls:
-    """A group of calls, which ends when they all have. Implements `search_calls.CallGroup`. If one raises, the others
+    """A group of calls, which ends when they all have. Implements `searches.CallGroup`. If one raises, the others
     are cancelled, and the group raises what the first one did."""
 
     __slots__ = ("_all_ended", "_error", "_running")
@@ -165,10 +169,3 @@ class DirectCalls:
     def _cancel(self) -> None:
         for call in self._running:
             call.cancel()
-
-
-async def side_by_side(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run calls at once and return what each returns, as `asyncio.gather` does."""
-    async with DirectCalls() as group:
-        running = [group.create_task(call) for call in calls]
-    return [call.result for call in running]

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 
-from swarm.network.dht.large_answers import StreamedCalls
+from swarm.network.dht.known_peers import StreamedCalls
 from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.dht.search_calls import CallGroup
 from swarm.network.interface import NotServed, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.newest_items import NewestItems
-from swarm.simulation.direct_calls import DirectCalls, side_by_side
+from swarm.simulation.direct_calls import DirectCalls
 from swarm.simulation.simulated_host import SimulatedHost
-
-T = TypeVar("T")
 
 NETWORK_ID = "simulated"
 KEPT_RECORDS = 1 << 18
@@ -73,16 +69,11 @@ class _SharingDht(RecordDht):
     ) -> None:
         super().__init__(host, prefix, records, streams)
         self._shared = records
+        self._searches.call_group = DirectCalls
 
     async def store(self, envelope: Envelope) -> bool:
         self._shared.add(envelope, envelope.to_bytes())
         return await super().store(envelope)
-
-    async def _side_by_side(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        return await side_by_side(calls)
-
-    def _call_group(self) -> CallGroup:
-        return DirectCalls()
 
 
 class SimulatedNetwork(SigningNetwork):
@@ -114,7 +105,7 @@ class SimulatedNetwork(SigningNetwork):
         network = cls(seed, host, records, streams)
         network.dht = dht = await _SharingDht.create(host, "dht/", records)
         network._own_records = OwnRecords(dht, network._identity, NETWORK_ID, records.now, on_copy=lambda: None)
-        network.dht.own_addrs = (addr,)
+        network.dht.known.own_addrs = (addr,)
         await asyncio.gather(*(network.dht.ping(peer_id) for peer_id in entries))
         await network.dht.refresh()
         return network
@@ -163,7 +154,7 @@ class SimulatedNetwork(SigningNetwork):
         return await self._own_records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
 
     async def addrs(self) -> tuple[str, ...]:
-        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self.dht.own_addrs)
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self.dht.known.own_addrs)
 
     async def close(self) -> None:
         if self._streams is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.simulation.direct_calls import Answer, DirectCalls, side_by_side
+from swarm.simulation.direct_calls import Answer, DirectCalls
 from swarm.testing import virtual_time
 
 
@@ -28,7 +28,9 @@ def test_calls_run_side_by_side_and_go_on_in_the_moment_of_their_answer() -> Non
             ends.append((name, loop.time() - began_s))
             return name
 
-        assert await side_by_side([call("slow", 2), call("quick", 1)]) == ["slow", "quick"]
+        async with DirectCalls() as group:
+            running = [group.create_task(call("slow", 2)), group.create_task(call("quick", 1))]
+        assert [each.result() for each in running] == ["slow", "quick"]
         assert ends == [("quick", pytest.approx(2)), ("slow", pytest.approx(4))]
 
     virtual_time.run(main())
@@ -128,9 +130,14 @@ def test_call_that_raises_cancels_the_others_and_its_group_raises() -> None:
             finally:
                 ended.append("waiting")
 
+        async def both() -> None:
+            async with DirectCalls() as group:
+                group.create_task(wait())
+                group.create_task(fail())
+
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(ZeroDivisionError):
-            await side_by_side([wait(), fail()])
+            await both()
         assert ended == ["waiting"]
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(1)
 

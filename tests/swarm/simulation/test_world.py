@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from swarm.network.dht.record_dht import RecordDht
 from swarm.serving.server import span_placer
 from swarm.simulation import simulated_network, simulated_serving, simulated_training, simulation_run, world
 from swarm.simulation.report import IN_WORK, Report
@@ -76,15 +75,14 @@ def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed_and_calls
         asked_for.extend(types)
         return nullcontext()
 
-    def group_of_tasks(_dht: RecordDht) -> asyncio.TaskGroup:
+    def group_of_tasks() -> asyncio.TaskGroup:
         groups.append(asyncio.TaskGroup())
         return groups[-1]
 
     report = served()
     monkeypatch.setattr(simulation_run, "handing_over", parsing)
     monkeypatch.setattr(simulation_run, "unchecked", parsing)
-    monkeypatch.setattr(simulated_network._SharingDht, "_call_group", group_of_tasks)
-    monkeypatch.setattr(simulated_network._SharingDht, "_side_by_side", RecordDht._side_by_side)
+    monkeypatch.setattr(simulated_network, "DirectCalls", group_of_tasks)
     assert simulate(SERVING).to_json() == report.to_json()
     assert {FindResponse, ServeRecord, Found} <= {*asked_for}
     assert groups

@@ -108,9 +108,9 @@ class AddressNews:
         self._used = used
 
     async def run(self) -> None:
-        told = set(self._dht.own_addrs)
+        told = set(self._dht.known.own_addrs)
         while True:
             await asyncio.sleep(LOOK_S)
-            if (now := set(self._dht.own_addrs)) != told:
+            if (now := set(self._dht.known.own_addrs)) != told:
                 told = now
                 await asyncio.gather(*map(self._dht.ping, islice(self._used(), MAX_TOLD)), self._dht.refresh())

@@ -1,14 +1,13 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
 Puts together the parts: `known_peers` calls others, `routing_table` knows them, their addresses and whom to ask next
-(`NodeLookup`), `search_calls` asks them, and `record_storage` has the records that this node holds and decides which
-ones are valid (`RecordValidator`).
+(`NodeLookup`), `searches` asks them, and `record_storage` has the records that this node holds and decides which
+ones are valid (`RecordValidator`). `RecordHolders` remembers the nodes that took a key's last record, since a search
+for each publication would cost more than the calls that store it.
 
-A search belongs to its caller and ends with it. At its deadline it is done with what it has: peers that answer nothing,
-however many a liar names, delay what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
 
-It also finds the addresses of peers (`address_search`), in place of go-libp2p's own DHT: each node tells its addresses
+It also finds the addresses of peers, in place of go-libp2p's own DHT: each node tells its addresses
 with each request and answer, so that the nodes near its DHT id know them.
 
 Deviation from the paper: nodes hand on no records. Owners publish theirs anew, most of them every half minute
@@ -20,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
     Contact,
     FindRequest,
@@ -38,20 +37,11 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import check_peer_id
 
-from swarm.network.dht.address_search import AddressSearch
-from swarm.network.dht.known_peers import KnownPeers, RecordTransport
-from swarm.network.dht.large_answers import LargeAnswers, StreamedCalls
-from swarm.network.dht.record_holders import MAX_HELD_KEYS, NUM_REPLICAS, RecordHolders
+from swarm.network.dht.known_peers import WHOLE, KnownPeers, RecordTransport, StreamedCalls
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
-from swarm.network.dht.routing_table import (
-    NARROW_WIDTH,
-    SAMPLE_WIDTH,
-    WIDTH,
-    NodeLookup,
-    node_id_of,
-    to_id,
-)
-from swarm.network.dht.search_calls import CallGroup, SearchCalls
+from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, RoutingTable, node_id_of, to_id
+from swarm.network.dht.searches import Searches
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
@@ -66,9 +56,6 @@ NUM_NAMING = 2
 """Holders of a record that are asked who else is near its key, of those that have just taken it again. Drawn anew each
 time, so that one that lies hides no newcomer."""
 
-_CHECKED_AT_ONCE = 32
-"""Signatures, a tenth of a millisecond each, before others have their turn."""
-
 NUM_FIRST_SEARCHES = 2
 SEARCH_EVERY = 5
 
@@ -77,6 +64,18 @@ DOUBT_S = 360.0
 
 MAKE_ROOM_S = 1.0
 """Time within which further members are pinged where one was found to have gone."""
+
+NUM_REPLICAS = 5
+"""Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
+
+MIN_HOLD_S = 20.0
+"""Less than the time until a record is published again: in a network that changes, each time is a new search."""
+
+MAX_HOLD_S = 300.0
+"""In five minutes of a network whose half leaves in an hour, one of ten nodes near a key is a new one. Readers ask ten
+nodes, and owners store with five."""
+
+MAX_HELD_KEYS = 256
 
 _HELD, _NOT_HELD = StoreResponse(held=True), StoreResponse(held=False)
 
@@ -107,14 +106,11 @@ class RecordDht:
     ) -> None:
         """Without `streams`, small answers are as large as others."""
         self._host = host
+        self._streams = streams
         self._validator = validator
-        self.known = KnownPeers(host, prefix)
+        self.known = KnownPeers(host, prefix, streams)
         self._storage = RecordStorage(validator.now)
-        self.own_addrs: tuple[str, ...] = ()
-        """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
-        self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_KEYS)
-        """The nodes nearest to a key by the last search for it: the next one begins there."""
-        self._addresses = AddressSearch(host.peer_id, self.known.book, self._carry_out)
+        self._searches = Searches(host.peer_id, self.known, validator)
         self._holders = RecordHolders(self.known.table)
         self.last_hops = 0
         """Calls one after the other by which the last `find` came to the node nearest to a key."""
@@ -122,7 +118,6 @@ class RecordDht:
         self._num_refused = 0
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
         self._chance = random.Random(host.peer_id)
-        self._large = LargeAnswers(streams, prefix, self._chance)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
         """Returns whether a peer may store a record here; a private network sets it."""
 
@@ -132,7 +127,9 @@ class RecordDht:
     ) -> RecordDht:
         """Raises PeerUnreachable if the daemon ends meanwhile."""
         dht = cls(host, prefix, validator, streams)
-        await dht._large.serve(dht._answer_whole)
+        if streams is not None:
+            size = limits.MAX_FIND_REQUEST_BYTES
+            await streams.serve_streamed(f"{prefix}{WHOLE}", dht._answer_whole, max_request_bytes=size)
         await host.serve(f"{prefix}find", dht._answer_find)
         await host.serve(f"{prefix}store", dht._answer_store)
         return dht
@@ -165,11 +162,13 @@ class RecordDht:
             check_peer_id(peer_id)
         except ValueError:
             return False
-        return await self._find(peer_id, 0, FindRequest(addrs=self.own_addrs).to_bytes(), addrs) is not None
+        return await self.known.find(peer_id, 0, FindRequest(addrs=self.known.own_addrs).to_bytes(), addrs) is not None
 
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
-        await self._search([dht_id_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        await self._searches.search(
+            [dht_id_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S
+        )
 
     async def make_room(self) -> None:
         """Look whether members of the routing table have gone for whose places newcomers wait. To be called every few
@@ -220,7 +219,9 @@ class RecordDht:
             return _is_held(answers.values())
         spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))
         width = NUM_REPLICAS if spared else NARROW_WIDTH
-        search = await self._search([dht_id], width, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared)
+        search = await self._searches.search(
+            [dht_id], width, only_peers=True, timeout_s=SEARCH_TIMEOUT_S, spared=spared
+        )
         nearest = tuple(search.nearest(dht_id, NUM_REPLICAS))
         self._holders.remember(dht_id, nearest)
         self._keep_own(envelope, data, nearest)
@@ -255,10 +256,12 @@ class RecordDht:
         """
         dht_ids = list({dht_id_of(key): None for key in keys})
         width = SAMPLE_WIDTH if max_records else WIDTH
-        search = await self._search(dht_ids, width, only_peers=False, timeout_s=timeout_s, max_records=max_records)
+        search = await self._searches.search(
+            dht_ids, width, only_peers=False, timeout_s=timeout_s, max_records=max_records
+        )
         self.last_hops = search.most_hops()
         for dht_id in dht_ids:
-            await self._take_in(search, dht_id, self._storage.get(dht_id))
+            await self._searches.take_in(search, dht_id, self._storage.get(dht_id))
         return list(search.records.values()), bool(search.answered) or not search.peers
 
     def known_addrs(self, peer_id: str) -> Sequence[str]:
@@ -267,112 +270,21 @@ class RecordDht:
 
     def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
         """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id."""
-        return self._addresses.find(peer_id)
-
-    # --- asking -------------------------------------------------------------------------------------------------------
-
-    async def _search(
-        self,
-        keys: Sequence[bytes],
-        width: int,
-        *,
-        only_peers: bool,
-        timeout_s: float,
-        max_records: int = 0,
-        spared: Sequence[str] = (),
-    ) -> NodeLookup:
-        """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
-        WIDTH of them where that takes longer than `search_calls.WIDEN_S`. Those that are `spared` count as asked."""
-        search = NodeLookup(keys, self._host.peer_id, width)
-        search.spare(spared)
-        await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
-        for key in search.keys:
-            self._nearest[key] = tuple(search.nearest(key, WIDTH))
-        return search
-
-    async def _carry_out(
-        self,
-        search: NodeLookup,
-        *,
-        only_peers: bool,
-        timeout_s: float,
-        max_records: int = 0,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        suspects = self.known.suspects.at(asyncio.get_running_loop().time())
-        for key in search.keys:
-            search.meet(self.known.table.nearest(to_id(key), WIDTH), suspects)
-            search.meet(self._nearest.get(key, ()), suspects)
-
-        @cache
-        def request_for(*wanted: bytes) -> tuple[FindRequest, bytes]:
-            request = FindRequest(keys=wanted, only_peers=only_peers, addrs=self.own_addrs, max_records=max_records)
-            return request, request.to_bytes()
-
-        def ask(peer_id: str, wanted: Sequence[bytes]) -> Coroutine[Any, Any, None]:
-            request, data = request_for(*wanted)
-            return self._ask(search, suspects, peer_id, request.keys, data)
-
-        calls = SearchCalls(search, ask, group=self._call_group(), only_peers=only_peers, is_over=is_over)
-        await calls.run(timeout_s)
+        return self._searches.find_addrs(peer_id)
 
     async def _side_by_side(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run calls at once and return what each returns."""
-        return await asyncio.gather(*calls)
-
-    def _call_group(self) -> CallGroup:
-        """Return what runs the calls of a search. A simulation has one that makes no tasks."""
-        return asyncio.TaskGroup()
-
-    async def _ask(
-        self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
-    ) -> None:
-        """Ask for the `keys` of the encoded `request`."""
-        answer = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
-        if answer is None:
-            search.drop(peer_id)
-            return
-        search.answered.add(peer_id)
-        await self._hear(search, suspects, peer_id, keys, answer)
-        if answer.is_cut:
-            whole = await self._large.fetch(peer_id, request, partial(_decoded, peer_id, len(keys)))
-            if whole is not None:
-                answer = whole
-                await self._hear(search, suspects, peer_id, keys, answer)
-        search.left_out(peer_id, keys[len(answer.found) :])
-
-    async def _hear(
-        self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], answer: FindResponse
-    ) -> None:
-        for key, each in zip(keys, answer.found, strict=False):
-            search.hear(each.peers[:WIDTH], suspects, named_by=peer_id)
-            await self._take_in(search, key, each.records)
-
-    async def _take_in(self, search: NodeLookup, dht_id: bytes, records: Sequence[bytes]) -> None:
-        """Return those of `records` that are valid and of `dht_id`. The rest is no harm to what else is there."""
-        for index, data in enumerate(records, 1):
-            envelope = self._validator.envelope(data)
-            if envelope is not None and dht_id_of(envelope.subject) == dht_id:
-                search.take_in(envelope)
-            if index % _CHECKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-
-    async def _find(
-        self, peer_id: str, num_keys: int, request: bytes, hints: Sequence[str] = ()
-    ) -> FindResponse | None:
-        """Ask for the first of the `num_keys` keys of the encoded `request`. None means no answer. `hints` are
-        addresses of the peer that others named."""
-
-        response = await self.known.call(peer_id, "find", request, partial(_decoded, peer_id, num_keys), hints)
-        if response is not None:
-            self.known.learn(peer_id, response.addrs)
-        return response
+        async with self._searches.call_group() as group:
+            running = [group.create_task(call) for call in calls]
+        return [each.result() for each in running]
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _answer_find(self, peer_id: str, request: bytes) -> bytes:
         answer = self._answer(peer_id, request)
-        return _NO_ANSWER if answer is None else self._large.cut(answer).to_bytes()
+        if answer is not None and self._streams is not None:
+            answer = answer.within(MAX_UNARY_BYTES, self._chance)
+        return _NO_ANSWER if answer is None else answer.to_bytes()
 
     async def _answer_whole(self, peer_id: str, request: bytes) -> bytes:
         answer = self._answer(peer_id, request)
@@ -388,7 +300,7 @@ class RecordDht:
             logger.debug("%s asked for something else: %s", peer_id, violation)
             return None
         found = (self._found(peer_id, key, asked) for key in asked.keys)
-        return FindResponse.fitting(found, self.own_addrs)
+        return FindResponse.fitting(found, self.known.own_addrs)
 
     async def _answer_store(self, peer_id: str, request: bytes) -> bytes:
         try:
@@ -414,15 +326,62 @@ class RecordDht:
         return Found(records=records, peers=peers)
 
 
-def _decoded(peer_id: str, num_keys: int, answer: bytes) -> FindResponse:
-    """Raises PeerViolation."""
-    response = FindResponse.from_bytes(answer)
-    if not min(1, num_keys) <= len(response.found) <= num_keys:
-        raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)
-    return response
-
-
 def _is_held(answers: Iterable[StoreResponse]) -> bool:
     """Return whether most of the nodes that answered hold the record. A full key's nodes refuse it all alike."""
     held = [answer.held for answer in answers]
     return sum(held) * 2 > len(held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """The nodes nearest to a key, as a search found them; good for `hold_s`, which ends at `until`. `passed_over` were
+    nearest of those that this node knew then, some of which may not have answered."""
+
+    peers: tuple[str, ...]
+    passed_over: Sequence[str]
+    hold_s: float
+    until: float
+
+
+class RecordHolders:
+    """Remembers the holders of MAX_HELD_KEYS keys, by the keys' DHT ids. `table` knows nodes that are nearer."""
+
+    def __init__(self, table: RoutingTable) -> None:
+        self._table = table
+        self._of = NewestItems[bytes, _Holders](MAX_HELD_KEYS)
+
+    def of(self, dht_id: bytes) -> tuple[str, ...]:
+        """Return the holders by the last search, without those that are lost since; none if there was no search."""
+        holders = self._of.get(dht_id)
+        return holders.peers if holders is not None else ()
+
+    def are_current(self, dht_id: bytes) -> bool:
+        """Return whether it is not yet time to search again, and no nearer node is known."""
+        holders = self._of.get(dht_id)
+        if holders is None or asyncio.get_running_loop().time() >= holders.until:
+            return False
+        nearest = set(self._table.nearest(to_id(dht_id), NUM_REPLICAS))
+        return nearest <= {*holders.peers, *holders.passed_over}
+
+    def lose(self, dht_id: bytes, gone: Collection[str]) -> None:
+        """Forget holders that did not answer, and let the next time be a new search."""
+        if dht_id in self._of:
+            holders = self._of[dht_id]
+            peers = tuple(peer for peer in holders.peers if peer not in gone)
+            self._of[dht_id] = replace(holders, peers=peers, until=0.0)
+
+    def remember(self, dht_id: bytes, nearest: tuple[str, ...]) -> None:
+        """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that
+        has just begun, where the next node to come is one of them."""
+        before = self._of.pop(dht_id, None)
+        if len(nearest) < NUM_REPLICAS:
+            return
+        hold_s = MIN_HOLD_S
+        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
+            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
+        passed_over = self._table.nearest(to_id(dht_id), NUM_REPLICAS)
+        now = asyncio.get_running_loop().time()
+        self._of[dht_id] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
+
+    def clear(self) -> None:
+        self._of.clear()

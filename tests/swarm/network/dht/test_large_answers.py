@@ -7,8 +7,7 @@ import random
 from typing import cast
 
 import pytest
-from swarm.network.dht.known_peers import RecordTransport
-from swarm.network.dht.large_answers import StreamedCalls
+from swarm.network.dht.known_peers import RecordTransport, StreamedCalls
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, UnaryHandler

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from swarm.network.dht import known_peers, routing_table, search_calls
+from swarm.network.dht import known_peers, routing_table, searches
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import NUM_NAMING, SEARCH_TIMEOUT_S, RecordDht
-from swarm.network.dht.record_holders import MIN_HOLD_S, NUM_REPLICAS
+from swarm.network.dht.record_dht import MIN_HOLD_S, NUM_NAMING, NUM_REPLICAS, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -23,7 +22,7 @@ from swarm.network.dht.routing_table import (
     node_id_of,
     to_id,
 )
-from swarm.network.dht.search_calls import WIDEN_S
+from swarm.network.dht.searches import WIDEN_S
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, dht_id_of
@@ -79,7 +78,7 @@ class World:
     async def node(self, identity: Identity) -> RecordDht:
         self.hosts[identity.peer_id] = host = Host(identity.peer_id, self.wire)
         dht = await RecordDht.create(cast("Any", host), "", RecordValidator("test", lambda: NOW))
-        dht.own_addrs = addr_of(identity)
+        dht.known.own_addrs = addr_of(identity)
         return dht
 
     def add_liar(self, asker: RecordDht) -> None:
@@ -162,7 +161,7 @@ def test_search_whose_caller_is_cancelled_asks_nobody_afterwards() -> None:
 def test_search_whose_last_answer_takes_as_long_as_it_waits_to_widen_asks_nobody_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search_calls, "WIDEN_S", 0.01)
+    monkeypatch.setattr(searches, "WIDEN_S", 0.01)
 
     async def main() -> None:
         troubles: list[dict[str, Any]] = []
@@ -344,7 +343,7 @@ def test_newcomer_is_found_though_the_node_it_joined_by_is_full_of_those_that_we
         await asyncio.sleep(MIN_CROWDED_S)
         for _ in range(3 * BUCKET_SIZE):
             await asyncio.gather(newcomer.ping(HONEST.peer_id), asker.ping(HONEST.peer_id), seed.make_room())
-        assert [addrs async for addrs in asker.find_addrs(far[-1].peer_id)] == [newcomer.own_addrs]
+        assert [addrs async for addrs in asker.find_addrs(far[-1].peer_id)] == [newcomer.known.own_addrs]
 
     virtual_time.run(main())
 
@@ -374,7 +373,7 @@ def test_node_that_only_asks_is_named_to_nobody() -> None:
     async def main() -> None:
         world = World()
         asker, honest = await world.node(ASKER), await world.node(HONEST)
-        asker.own_addrs = ()
+        asker.known.own_addrs = ()
         assert await asker.ping(HONEST.peer_id)
         assert asker.peers() == (HONEST.peer_id,)
         assert honest.peers() == ()

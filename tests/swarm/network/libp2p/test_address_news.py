@@ -12,6 +12,7 @@ from swarm.testing import virtual_time
 
 class FakeDht:
     def __init__(self) -> None:
+        self.known = self
         self.own_addrs: tuple[str, ...] = ("/ip4/44.1.0.1/tcp/1", "/ip4/44.2.0.1/tcp/1")
         self.told: list[str] = []
         self.num_refreshes = 0

@@ -20,8 +20,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PROGRAM_BYTES, cost_of
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_tables import DataConfig
-from swarm_node.demo.demo_state import DemoState
-from swarm_node.demo.nodes import Fleet
+from swarm_node.demo.nodes import DemoState, Fleet
 from swarm_protocol.identity import Identity
 
 pytestmark = [

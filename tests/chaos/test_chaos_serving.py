@@ -24,7 +24,7 @@ from swarm.training.run.run_model import initial_theta
 from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm.training.state.export import export_hf
 from swarm_node.demo import demo_answer
-from swarm_node.demo.demo_state import NodeState
+from swarm_node.demo.nodes import NodeState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -9,8 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from swarm.client import AsyncClient
-from swarm_node.demo.demo_state import DemoState, EventFields, NodeState
-from swarm_node.demo.nodes import Fleet
+from swarm_node.demo.nodes import DemoState, EventFields, Fleet, NodeState
 
 START_S = 120.0
 

@@ -2,7 +2,7 @@
 
     swarm-node demo
 
-It uses real processes and real libp2p on loopback. `demo_plan` says what is run, `nodes` owns the processes,
-`demo_state` is what they have reported, `display` shows it, `stages` are the steps in order, and `demo_answer` asks for
-a completion, kills a node on the way and computes the same undisturbed.
+It uses real processes and real libp2p on loopback. `command` plans it, `nodes` owns the processes and keeps what they
+have reported, `display` shows it, `stages` are the steps in order, and `demo_answer` asks for a completion, kills a
+node on the way and computes the same undisturbed.
 """

@@ -1,4 +1,4 @@
-"""`swarm-node demo`: its options, its directory, and what remains of it in the end."""
+"""`swarm-node demo`: its options and the plan that follows from them, its directory, and what remains of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
@@ -25,13 +25,11 @@ from swarm_node.storage.home import explained
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarm_node.demo.demo_plan import DemoPlan
     from swarm_node.demo.display import DemoSummary
 
 SEE_HELP = "see swarm-node demo --help"
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
-# the defaults of a plan, which are here because `demo_plan` imports numpy and `--help` should not wait for it
 NUM_NODES = 4
 # about a minute on two cores: 0.8M tokens, after which the validation loss is near 2
 OUTER_STEPS = 12
@@ -40,6 +38,60 @@ PROMPT = "def fibonacci(n):\n    if n"
 MIN_NEW_TOKENS = 160
 # after a minute of training the likeliest next byte is a space, without end: a text needs some randomness
 TEMPERATURE = 0.7
+MAX_NODES = 16
+"""More share the same cores for nothing."""
+
+MAX_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """The size of one demo, and what it asks for. Raises ValueError for a prompt and a completion that are too long."""
+
+    num_nodes: int = NUM_NODES
+    outer_steps: int = OUTER_STEPS
+    interval_steps: int = INTERVAL_STEPS
+    prompt: str = PROMPT
+    temperature: float = TEMPERATURE
+    min_new_tokens: int = MIN_NEW_TOKENS
+    keep: Path | None = None
+
+    def __post_init__(self) -> None:
+        # the other half of the context is left for what is generated until the kill is carried out and missed
+        num_prompt_bytes, limit = len(self.prompt.encode()), num_context_tokens() // 2
+        if not 0 < num_prompt_bytes <= limit - self.min_new_tokens:
+            raise ValueError(
+                f"a prompt of {num_prompt_bytes} bytes and a completion of {self.min_new_tokens} are too long: "
+                f"use at most {limit} together"
+            )
+
+    @property
+    def room_tokens(self) -> int:
+        """Return the length of the longest completion; a byte is a token."""
+        return num_context_tokens() - len(self.prompt.encode())
+
+    @property
+    def kill_after_tokens(self) -> int:
+        return max(1, self.min_new_tokens // 5)
+
+    @property
+    def num_blocks(self) -> int:
+        return int(_model()["num_hidden_layers"])
+
+    @property
+    def blocks_per_node(self) -> int:
+        """Return half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all."""
+        return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
+
+
+def num_context_tokens() -> int:
+    return int(_model()["max_position_embeddings"])
+
+
+def _model() -> Mapping[str, Any]:
+    from swarm.training.run.run_tables import DEFAULT_MODEL  # noqa: PLC0415 - for which --help should not wait
+
+    return DEFAULT_MODEL
 
 
 def demo(flags: Flags) -> int:
@@ -58,21 +110,17 @@ def demo(flags: Flags) -> int:
 
 
 def _plan(flags: Flags) -> DemoPlan:
-    from swarm_node.demo.demo_plan import MAX_NODES, MAX_STEPS, NUM_CONTEXT_TOKENS, DemoPlan  # noqa: PLC0415
-
-    temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
-    min_tokens = flags.parsed("min_tokens", whole_number(2, NUM_CONTEXT_TOKENS // 2), SEE_HELP) or MIN_NEW_TOKENS
+    given = {
+        "num_nodes": flags.parsed("nodes", whole_number(2, MAX_NODES), SEE_HELP),
+        "outer_steps": flags.parsed("outer_steps", whole_number(1, MAX_STEPS), SEE_HELP),
+        "interval_steps": flags.parsed("interval_steps", whole_number(1, MAX_STEPS), SEE_HELP),
+        "prompt": flags.options["prompt"] or None,
+        "temperature": flags.parsed("temperature", number(0, 2), SEE_HELP),
+        "min_new_tokens": flags.parsed("min_tokens", whole_number(2, num_context_tokens() // 2), SEE_HELP),
+        "keep": flags.options["keep"],
+    }
     try:
-        return DemoPlan(
-            num_nodes=flags.parsed("nodes", whole_number(2, MAX_NODES), SEE_HELP) or NUM_NODES,
-            outer_steps=flags.parsed("outer_steps", whole_number(1, MAX_STEPS), SEE_HELP) or OUTER_STEPS,
-            interval_steps=flags.parsed("interval_steps", whole_number(1, MAX_STEPS), SEE_HELP) or INTERVAL_STEPS,
-            prompt=flags.options["prompt"] or PROMPT,
-            temperature=TEMPERATURE if temperature is None else temperature,
-            min_new_tokens=min_tokens,
-            kill_after_tokens=max(1, min_tokens // 5),
-            keep=flags.options["keep"],
-        )
+        return DemoPlan(**{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
         raise UsageError(str(error), remedy=SEE_HELP) from None
 
@@ -80,17 +128,16 @@ def _plan(flags: Flags) -> DemoPlan:
 async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -> DemoSummary:
     with uncollected():
         from swarm_node.demo import stages  # noqa: PLC0415
-    from swarm_node.demo.demo_state import DemoState  # noqa: PLC0415
     from swarm_node.demo.display import Reporter, make_display, show_next, show_summary  # noqa: PLC0415
-    from swarm_node.demo.nodes import Fleet  # noqa: PLC0415
+    from swarm_node.demo.nodes import DemoState, Fleet  # noqa: PLC0415
 
     task = asyncio.current_task()
     assert task is not None
     for ending in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
-    state = DemoState(num_nodes=plan.num_nodes)
-    display = make_display(console, plan)
-    reporter = Reporter(plan, state, display, emitter)
+    state = DemoState(num_nodes=plan.num_nodes, outer_steps=plan.outer_steps)
+    display = make_display(console)
+    reporter = Reporter(state, display, emitter)
     try:
         async with Fleet(root, state, reporter.node_said) as fleet:
             result = await stages.run(stages.Demo(plan=plan, state=state, fleet=fleet, reporter=reporter))

@@ -15,10 +15,11 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from swarm_node.demo.demo_plan import DemoPlan
+from swarm_node.demo.command import DemoPlan
 from swarm_node.demo.display import Reporter
 from swarm_node.demo.nodes import DemoError
 
+SEED = 1
 NUM_TOKENS_AFTER = 8
 """Minimum number of tokens after the failover."""
 
@@ -70,7 +71,7 @@ async def _stream(
         prompt=plan.prompt,
         max_tokens=plan.room_tokens,
         temperature=plan.temperature,
-        seed=plan.sampling_seed,
+        seed=SEED,
         stream=True,
         extra_body={"ignore_eos": True},
     )
@@ -104,7 +105,7 @@ async def _trace(openai: AsyncOpenAI, trace_id: str) -> dict[str, Any]:
 
 
 def complete_undisturbed(
-    checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = 0
+    checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = SEED
 ) -> str:
     """Return the completion of `prompt`: greedy at temperature 0, else by the draws of `seed`. Blocks."""
     import torch  # noqa: PLC0415

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from swarm_protocol.identity import short_id
 
-from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState, EventFields
+from swarm_node.demo.nodes import DemoState, EventFields
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import sparkline
 
@@ -25,9 +24,8 @@ KILLED = "[bold red]⟦kill -9 {}⟧[/]"
 class LineDisplay:
     """Shows a line for each stage and each outer step that all nodes have committed."""
 
-    def __init__(self, console: Console, plan: DemoPlan) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._plan = plan
         self._last_step = 0
 
     def stage(self, title: str) -> None:
@@ -40,7 +38,7 @@ class LineDisplay:
         while state.all_at(step):
             loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
             self._say(
-                f"   outer step {step}/{self._plan.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
+                f"   outer step {step}/{state.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
                 f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
             )
             self._last_step, step = step, step + 1
@@ -69,8 +67,8 @@ class LiveDisplay(LineDisplay):
     The panel is left behind when a stage ends, unless it had no outer step to show yet.
     """
 
-    def __init__(self, console: Console, plan: DemoPlan) -> None:
-        super().__init__(console, plan)
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._live: Live | None = None
         self._state: DemoState | None = None
 
@@ -85,7 +83,7 @@ class LiveDisplay(LineDisplay):
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         self._state = state
-        self._live.update(panel(state, self._plan))
+        self._live.update(panel(state))
 
     def note(self, text: str) -> None:
         self._console.print(f"  {text}", highlight=False, markup=False)
@@ -99,19 +97,19 @@ class LiveDisplay(LineDisplay):
             self._live.stop()
             self._live = None
             if self._state is not None and self._state.outer_step:
-                self._console.print(panel(self._state, self._plan))
+                self._console.print(panel(self._state))
 
 
-def make_display(console: Console, plan: DemoPlan) -> LineDisplay:
-    return LiveDisplay(console, plan) if console.is_terminal else LineDisplay(console, plan)
+def make_display(console: Console) -> LineDisplay:
+    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
 
 
-def panel(state: DemoState, plan: DemoPlan) -> RenderableType:
+def panel(state: DemoState) -> RenderableType:
     """Render the loss curve and totals above a table of the nodes."""
     curve = state.loss_curve()
     loss = f"{curve[-1]:.3f}" if curve else "–"
     progress = Text.assemble(
-        ("outer step ", "dim"), f"{state.outer_step}/{plan.outer_steps}   ",
+        ("outer step ", "dim"), f"{state.outer_step}/{state.outer_steps}   ",
         ("loss ", "dim"), (loss, "bold"), f"  {sparkline(curve)}   ",
         ("speed ", "dim"), f"{state.tokens_per_s:,.0f} tokens/s" if state.tokens_per_s else "–",
     )  # fmt: skip
@@ -151,9 +149,8 @@ ANSWER_STAGE = 4
 class Reporter:
     """Reports to the display and as events. The demo's task owns it and calls `node_said` for each event of a node."""
 
-    def __init__(self, plan: DemoPlan, state: DemoState, display: LineDisplay, emitter: Emitter) -> None:
+    def __init__(self, state: DemoState, display: LineDisplay, emitter: Emitter) -> None:
         self.display = display
-        self._plan = plan
         self._state = state
         self._emitter = emitter
         self._num_stages = 0
@@ -173,7 +170,7 @@ class Reporter:
             self._emitter.emit(
                 "progress",
                 outer_step=self._num_reported_steps,
-                of=self._plan.outer_steps,
+                of=state.outer_steps,
                 loss=state.losses.get(self._num_reported_steps),
                 tokens_per_s=state.tokens_per_s,
                 bytes_per_param=state.bytes_per_param(),

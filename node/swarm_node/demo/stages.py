@@ -15,12 +15,14 @@ from swarm.training.run.run_file import write_run
 from swarm_protocol.identity import Identity
 
 from swarm_node.demo import demo_answer
+from swarm_node.demo.command import DemoPlan
 from swarm_node.demo.demo_answer import Completion, complete
-from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState, NodeState
 from swarm_node.demo.display import DemoSummary, Reporter
-from swarm_node.demo.nodes import DemoError, Fleet
+from swarm_node.demo.nodes import DemoError, DemoState, Fleet, NodeState
 from swarm_node.machine.hardware import UNUSED_PACKAGES
+
+START_S, TRAIN_S, SERVE_S, ANSWER_S = 300.0, 600.0, 300.0, 120.0
+"""Bounds of what hangs: they are many times what two cores need, which may have other work."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +43,7 @@ async def run(demo: Demo) -> DemoSummary:
     identity = Identity.generate()
     identity.save(demo.fleet.root / "researcher.key")
     state.num_parameters, seed = await asyncio.gather(
-        in_own_thread(_write_run, run_path, plan.run(), identity),
+        in_own_thread(_write_run, run_path, run_of(plan), identity),
         _start(demo, "seed", lambda node: bool(node.addrs)),
     )
     demo.reporter.display.note(f"seed {seed.addrs[0]}")
@@ -65,7 +67,6 @@ async def run(demo: Demo) -> DemoSummary:
         plan.prompt,
         len(completion.text.encode()),  # a token each, or fewer
         temperature=plan.temperature,
-        seed=plan.sampling_seed,
     )
     return DemoSummary(
         nodes=plan.num_nodes,
@@ -88,6 +89,19 @@ async def run(demo: Demo) -> DemoSummary:
     )
 
 
+def run_of(plan: DemoPlan) -> RunConfig:
+    """Return the run. Late members get a long grace period, so that the first step is taken together."""
+    return RunConfig(
+        name="demo",
+        outer_steps=plan.outer_steps,
+        interval_steps=plan.interval_steps,
+        min_group=max(2, plan.num_nodes // 2),
+        max_group=plan.num_nodes,
+        cluster_size=1,
+        quorum_grace_s=10.0,
+    )
+
+
 def _write_run(path: Path, run: RunConfig, identity: Identity) -> int:
     """Sign the run, and return the number of its model's parameters. This imports torch and transformers, for which
     neither the first line, nor the seed, nor Ctrl-C waits."""
@@ -103,7 +117,7 @@ async def _start(demo: Demo, name: str, is_up: Callable[[NodeState], bool], *arg
     """Start the process of the command `name`, and wait until it is up."""
     await demo.fleet.spawn(name, name, *arguments)
     node = demo.state.node(name)
-    await demo.fleet.until(lambda: is_up(node), within_s=demo.plan.start_within_s, what=f"starting the {name}")
+    await demo.fleet.until(lambda: is_up(node), within_s=START_S, what=f"starting the {name}")
     return node
 
 
@@ -119,7 +133,7 @@ async def _start_volunteers(demo: Demo, run_path: Path, addrs: tuple[str, ...]) 
     trainers = [demo.state.node(f"node-{index + 1}") for index in range(demo.plan.num_nodes)]
     await demo.fleet.until(
         lambda: all(node.peer_id for node in trainers),
-        within_s=demo.plan.start_within_s,
+        within_s=START_S,
         what="starting the volunteers",
     )
 
@@ -128,7 +142,7 @@ async def _train(demo: Demo) -> float:
     """Wait until every replica has the last outer step. Returns the swarm's tokens/s over all of it."""
     plan, state = demo.plan, demo.state
     started_s = time.monotonic()
-    await demo.fleet.until(lambda: state.all_at(plan.outer_steps), within_s=plan.train_within_s, what="the training")
+    await demo.fleet.until(lambda: state.all_at(plan.outer_steps), within_s=TRAIN_S, what="the training")
     if not state.digests_equal():
         raise DemoError("the replicas differ", remedy=f"this is a bug; the logs are in {demo.fleet.root}")
     return sum(state.num_tokens.values()) / (time.monotonic() - started_s)
@@ -139,7 +153,7 @@ async def _serve(demo: Demo) -> tuple[Path, str]:
     state, plan = demo.state, demo.plan
     await demo.fleet.until(
         lambda: state.survives_any_death(plan.num_blocks) and plan.outer_steps in state.validation,
-        within_s=plan.serve_within_s,
+        within_s=SERVE_S,
         what="serving each block twice",
     )
     trainers = [node for node in state.trainers if node.span]
@@ -161,11 +175,11 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
         return victim.name
 
     try:
-        async with asyncio.timeout(demo.plan.answer_within_s):
+        async with asyncio.timeout(ANSWER_S):
             completion = await complete(url, model, demo.plan, demo.reporter, kill)
     except TimeoutError:
         raise DemoError(
-            f"the answer took more than {demo.plan.answer_within_s:.0f} s", remedy=f"the logs are in {demo.fleet.root}"
+            f"the answer took more than {ANSWER_S:.0f} s", remedy=f"the logs are in {demo.fleet.root}"
         ) from None
     demo.fleet.check()  # a complete answer does not excuse a node that failed beside it
     return completion

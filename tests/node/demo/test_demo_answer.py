@@ -13,15 +13,14 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from rich.console import Console
+from swarm_node.demo.command import DemoPlan
 from swarm_node.demo.demo_answer import NUM_TOKENS_AFTER, Completion, complete
-from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState
 from swarm_node.demo.display import LineDisplay, Reporter
-from swarm_node.demo.nodes import DemoError
+from swarm_node.demo.nodes import DemoError, DemoState
 from swarm_node.events.emitter import Emitter
 from uvicorn import Config, Server
 
-PLAN = DemoPlan(min_new_tokens=40, kill_after_tokens=8)
+PLAN = DemoPlan(min_new_tokens=40)
 
 
 class FastGateway:
@@ -74,9 +73,9 @@ class FastGateway:
 def completion_by(**gateway: Any) -> Completion:
     async def scenario() -> Completion:
         scripted = FastGateway(**gateway)
-        state, display = DemoState(num_nodes=4), LineDisplay(Console(file=io.StringIO()), PLAN)
+        state, display = DemoState(num_nodes=4), LineDisplay(Console(file=io.StringIO()))
         async with scripted.url() as url:
-            return await complete(url, "m", PLAN, Reporter(PLAN, state, display, Emitter(json=False)), scripted.kill)
+            return await complete(url, "m", PLAN, Reporter(state, display, Emitter(json=False)), scripted.kill)
 
     return asyncio.run(scenario())
 

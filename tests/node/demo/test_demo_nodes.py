@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from swarm_node.demo.demo_state import DemoState
-from swarm_node.demo.nodes import DemoError, Fleet
+from swarm_node.demo.nodes import DemoError, DemoState, Fleet
 
 READY = 'print(\'{"event": "ready", "peer_id": "x", "addrs": []}\', flush=True)\n'
 ERROR = 'print("""{"event": "error", "message": "the port is taken", "remedy": ""}""")\nraise SystemExit(1)\n'

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from swarm_node.demo import stages
-from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState, NodeState
-from swarm_node.demo.nodes import DemoError
+from swarm_node.demo.command import DemoPlan
+from swarm_node.demo.nodes import DemoError, DemoState, NodeState
 
 
 def test_seed_starts_while_the_run_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState
+from swarm_node.demo.command import DemoPlan
 from swarm_node.demo.display import LineDisplay, make_display, panel
+from swarm_node.demo.nodes import DemoState
+from swarm_node.demo.stages import run_of
 from swarm_node.formatting import sparkline
-
-PLAN = DemoPlan(num_nodes=2, outer_steps=3)
 
 
 def _step(step: int, digest: str = "aa", bytes_sent: int = 150, loss: float | None = 2.5) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def _step(step: int, digest: str = "aa", bytes_sent: int = 150, loss: float | No
 
 
 def _state(*events: tuple[str, dict[str, Any]]) -> DemoState:
-    state = DemoState(num_nodes=2, num_parameters=100)
+    state = DemoState(num_nodes=2, outer_steps=3, num_parameters=100)
     for name in ("node-1", "node-2"):
         state.apply(name, {"event": "ready", "peer_id": f"peer of {name}", "addrs": []})
     for name, event in events:
@@ -99,7 +98,7 @@ def test_unknown_event_is_ignored() -> None:
 
 def test_lines_count_each_committed_step_once() -> None:
     out = io.StringIO()
-    display = make_display(Console(file=out, width=40), PLAN)
+    display = make_display(Console(file=out, width=40))
     assert isinstance(display, LineDisplay)
     state = _state(("node-1", _step(1)), ("node-2", _step(1)), ("node-1", _step(2)))
     display.update(state)
@@ -112,14 +111,14 @@ def test_lines_count_each_committed_step_once() -> None:
 
 def test_differing_states_stand_out() -> None:
     out = io.StringIO()
-    LineDisplay(Console(file=out), PLAN).update(_state(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
+    LineDisplay(Console(file=out)).update(_state(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
     assert "DIFFERS" in out.getvalue()
 
 
 def test_panel_shows_every_node_and_the_loss() -> None:
     out = io.StringIO()
     state = _state(("node-1", _step(1)), ("node-2", _serving(0, 2)))
-    Console(file=out, width=200).print(panel(state, PLAN))
+    Console(file=out, width=200).print(panel(state))
     assert "loss 2.500" in out.getvalue()
     assert "0 to 2" in out.getvalue()
     assert [line.split()[0] for line in out.getvalue().splitlines()[-2:]] == ["node-1", "node-2"]
@@ -127,7 +126,7 @@ def test_panel_shows_every_node_and_the_loss() -> None:
 
 def test_terminal_gets_a_live_panel_that_leaves_it_as_it_was() -> None:
     out = io.StringIO()
-    display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
+    display = make_display(Console(file=out, force_terminal=True, width=120))
     display.stage("train")
     display.update(_state())
     display.token("def f():\n    [red]")
@@ -159,7 +158,7 @@ def _screen(written: str) -> str:
 
 def test_terminal_keeps_no_panel_of_a_stage_without_an_outer_step() -> None:
     out = io.StringIO()
-    display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
+    display = make_display(Console(file=out, force_terminal=True, width=120))
     display.stage("start")
     display.update(DemoState(num_nodes=2))
     assert "node" not in _screen(out.getvalue()), "nothing is shown of nodes that are not there"
@@ -184,19 +183,18 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"min_new_tokens": 10, "kill_after_tokens": 10},
         {"min_new_tokens": 512},
         {"prompt": ""},
         {"prompt": "é" * 177},
     ],
 )
 def test_impossible_plan_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"kill|prompt"):
+    with pytest.raises(ValueError, match="prompt"):
         DemoPlan(**wrong)
 
 
 def test_run_is_the_plans() -> None:
-    run = PLAN.run()
+    run = run_of(DemoPlan(num_nodes=2, outer_steps=3))
     assert (run.outer_steps, run.max_group) == (3, 2)
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -20,8 +21,11 @@ from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
 from swarm_protocol.control_messages import (
+    MAX_COUNT,
     MAX_HOURS,
     LimitStatus,
+    PeerStatus,
+    RelayStatus,
     ServingStatus,
     SpotCheckStatus,
     StatusReply,
@@ -29,7 +33,7 @@ from swarm_protocol.control_messages import (
 )
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, Reachability
+from swarm_protocol.records import NodeRecord, PathCounts, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
@@ -38,12 +42,14 @@ from swarm_node.lending.traffic_count import LinkUse
 from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
-from swarm_node.node_status import count_paths, list_peers, relay_status
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 
 logger = logging.getLogger(__name__)
+
+RTT_TIMEOUT_S = 2.0
+"""Time for connected peers to answer. A round trip that takes longer is measured when it is asked for again."""
 
 RelayUse = Literal["none", "serve", "use", "auto"]
 RoleName: TypeAlias = records.Role
@@ -233,3 +239,50 @@ class Node:
             download_bytes_per_s=down_bytes_per_s,
             hours=tuple(dict.fromkeys(map(str, config.hours)))[:MAX_HOURS],
         )
+
+
+def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
+    """Return how many peers are reached over each kind of path."""
+    counts = Counter(path.kind for path in paths.values())
+    return PathCounts(
+        direct=counts["direct"],
+        dialled_back=counts["dialled back"],
+        punched=counts["punched"],
+        relayed=counts["relayed"],
+    )
+
+
+async def list_peers(
+    paths: Mapping[str, PeerPath], membership: Membership, names: Mapping[str, str]
+) -> tuple[PeerStatus, ...]:
+    """Return the MAX_CONTROL_PEERS peers of `paths` with the most bytes, those with the most first.
+
+    Round trips that nobody has measured of late are measured now, of a few peers at once; `names` are by peer id.
+    """
+    busiest = sorted(paths, key=lambda peer_id: -(paths[peer_id].sent_bytes + paths[peer_id].received_bytes))
+    listed = busiest[: limits.MAX_CONTROL_PEERS]
+    rtts_ms = await membership.rtts_ms(listed, max_peers=len(listed), timeout_s=RTT_TIMEOUT_S)
+    return tuple(
+        PeerStatus(
+            peer_id=peer_id,
+            name=names.get(peer_id, ""),
+            path=paths[peer_id].kind,
+            rtt_ms=min(rtts_ms[peer_id], limits.MAX_RTT_MS) if peer_id in rtts_ms else None,
+            sent_bytes=paths[peer_id].sent_bytes,
+            received_bytes=paths[peer_id].received_bytes,
+        )
+        for peer_id in listed
+    )
+
+
+def relay_status(counts: RelayCounts | None) -> RelayStatus | None:
+    """Return what a node relays for others; None: it does not relay."""
+    if counts is None:
+        return None
+    return RelayStatus(
+        num_reservations=counts.reservations,
+        num_circuits=counts.circuits,
+        relayed_bytes=counts.relayed_bytes,
+        num_refused=min(sum(counts.refusals.values()) - counts.refusals["idle"], MAX_COUNT),
+        throttled_s=min(counts.throttled_s, limits.MAX_TIME_S),
+    )

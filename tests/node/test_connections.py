@@ -13,7 +13,7 @@ from swarm.network.relay.relay import RelayCounts
 from swarm.network.round_trips import PING_METHOD
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
-from swarm_node.node_status import RTT_TIMEOUT_S, list_peers, relay_status
+from swarm_node.node import RTT_TIMEOUT_S, list_peers, relay_status
 from swarm_protocol import limits
 from swarm_protocol.control_messages import MAX_COUNT, PeerStatus, RelayStatus
 from swarm_protocol.identity import peer_id_of

@@ -1,21 +1,88 @@
-"""Decides whether a node lends its machine now, and when again, from its hours and what is left of its monthly traffic.
+"""Decides whether a node lends its machine now, and when again: by the hours of the day, and by what is left of its
+monthly traffic.
 
-`Lending` is asked with a time and keeps no clock.
+Nothing here keeps a clock: times are arguments, in Unix seconds; hours and months are those of local time. A change to
+or from daylight saving time moves with the clock on the wall: a window that begins in the hour that is left out begins
+where the clock goes on behind it, and one in the hour that comes twice is open twice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from swarm_protocol.records import Pause
 
 from swarm_node.formatting import PAUSES, lends_again
-from swarm_node.lending.hours import Window, is_open, next_change
-from swarm_node.lending.traffic_count import MonthlyTraffic, next_month
 
+if TYPE_CHECKING:
+    # the network's code, which the settings do without
+    from swarm_node.lending.traffic_count import MonthlyTraffic
+
+DAY_MIN = 24 * 60
+CLOCK_CHANGE_S = 1800
+"""All clocks are changed at a multiple of this: at 02:00 of Lord Howe Island it is half past an hour in UTC."""
+_WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", re.ASCII)
 RESERVE = 0.02
 """The part of a monthly budget that is left for finishing work in flight, and for staying in the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`[start_min, end_min)` in minutes since midnight; an end before the start is on the next day."""
+
+    start_min: int
+    end_min: int
+
+    def holds(self, minute: int) -> bool:
+        if self.start_min < self.end_min:
+            return self.start_min <= minute < self.end_min
+        return minute >= self.start_min or minute < self.end_min
+
+    def __str__(self) -> str:
+        return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in (self.start_min, self.end_min))
+
+
+def parse_window(text: str) -> Window:
+    """Parse `22:00-07:00`. Raises ValueError, whose message continues a sentence that begins with the text."""
+    match = _WINDOW.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("is not a time of the day such as 22:00-07:00")
+    hours = [int(each) for each in match.groups()]
+    start_min, end_min = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
+    if max(hours[1], hours[3]) > 59 or start_min >= DAY_MIN or end_min > DAY_MIN:
+        raise ValueError("is not a time of the day: hours go from 00:00 to 24:00")
+    if start_min == end_min % DAY_MIN and end_min != DAY_MIN:
+        raise ValueError("is no time at all: leave the hours out to lend always")
+    return Window(start_min, end_min)
+
+
+def is_open(windows: Sequence[Window], at: float) -> bool:
+    """Return whether the node lends at the time `at`; without windows it always does."""
+    now = datetime.fromtimestamp(at)
+    return not windows or any(window.holds(now.hour * 60 + now.minute) for window in windows)
+
+
+def next_change(windows: Sequence[Window], at: float) -> float | None:
+    """Return when the node next starts or stops lending; None: never."""
+    now, midnight = is_open(windows, at), datetime.fromtimestamp(at).replace(hour=0, minute=0, second=0, microsecond=0)
+    minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
+    times = [midnight + timedelta(days=day, minutes=minute) for day in range(3) for minute in minutes]
+    edges = [time.replace(fold=fold).timestamp() for time in times for fold in (0, 1)]
+    first = int(at) // CLOCK_CHANGE_S * CLOCK_CHANGE_S
+    edges += range(first, first + 3 * DAY_MIN * 60, CLOCK_CHANGE_S)  # the hours also change with the clock
+    return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)
+
+
+def next_month(at: float) -> float:
+    """Return when the next calendar month begins."""
+    now = datetime.fromtimestamp(at)
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    year, month = divmod(first.year * 12 + first.month, 12)
+    return first.replace(year=year, month=month + 1).timestamp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

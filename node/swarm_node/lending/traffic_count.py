@@ -84,14 +84,6 @@ async def keep_counting(month: MonthlyTraffic, traffic: Traffic) -> None:
         month.save()
 
 
-def next_month(at: float) -> float:
-    """Return when the next calendar month begins."""
-    now = datetime.fromtimestamp(at)
-    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    year, month = divmod(first.year * 12 + first.month, 12)
-    return first.replace(year=year, month=month + 1).timestamp()
-
-
 def _month_of(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%Y-%m}"
 

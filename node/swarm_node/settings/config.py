@@ -29,7 +29,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.run_credentials import RunInvitation
 
-from swarm_node.lending.hours import Window, parse_window
+from swarm_node.lending.lending import Window, parse_window
 from swarm_node.settings import invitation_words, parsers
 
 Take = Literal["any", "models", "runs", "nothing"]

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_node.lending.hours import DAY_MIN, Window, is_open, next_change, parse_window
+from swarm_node.lending.lending import DAY_MIN, Window, is_open, next_change, parse_window
 
 
 @pytest.fixture(autouse=True, scope="module")

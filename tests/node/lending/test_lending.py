@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from swarm.network.traffic import Traffic
-from swarm_node.lending.hours import parse_window
-from swarm_node.lending.lending import RESERVE, Lending
-from swarm_node.lending.traffic_count import MonthlyTraffic, keep_counting, next_month
+from swarm_node.lending.lending import RESERVE, Lending, next_month, parse_window
+from swarm_node.lending.traffic_count import MonthlyTraffic, keep_counting
 from swarm_node.storage import home
 from swarm_node.storage.home import replace_json
 

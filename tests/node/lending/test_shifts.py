@@ -18,8 +18,7 @@ from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending import shifts
-from swarm_node.lending.hours import parse_window
-from swarm_node.lending.lending import Lending
+from swarm_node.lending.lending import Lending, parse_window
 from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Node, NodeRole, StartupSteps

@@ -35,7 +35,6 @@ from swarm_node.lending.shifts import run_in_shifts
 from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_counting, keep_sampling
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
-from swarm_node.machine.measuring import keep_measuring
 from swarm_node.metrics.exporter import exporting
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.settings.config import Config
@@ -205,7 +204,9 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
-                watches.append(tasks.create_task(keep_measuring(node), name="measure"))
+                from swarm_node.machine import probe  # noqa: PLC0415 - torch
+
+                watches.append(tasks.create_task(probe.keep_measuring(node), name="measure"))
             if lending.budget_bytes:
                 watches.append(tasks.create_task(keep_counting(month, traffic), name="count the month's traffic"))
             shutdown.grace_s = config.drain_s

@@ -14,7 +14,7 @@ from support.node_settings import resolve
 from swarm.testing import virtual_time
 from swarm_node import daemon
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine import measuring, probe
+from swarm_node.machine import probe
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity, Node
 from swarm_node.roles.seed import SeedRole
@@ -55,19 +55,19 @@ def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkey
     async def scenario() -> None:
         node = node_of(tmp_path)
         node.activity.training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, loss=None, tokens_per_s=1.0)
-        task = asyncio.create_task(measuring.keep_measuring(node))
-        await asyncio.sleep(9.5 * measuring.FIRST_S)
+        task = asyncio.create_task(probe.keep_measuring(node))
+        await asyncio.sleep(9.5 * probe.FIRST_S)
         assert node.announced == [], "it trains"
         node.activity.training = None
-        await asyncio.sleep(2 * measuring.FIRST_S)
+        await asyncio.sleep(2 * probe.FIRST_S)
         assert node.announced == [FAST]
-        await asyncio.sleep(measuring.AGAIN_S - 2 * measuring.FIRST_S)
+        await asyncio.sleep(probe.AGAIN_S - 2 * probe.FIRST_S)
         assert node.announced == [FAST], "that was not long ago"
-        await asyncio.sleep(measuring.AGAIN_S + 2 * measuring.FIRST_S)
+        await asyncio.sleep(probe.AGAIN_S + 2 * probe.FIRST_S)
         assert len(node.announced) > 1
         task.cancel()
 
-    monkeypatch.setattr(measuring, "measured_apart", measured)
+    monkeypatch.setattr(probe, "measured_apart", measured)
     monkeypatch.setattr("random.uniform", lambda _low, _high: drawn)
     virtual_time.run(scenario())
 
@@ -80,7 +80,7 @@ def test_server_is_idle_while_it_answers_nobody(
     node.activity.serving = ServingStatus(
         model="m", start=0, end=1, num_sessions=num_sessions, tokens_per_s=tokens_per_s
     )
-    assert measuring.is_idle(node) is idle
+    assert probe.is_idle(node) is idle
 
 
 def test_measured_again_the_better_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_measured_again_the_better_figures_are_kept(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
-    speeds = asyncio.run(measuring.measured_apart(node_of(tmp_path)))
+    speeds = asyncio.run(probe.measured_apart(node_of(tmp_path)))
     assert speeds is not None
     assert min(speeds.prefill_tokens_per_s, speeds.decode_tokens_per_s, speeds.training_tokens_per_s) > 0
     assert (
@@ -111,8 +111,8 @@ def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
 def test_a_process_that_fails_or_answers_without_sense_is_no_measurement(
     program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(measuring, "_PROGRAM", program)
-    assert asyncio.run(measuring.measured_apart(node_of(tmp_path))) is None
+    monkeypatch.setattr(probe, "_PROGRAM", program)
+    assert asyncio.run(probe.measured_apart(node_of(tmp_path))) is None
     [line] = caplog.messages
     assert line.startswith("the machine's speed could not be measured again: ")
     assert reason in line
@@ -121,8 +121,8 @@ def test_a_process_that_fails_or_answers_without_sense_is_no_measurement(
 def test_a_process_that_cannot_be_started_is_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(measuring.sys, "executable", str(tmp_path / "gone"))
-    assert asyncio.run(measuring.measured_apart(node_of(tmp_path))) is None
+    monkeypatch.setattr(probe.sys, "executable", str(tmp_path / "gone"))
+    assert asyncio.run(probe.measured_apart(node_of(tmp_path))) is None
     assert "could not be measured again: no such file or directory" in caplog.text
 
 
@@ -147,7 +147,7 @@ def test_daemon_measures_again_unless_it_is_told_not_to(
     async def machine(*_: object) -> Hardware:
         return Hardware.of("cpu", "any", lambda: (1, 1), SLOW)
 
-    monkeypatch.setattr(daemon, "keep_measuring", measuring_node)
+    monkeypatch.setattr(probe, "keep_measuring", measuring_node)
     monkeypatch.setattr(daemon, "_machine", machine)
     home = Home(tmp_path / "home")
     home.create()

@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_server,
 )
 from swarm.network.relay import relay, relay_access, reservations
-from swarm.serving.server import connection_server, forward_server, result_batcher, session_inbox, session_link
+from swarm.serving.server import connection_server, forward_server, push_connections, result_batcher, session_inbox
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
 from swarm.training.member import members_watch
@@ -101,7 +101,7 @@ SAID = [
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"At most {session_inbox.MAX_INBOX} steps wait"),
-    ("sessions.md", f"After {session_link.MAX_REFUSED} refusals"),
+    ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {result_batcher.REPORT_S} s"),
     ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
     ("sessions.md", f"within {connection_server.FIRST_FRAME_S:.0f} s of its opening"),

@@ -1,11 +1,14 @@
-"""Connections to the servers that come next: what one server's sessions forward to others.
+"""What one server's sessions send on to the servers that come next: rows, and the tokens that were drawn.
 
-A connection is opened when the first session is linked to a peer, so that it is there when the first rows are, and
-closed some time after the last session is unlinked. Clients name the peers that a server dials, so the number of peers
-is bounded for each client and for all, and a peer that could not be reached, or has left, is not dialled again at once.
-A push that cannot be sent, or is refused, is reported to its session by the callback that it was linked with. Nothing
-is sent twice: the client has a copy and feeds the next server itself. `run` owns the connections. Everything else is
-called in its loop and does not wait, except `room`.
+A `SessionLink` knows the next server of one session. At the last server that is the first one, which gets the token
+that was drawn, as far as the client allows it. `PushConnections` owns the connections for all sessions. One is opened
+when the first session is linked to a peer, so that it is there when the first rows are, and closed some time after the
+last session is unlinked. Clients name the peers that a server dials, so the number of peers is bounded for each client
+and for all, and a peer that could not be reached, or has left, is not dialled again at once.
+
+A push that is lost or refused is reported to its session. Nothing is sent twice: the client has a copy and feeds the
+next server itself. `PushConnections.run` owns the connections. Everything else is called in its loop and does not wait,
+except `room`.
 """
 
 from __future__ import annotations
@@ -13,15 +16,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.frames import num_bytes
-from swarm_protocol.session_frames import Frame, Push, PushRefused
+from swarm_protocol.rows import TOKENS, Rows
+from swarm_protocol.session_frames import Frame, Push, PushRefused, SequenceRef, Spent, TokenDraw
 
 from swarm.network.interface import Network
+from swarm.serving.server.session_inbox import CheckedStep
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)
@@ -37,6 +43,9 @@ REST_S = 5.0
 
 UNUSED_S = 30.0
 """Time for which a connection stays open without a session that is linked: the next session is often soon."""
+
+MAX_REFUSED = 8
+"""Pushes that the next server may refuse. Otherwise a client could make this server flood one that wants none."""
 
 SequenceKey: TypeAlias = tuple[str, bytes]
 """The client's peer id, and the id of the session at the next server."""
@@ -76,12 +85,6 @@ class DialLimiter:
             self._resting[peer_id] = client, asyncio.get_running_loop().time() + REST_S
 
 
-class PushFailed(Protocol):
-    """Report to a session that one of its pushes was lost. `is_linked`: later pushes may still arrive."""
-
-    def __call__(self, error: SwarmError, *, is_linked: bool) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class _Outgoing:
     """Opened for `client`, and shared with others. `waiting` until the connection is open."""
@@ -90,7 +93,7 @@ class _Outgoing:
     connection: MultiplexedConnection | None = None
     waiting: list[Push] = field(default_factory=list)
     num_waiting_bytes: int = 0
-    linked: dict[SequenceKey, PushFailed] = field(default_factory=dict)
+    linked: dict[SequenceKey, SessionLink] = field(default_factory=dict)
     close_timer: asyncio.TimerHandle | None = None
     task: asyncio.Task[None] | None = None
 
@@ -124,7 +127,7 @@ class PushConnections:
                     continue
                 outgoing.task = tasks.create_task(self._keep(peer_id, outgoing), name=f"push to {peer_id}")
 
-    def link(self, peer_id: str, key: SequenceKey, failed: PushFailed) -> None:
+    def link(self, peer_id: str, key: SequenceKey, session: SessionLink) -> None:
         """Let a session push to the peer from now on, unless that is one peer too many."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
@@ -136,7 +139,7 @@ class PushConnections:
         if outgoing.close_timer is not None:
             outgoing.close_timer.cancel()
             outgoing.close_timer = None
-        outgoing.linked[key] = failed
+        outgoing.linked[key] = session
 
     def unlink(self, peer_id: str, key: SequenceKey) -> None:
         outgoing = self._outgoing.get(peer_id)
@@ -192,15 +195,15 @@ class PushConnections:
             self.dial_limiter.end(peer_id, outgoing.client, rests=has_left)
             if outgoing.close_timer is not None:
                 outgoing.close_timer.cancel()
-        for failed in list(outgoing.linked.values()):
-            failed(error or PeerUnreachable("the connection is closed", peer_id=peer_id), is_linked=False)
+        for session in list(outgoing.linked.values()):
+            session.push_failed(error or PeerUnreachable("the connection is closed", peer_id=peer_id), is_linked=False)
 
     def _on_frame(self, frame: Frame, peer_id: str, outgoing: _Outgoing) -> None:
         if not isinstance(frame, PushRefused):
             raise PeerViolation(f"a server sends {type(frame).__name__} to the one before it", peer_id=peer_id)
-        failed = outgoing.linked.get((frame.client_peer_id, frame.sequence_id))
-        if failed is not None:
-            failed(frame.error(peer_id), is_linked=True)
+        session = outgoing.linked.get((frame.client_peer_id, frame.sequence_id))
+        if session is not None:
+            session.push_failed(frame.error(peer_id), is_linked=True)
 
     def _close(self, peer_id: str, outgoing: _Outgoing) -> None:
         # a session that links from now on gets a new connection
@@ -209,3 +212,107 @@ class PushConnections:
             outgoing.task.cancel()
         else:
             self.dial_limiter.end(peer_id, outgoing.client, rests=False)
+
+
+class SessionLink:
+    """`next` is the sequence that is pushed to, if any. `is_cut_off`: pushes are lost until the client links again.
+
+    `num_links` counts the client's links. `take_own` takes a push to the session itself, where one server has all
+    blocks; `on_failed` is called when the next server has refused a push, or has gone.
+    """
+
+    def __init__(
+        self,
+        push_connections: PushConnections,
+        client: str,
+        sequence_id: bytes,
+        *,
+        take_own: Callable[[Push], None],
+        on_failed: Callable[[SwarmError], None],
+    ) -> None:
+        self.next: SequenceRef | None = None
+        self.is_cut_off = False
+        self.num_links = 0
+        self._push_connections = push_connections
+        self._client = client
+        self._own = SequenceRef(peer_id=push_connections.peer_id, sequence_id=sequence_id)
+        self._take_own = take_own
+        self._on_failed = on_failed
+        self._num_refused = 0
+
+    def relink(self, to: SequenceRef | None) -> None:
+        """Push to `to` from now on, as the client has said."""
+        self.set_next(to)
+        self.is_cut_off, self._num_refused = False, 0
+        self.num_links = min(self.num_links + 1, limits.MAX_LINK_UPDATES)
+
+    def set_next(self, to: SequenceRef | None) -> None:
+        if to == self.next:
+            return
+        if self.next is not None:
+            self._push_connections.unlink(self.next.peer_id, (self._client, self.next.sequence_id))
+        self.next = to
+        if to is not None and to != self._own:
+            self._push_connections.link(to.peer_id, (self._client, to.sequence_id), self)
+
+    async def room(self) -> None:
+        """Wait while much is unsent to the next server."""
+        if self.next is not None:
+            await self._push_connections.room(self.next.peer_id)
+
+    def push_rows(self, step: CheckedStep, rows: Rows, spent_ms: Spent) -> None:
+        """Send a step's outputs to the next server, or cut the session off from it. There is a next server."""
+        assert self.next is not None
+        frame = Push(
+            client_peer_id=self._client,
+            sequence_id=self.next.sequence_id,
+            position=step.position,
+            want=step.want,
+            draw=step.draw,
+            rows=rows,
+            source_id=self._own.sequence_id,
+            upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.num_rows == 1 else (),
+        )
+        try:
+            self._push_connections.push(self.next.peer_id, frame)
+        except SwarmError as error:
+            logger.debug("%s takes no pushes: %s", self.next.peer_id, error)
+            self._cut_off()
+
+    def push_token(self, position: int, token_id: int, draw: TokenDraw) -> bool:
+        """Give the first server the token that was drawn. False if that is left to the client."""
+        to = self.next
+        if to is None:
+            return False
+        frame = Push(
+            client_peer_id=self._client,
+            sequence_id=to.sequence_id,
+            position=position,
+            want="token",
+            draw=replace(draw, index=draw.index + 1, ahead=draw.ahead - 1),
+            rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=token_id.to_bytes(4, "little")),
+            source_id=self._own.sequence_id,
+        )
+        try:
+            if to == self._own:
+                self._take_own(frame)
+            elif self._push_connections.is_open(to.peer_id):
+                self._push_connections.push(to.peer_id, frame)
+            else:
+                self.is_cut_off = not self._push_connections.is_coming(to.peer_id)
+                return False
+        except SwarmError as error:
+            logger.debug("a token is left to the client: %s", error)
+            return False
+        return True
+
+    def push_failed(self, error: SwarmError, *, is_linked: bool) -> None:
+        """Note that a push was lost. `is_linked`: later ones may still arrive."""
+        self._num_refused += 1
+        if not is_linked or self._num_refused >= MAX_REFUSED:
+            self._cut_off()
+        self._on_failed(error)
+
+    def _cut_off(self) -> None:
+        self.set_next(None)
+        self.is_cut_off = True

@@ -26,8 +26,8 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import ConnectionServer
+from swarm.serving.server.push_connections import SessionLink
 from swarm.serving.server.server_session import ServerSession
-from swarm.serving.server.session_link import SessionLink
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.answer_commitments import PositionDigests

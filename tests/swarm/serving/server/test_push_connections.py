@@ -24,9 +24,8 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
-from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_S
+from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, MAX_REFUSED, REST_S, UNUSED_S
 from swarm.serving.server.server_session import refuse_push
-from swarm.serving.server.session_link import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 from swarm_protocol.rows import Rows

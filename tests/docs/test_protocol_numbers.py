@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_server,
 )
 from swarm.network.relay import relay, relay_access, reservations
-from swarm.serving.server import connection_server, forward_server, push_connections, result_batcher, session_inbox
+from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
 from swarm.training.member import members_watch
@@ -100,9 +100,9 @@ SAID = [
     ("records.md", f"{announcer.MAX_LIVES} times as long after {announcer.MAX_LIVES * announcer.SETTLING_S / 60:.0f}"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
-    ("sessions.md", f"At most {session_inbox.MAX_INBOX} steps wait"),
+    ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
-    ("sessions.md", f"held back for {result_batcher.REPORT_S} s"),
+    ("sessions.md", f"held back for {session_queues.REPORT_S} s"),
     ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
     ("sessions.md", f"within {connection_server.FIRST_FRAME_S:.0f} s of its opening"),
     ("sessions.md", f"after {connection_server.IDLE_CONNECTION_S:.0f} s without a sequence"),

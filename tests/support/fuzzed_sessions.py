@@ -17,7 +17,7 @@ from support.fuzzing import Target
 from support.hostile_values import altered
 from support.plain_records import serve_record
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.server.session_inbox import MAX_INBOX, Backpressure, SessionInbox
+from swarm.serving.server.session_queues import MAX_INBOX, Backpressure, SessionInbox
 from swarm.serving.session.prefix_store import PrefixStore
 from swarm.serving.session.session_actions import (
     Action,

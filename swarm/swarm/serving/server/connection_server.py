@@ -35,7 +35,6 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.server.push_connections import PushConnections
-from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
     ServedSpan,
@@ -45,7 +44,7 @@ from swarm.serving.server.server_session import (
     refuse_push,
     take_over,
 )
-from swarm.serving.server.session_inbox import Backpressure
+from swarm.serving.server.session_queues import Backpressure, FlushTimer
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 

@@ -27,7 +27,7 @@ from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import Frame, Push, PushRefused, SequenceRef, Spent, TokenDraw
 
 from swarm.network.interface import Network
-from swarm.serving.server.session_inbox import CheckedStep
+from swarm.serving.server.session_queues import CheckedStep
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)

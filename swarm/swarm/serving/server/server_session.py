@@ -1,9 +1,9 @@
 """The server's side of one session: what its client and the server before it send, run in order and passed on.
 
 A client that breaks the rules loses its session. What another server pushes wrongly is refused to that server, and
-leaves the session as it was. `session_inbox` checks and holds the steps that wait, `push_connections` sends to the
-next server, `result_batcher` sends results to the client, `answer_log` keeps what is signed, the engine's sequence
-computes, and `connection_server` owns connections and sessions. `run` is the task that owns a session.
+leaves the session as it was. `session_queues` checks and holds the steps and results that wait, `push_connections`
+sends to the next server, `answer_log` keeps what is signed, the engine's sequence computes, and `connection_server`
+owns connections and sessions. `run` is the task that owns a session.
 
 `hand_over` and `take_over` move a session's keys and values from a server that leaves to the one that goes on, so that
 nothing is run again. The client names both sides: it tells the old server who may have them (AllowHandover), and the
@@ -48,8 +48,7 @@ from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog, Signer
 from swarm.serving.server.push_connections import PushConnections, SessionLink
-from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
-from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
+from swarm.serving.server.session_queues import Backpressure, CheckedStep, FlushTimer, ResultBatcher, SessionInbox
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import rows_of

@@ -35,7 +35,7 @@ from swarm.serving.server.connection_server import (
     ConnectionServer,
 )
 from swarm.serving.server.server_session import ServerSession
-from swarm.serving.server.session_inbox import MAX_INBOX
+from swarm.serving.server.session_queues import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol import limits

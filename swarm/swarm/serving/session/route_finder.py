@@ -62,17 +62,40 @@ class KnownServers:
             raise with_other_revisions(error, self._revision, self._others) from None
 
 
+class LocalSpans(Protocol):
+    """The two spans of one model that this process runs.
+
+    `hops` are the first and the last, under peer ids that are no peer's; `connections` lead to them. `prefix_key` is
+    this client's secret: the names of pages that servers keep are made with it, so that they tell no tokens.
+    """
+
+    hops: tuple[Hop, Hop]
+    connections: ConnectionPool
+    prefix_key: bytes
+
+
 class RouteFinder:
-    """Find chains for one session with room for `max_tokens`; give up `patience_s` after a server was lost."""
+    """Find chains for one session with room for `max_tokens`; give up `patience_s` after a server was lost.
+
+    With `local_spans`, these stand before and after the servers that are found for the blocks between.
+    """
 
     def __init__(
-        self, known: KnownServers, health: PeerHealth, *, max_tokens: int, salt: str, patience_s: float
+        self,
+        known: KnownServers,
+        health: PeerHealth,
+        *,
+        max_tokens: int,
+        salt: str,
+        patience_s: float,
+        local_spans: LocalSpans | None,
     ) -> None:
         self._known = known
         self._health = health
         self._max_tokens = max_tokens
         self._salt = salt
         self._patience_s = patience_s
+        self._local = local_spans.hops if local_spans is not None else ()
         self._began_s: float | None = None
 
     async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
@@ -82,6 +105,22 @@ class RouteFinder:
         are asked again where there are no others; without `since_s`, until `patience_s` after the session's first
         search. Raises NoChain.
         """
+        own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
+        if any(hop.peer_id in self._health.full(self._max_tokens) for hop in own):
+            raise NoChain(
+                f"this process has no room for another session of {self._max_tokens} tokens on its own blocks",
+                remedy="try again in a moment, or ask for fewer tokens",
+                missing=((start, end),),
+            )
+        if self._local:
+            first, last = self._local
+            start, end = max(start, first.end), min(end, last.start)
+            before, after = ("" if peer_id in {first.peer_id, last.peer_id} else peer_id for peer_id in between)
+            between = before, after
+        servers = await self._find_servers(start, end, between, since_s) if start < end else []
+        return sorted([*own, *servers], key=lambda hop: hop.start)
+
+    async def _find_servers(self, start: int, end: int, between: tuple[str, str], since_s: float | None) -> list[Hop]:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
         give_up_at_s = 0.0 if since_s is None else since_s + self._patience_s
@@ -100,52 +139,3 @@ class RouteFinder:
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
-
-
-class LocalSpans(Protocol):
-    """The two spans of one model that this process runs.
-
-    `hops` are the first and the last, under peer ids that are no peer's; `connections` lead to them. `prefix_key` is
-    this client's secret: the names of pages that servers keep are made with it, so that they tell no tokens.
-    """
-
-    @property
-    def hops(self) -> tuple[Hop, Hop]: ...
-
-    @property
-    def connections(self) -> ConnectionPool: ...
-
-    @property
-    def prefix_key(self) -> bytes: ...
-
-
-class ChainFinder(Protocol):
-    """Finds the hops of a span for a session."""
-
-    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
-        """Return hops over `[start, end)` between two peers ("": none). Raises NoChain."""
-
-
-class LocalChainFinder:
-    """Put the local spans before and after the chain that `finder` finds over the blocks between them."""
-
-    def __init__(self, local_spans: LocalSpans, finder: ChainFinder, health: PeerHealth, *, max_tokens: int) -> None:
-        self._local_spans = local_spans
-        self._finder = finder
-        self._health = health
-        self._max_tokens = max_tokens
-
-    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
-        first, last = self._local_spans.hops
-        own = [hop for hop in (first, last) if start <= hop.start and hop.end <= end]
-        if any(hop.peer_id in self._health.full(self._max_tokens) for hop in own):
-            raise NoChain(
-                f"this process has no room for another session of {self._max_tokens} tokens on its own blocks",
-                remedy="try again in a moment, or ask for fewer tokens",
-                missing=((start, end),),
-            )
-        start, end = max(start, first.end), min(end, last.start)
-        local_peers = {first.peer_id, last.peer_id}
-        before, after = ("" if peer_id in local_peers else peer_id for peer_id in between)
-        middle = await self._finder.find(start, end, (before, after), since_s=since_s) if start < end else []
-        return sorted([*own, *middle], key=lambda hop: hop.start)

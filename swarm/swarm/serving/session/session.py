@@ -41,7 +41,7 @@ from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.route_finder import ChainFinder, KnownServers, LocalChainFinder, RouteFinder
+from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,
@@ -105,17 +105,13 @@ class Session:
             text_key=local_spans.prefix_key if local_spans is not None else b"",
         )
         self._local_spans = local_spans
-        finder = RouteFinder(
+        self._finder = RouteFinder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),
             state.health,
             max_tokens=max_tokens,
             salt=trace.session_id,
             patience_s=options.patience_s,
-        )
-        self._finder: ChainFinder = (
-            finder
-            if local_spans is None
-            else LocalChainFinder(local_spans, finder, state.health, max_tokens=max_tokens)
+            local_spans=local_spans,
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,10 +20,10 @@ from support.arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_
 from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.connection_server import ConnectionServer
+from swarm.serving.server.deployment import Deployment, LoadedSpan
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServedSpan
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm_compression import get_row_codec
@@ -81,12 +82,22 @@ def through(tokens: Sequence[int], num_spans: int) -> Tensor:
 class Server:
     network: MemoryNetwork
     span: Sums
-    engine: Engine
     options: ServerOptions
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     is_serving: bool = True
 
     def __post_init__(self) -> None:
+        loaded = LoadedSpan(
+            span=self.span,
+            speed=SpanSpeed(prefill_ms=1e-3, decode_ms=1e-3, kv_bytes_per_token=1),
+            kv_tokens=0,
+            max_step_tokens=MAX_STEP_TOKENS,
+            revision=REVISION,
+            source="",
+            files=b"",
+        )
+        self.deployed = Deployment(loaded, self.span.pool(), self.options, ThreadPoolExecutor(1))
+        self.engine = self.deployed.engine
         self.connections = ConnectionServer(
             self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None
         )
@@ -95,10 +106,10 @@ class Server:
     def peer_id(self) -> str:
         return self.network.peer_id
 
-    def offer(self) -> ServedSpan:
+    def offer(self) -> Deployment:
         if not self.is_serving:
             raise PeerRefused("the server takes no new sessions")
-        return ServedSpan(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
+        return self.deployed
 
     async def start(self) -> None:
         await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self.connections.serve)
@@ -208,8 +219,7 @@ class World:
             max_step_ms=1e9, max_alone_ms=1e9, failpoints=self.script.hook(f"s{len(self.servers)}"), **options
         )
         network, span = self.internet.network(), Sums(start=start, end=end)
-        engine = Engine(span, span.pool(), allowed, revision=REVISION)
-        server = Server(network, span, engine, allowed)
+        server = Server(network, span, allowed)
         await server.start()
         self.running.push_async_callback(server.close)
         self.servers.append(server)

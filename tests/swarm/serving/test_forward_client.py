@@ -231,7 +231,7 @@ def test_server_that_leaves_refuses_and_nobody_else_is_an_error_with_its_reason(
         async with boxes(llama_dir, HALVES) as swarm:
             x = await swarm.client.embed(TOKENS, model="tiny")
             await next(iter(swarm.servers.values())).drain()
-            with pytest.raises(SwarmError, match=r"takes no new calls|0:3"):
+            with pytest.raises(SwarmError, match=r"takes no new sessions|0:3"):
                 await swarm.client.forward(x, model="tiny")
 
     virtual_time.run(scenario())

@@ -123,7 +123,7 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as swarm:
             for server in swarm.servers.values():
-                server.calls._paces[server.calls._current().span] = ForwardPace(PIECE_MS / 8)
+                server.calls._paces[server.calls._current()] = ForwardPace(PIECE_MS / 8)
             blocks = await swarm.blocks()
             x = torch.randn(8, 8, 32, generator=torch.Generator().manual_seed(0))
             _, parts = await blocks.forward(x, 0, 6)

@@ -34,7 +34,6 @@ from swarm.serving.model.weights import needed_tensors
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
-from swarm.serving.server.server_session import ServedSpan
 from swarm.serving.session.connection_pool import ConnectionPool
 
 CACHE_BYTES_PER_BLOCK = 256 * 2**20
@@ -246,14 +245,14 @@ class LocalEnds:
             logger.exception("the part of %s that is kept here has failed", self._name, exc_info=group.exceptions[0])
 
     def _server(self, network: Network, deployment: Deployment) -> ConnectionServer:
-        loaded = deployment.loaded
-        served = ServedSpan(
-            engine=deployment.engine,
-            revision=loaded.revision,
-            max_step_tokens=loaded.max_step_tokens,
+        return ConnectionServer(
+            network,
+            self._name,
+            deployment.options,
+            offer=lambda: deployment,
+            on_changed=lambda: None,
             grammars=self._grammars,
         )
-        return ConnectionServer(network, self._name, deployment.options, offer=lambda: served, on_changed=lambda: None)
 
 
 async def _loaded(part: LocalPart, name: str) -> Deployment:

@@ -34,10 +34,11 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
-    ServedSpan,
     ServerSession,
     SharedServices,
     hand_over,
@@ -86,7 +87,8 @@ class _ConnectionState:
 class ConnectionServer:
     """Serve connections of one model. `offer` returns what new sessions are opened on, or raises PeerRefused.
 
-    `on_changed` is called for each session opened or ended; `num_refused` counts refusals by reason.
+    Without `grammars` no session may have one. `on_changed` is called for each session opened or ended; `num_refused`
+    counts refusals by reason.
     """
 
     def __init__(
@@ -95,8 +97,9 @@ class ConnectionServer:
         model: str,
         options: ServerOptions,
         *,
-        offer: Callable[[], ServedSpan],
+        offer: Callable[[], Deployment],
         on_changed: Callable[[], None],
+        grammars: GrammarPool | None = None,
     ) -> None:
         self.sessions: dict[tuple[str, bytes], ServerSession] = {}
         self.push_connections = PushConnections(network, model)
@@ -114,6 +117,7 @@ class ConnectionServer:
         self._model = model
         self._options = options
         self._offered = offer
+        self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
         self._num_connections: Counter[str] = Counter()
@@ -245,13 +249,13 @@ class ConnectionServer:
 
     def _admit(self, wanted: OpenSequence, state: _ConnectionState) -> ServerSession:
         """Make a session for the client, if there is room. Raises PeerRefused."""
-        connection, offer = state.connection, self._offered()
-        if wanted.revision != offer.revision:
-            raise PeerRefused(f"this server has revision {offer.revision}", remedy="look up its record")
-        span = offer.engine.span
+        connection, deployed = state.connection, self._offered()
+        if wanted.revision != deployed.loaded.revision:
+            raise PeerRefused(f"this server has revision {deployed.loaded.revision}", remedy="look up its record")
+        span = deployed.engine.span
         if wanted.sampler is not None and wanted.end != span.num_blocks:
             raise PeerViolation("only the session of the last block has a sampler", peer_id=connection.peer_id)
-        sequence = offer.engine.open(
+        sequence = deployed.engine.open(
             client=connection.peer_id,
             start=wanted.start,
             end=wanted.end,
@@ -259,7 +263,7 @@ class ConnectionServer:
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
         try:
-            sampler = SessionSampler(wanted.sampler, span.vocab_size, offer.grammars) if wanted.sampler else None
+            sampler = SessionSampler(wanted.sampler, span.vocab_size, self._grammars) if wanted.sampler else None
         except SwarmError:
             sequence.close()
             raise
@@ -269,7 +273,7 @@ class ConnectionServer:
             state.sessions.discard(session)
             self._on_changed()
 
-        return ServerSession(connection, wanted, sequence, offer, self._services, sampler=sampler, on_closed=closed)
+        return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
 
     async def _run_session(self, session: ServerSession, wanted: OpenSequence) -> None:
         if _must_prepare(wanted):

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream, no_failpoints
 from swarm.serving.model.span import Span
+from swarm.serving.server.deployment import Deployment
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
 
 RETRY_AFTER_S = 1.0
@@ -154,35 +155,21 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
     return ForwardCut(num_sequences=1, spans=tuple((low, min(low + each, end)) for low in range(start, end, each)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardSpan:
-    """The span that calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes, as
-    `Engine.in_thread` does.
-
-    `forward_ms` is what a position takes on a block, as it was measured when the span was loaded.
-    """
-
-    span: Span
-    revision: str
-    in_thread: Callable[..., Awaitable[Any]]
-    forward_ms: float
-
-
 @dataclass(slots=True)
 class _ForwardCall:
     """One call, checked against the span."""
 
     asked: Compute
     direction: Direction
-    served: ForwardSpan
+    deployed: Deployment
     pace: ForwardPace
     cut: ForwardCut = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse what this server cannot compute, and set `cut`. Raises PeerRefused."""
-        asked, span = self.asked, self.served.span
-        if asked.revision != self.served.revision:
-            raise PeerRefused(f"this server has revision {self.served.revision}", remedy="look up its record")
+        asked, span = self.asked, self.span
+        if asked.revision != self.deployed.loaded.revision:
+            raise PeerRefused(f"this server has revision {self.deployed.loaded.revision}", remedy="look up its record")
         if not span.start <= asked.start <= asked.end <= span.end:
             raise PeerRefused(f"this server has blocks {span.start}:{span.end}", remedy="look up its record")
         if self.direction == "backward" and (asked.of_tokens or asked.num_top or asked.num_last):
@@ -196,24 +183,28 @@ class _ForwardCall:
         )
 
     @property
+    def span(self) -> Span:
+        return self.deployed.loaded.span
+
+    @property
     def has_head(self) -> bool:
-        return self.asked.head and self.asked.end == self.served.span.num_blocks
+        return self.asked.head and self.asked.end == self.span.num_blocks
 
     @property
     def head_blocks(self) -> float:
-        span = self.served.span
+        span = self.span
         return span.vocab_size / (BLOCK_WEIGHTS * span.hidden_size) if self.has_head else 0.0
 
     @property
     def answer_shape(self) -> tuple[int, int, int]:
         """Sequences, positions and columns of the forward output."""
-        span = self.served.span
+        span = self.span
         return self.asked.answer_shape(span.vocab_size if self.has_head else span.hidden_size, has_logits=self.has_head)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors held for the call at a time, as fp32, beside what a piece needs while it runs."""
-        span, asked = self.served.span, self.asked
+        span, asked = self.span, self.asked
         hidden_size = span.hidden_size
         num_sequences, num_positions, num_columns = self.answer_shape
         if self.direction == "forward":
@@ -228,12 +219,12 @@ class _ForwardCall:
 
 
 class ForwardServer:
-    """Serves both methods of the model `name`. `current` raises PeerRefused when no calls are taken."""
+    """Serves both methods of the model `name`. `current` returns what calls run on now, or raises PeerRefused."""
 
     def __init__(
         self,
         name: str,
-        current: Callable[[], ForwardSpan],
+        current: Callable[[], Deployment],
         *,
         bounds: ForwardLimits | None = None,
         failpoints: FailpointHook = no_failpoints,
@@ -242,7 +233,7 @@ class ForwardServer:
         self._name = name
         self._current = current
         self._failpoints = failpoints
-        self._paces: WeakKeyDictionary[Span, ForwardPace] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Deployment, ForwardPace] = WeakKeyDictionary()
         # one piece at a time is with the engine, whose passes so come between any two
         self._turn = asyncio.Lock()
 
@@ -254,9 +245,9 @@ class ForwardServer:
         try:
             async with asyncio.timeout(OPEN_S):
                 asked = Compute.from_bytes(await stream.receive())
-            served = self._current()
-            pace = self._paces.setdefault(served.span, ForwardPace(served.forward_ms))
-            call = _ForwardCall(asked, direction, served, pace)
+            deployed = self._current()
+            pace = self._paces.setdefault(deployed, ForwardPace(deployed.speed.prefill_ms))
+            call = _ForwardCall(asked, direction, deployed, pace)
             with self.room.reserved(peer_id, call.num_bytes):
                 async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
                     await self._serve_call(call, stream)
@@ -266,7 +257,7 @@ class ForwardServer:
             raise PeerTimeout("a call on whole sequences took too long") from None
 
     async def _serve_call(self, call: _ForwardCall, stream: Stream) -> None:
-        asked, span = call.asked, call.served.span
+        asked, span = call.asked, call.span
         shape = asked.num_sequences, asked.num_positions
         if asked.of_tokens:
             x = (await receive_tokens(stream, asked.num_rows, span.vocab_size, stall_s=STALL_S)).view(shape)
@@ -288,20 +279,20 @@ class ForwardServer:
         """Return the output rows [B, T, C] for `x`."""
         if not call.asked.end:
             async with self._turn:
-                embed = partial(_embed, call.served.span)
-                embedded: tuple[Tensor, float] = await call.served.in_thread(_timed, embed, x)
+                embed = partial(_embed, call.span)
+                embedded: tuple[Tensor, float] = await call.deployed.engine.in_thread(_timed, embed, x)
             return embedded[0]
         outputs = []
         for rows in _batches(x, call.cut.num_sequences):
             for start, end in call.cut.spans:
-                run = partial(_forward, call.served.span, call.asked, start=start, end=end)
+                run = partial(_forward, call.span, call.asked, start=start, end=end)
                 rows = await self._piece(call, "forward", (start, end), run, rows)  # noqa: PLW2901 the next one's input
             outputs.append(rows.float())
         return torch.cat(outputs)
 
     async def _backward(self, call: _ForwardCall, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
         """Return the gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
-        each, span, head = call.cut.num_sequences, call.served.span, call.asked.head
+        each, span, head = call.cut.num_sequences, call.span, call.asked.head
         grads = []
         for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):
             inputs = [rows]
@@ -324,7 +315,7 @@ class ForwardServer:
     ) -> Tensor:
         """Raises SessionError if it could not be computed, PeerRefused when nothing is computed here any more."""
         async with self._turn:
-            timed: tuple[Tensor, float] = await call.served.in_thread(_timed, run, *tensors)
+            timed: tuple[Tensor, float] = await call.deployed.engine.in_thread(_timed, run, *tensors)
         result, elapsed_ms = timed
         num_positions = tensors[0].shape[0] * tensors[0].shape[1]
         num_blocks = blocks[1] - blocks[0] + (call.head_blocks if blocks[1] == call.asked.end else 0.0)

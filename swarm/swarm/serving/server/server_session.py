@@ -41,12 +41,11 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream
-from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
-from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog, Signer
+from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.push_connections import PushConnections, SessionLink
 from swarm.serving.server.session_queues import Backpressure, CheckedStep, FlushTimer, ResultBatcher, SessionInbox
 from swarm.serving.server.session_sampler import SessionSampler
@@ -65,16 +64,6 @@ MESSAGE_S = 10.0
 
 TAKE_OVER_S = 120.0
 """Time for all of it. The client gives up earlier if it knows better."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSpan:
-    """Holds what new sessions are opened on. Without `grammars` no session may have one."""
-
-    engine: Engine
-    revision: str
-    max_step_tokens: int
-    grammars: GrammarPool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +89,7 @@ class ServerSession:
         connection: MultiplexedConnection,
         opened: OpenSequence,
         sequence: EngineSequence,
-        served: ServedSpan,
+        deployed: Deployment,
         services: SharedServices,
         *,
         sampler: SessionSampler | None,
@@ -117,17 +106,17 @@ class ServerSession:
         self.previous = opened.previous
         self.is_closed = False
         self._codec = opened.codec
-        self._served = served
+        self._deployed = deployed
         self._services = services
         self._log = AnswerLog(sequence.shared_inputs)
         sequence.inputs_of = self._log.page
         self._inbox = SessionInbox(
             self.client,
             sequence,
-            served.engine.span,
+            deployed.engine.span,
             opened.codec,
             services.backpressure,
-            max_step_tokens=served.max_step_tokens,
+            max_step_tokens=deployed.loaded.max_step_tokens,
             on_taken=self._log.took,
         )
         self._link = SessionLink(
@@ -148,7 +137,7 @@ class ServerSession:
     @property
     def is_last(self) -> bool:
         """Return whether this is the session of the model's last block."""
-        return self.sequence.blocks[1] == self._served.engine.span.num_blocks
+        return self.sequence.blocks[1] == self._deployed.engine.span.num_blocks
 
     def take_step(self, step: StepRequest) -> None:
         """Take a step from the client. One that breaks the rules ends the session."""
@@ -195,7 +184,9 @@ class ServerSession:
         """Accept steps from now on, and tell the client."""
         self._is_ready = True
         ready = SequenceReady(
-            sequence_id=self.sequence_id, max_step_tokens=self._served.max_step_tokens, length=self.sequence.length
+            sequence_id=self.sequence_id,
+            max_step_tokens=self._deployed.loaded.max_step_tokens,
+            length=self.sequence.length,
         )
         self.connection.send(ready)
 
@@ -264,7 +255,7 @@ class ServerSession:
             self.client,
             self.sequence_id,
             model=self._services.model,
-            revision=self._served.revision,
+            revision=self._deployed.loaded.revision,
             blocks=self.sequence.blocks,
             until=until,
         )

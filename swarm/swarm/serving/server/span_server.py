@@ -27,10 +27,10 @@ from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
-from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
+from swarm.serving.server.forward_server import ForwardServer
 from swarm.serving.server.possession_server import PeerChallenges, PossessionServer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServedSpan, ServerSession
+from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.span_announcer import SpanAnnouncer
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,16 @@ class SpanServer:
         self.options = options or ServerOptions()
         self.failure: SessionError | None = None
         self.announcer = SpanAnnouncer(membership, self)
+        self._grammars = GrammarPool(model_dir / "tokenizer.json")
         self.connections = ConnectionServer(
-            network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
+            network,
+            name,
+            self.options,
+            offer=self._offered,
+            on_changed=self._sessions_changed,
+            grammars=self._grammars,
         )
-        self.calls = ForwardServer(name, self._forward_span, failpoints=self.options.failpoints)
+        self.calls = ForwardServer(name, self._offered, failpoints=self.options.failpoints)
         self.possession = PossessionServer(
             network,
             name,
@@ -78,7 +84,6 @@ class SpanServer:
         )
         self._network = network
         self._model_dir = model_dir
-        self._grammars = GrammarPool(model_dir / "tokenizer.json")
         self.state: ServeState = "joining"
         self.deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
@@ -320,29 +325,11 @@ class SpanServer:
         self.announcer.changed()
         self._ended.set()
 
-    def _offered(self) -> ServedSpan:
-        """Return what new sessions are opened on. Raises PeerRefused."""
+    def _offered(self) -> Deployment:
+        """Return what new sessions are opened on, and calls on whole sequences run on. Raises PeerRefused."""
         if self.state != "serving" or self.deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
-        loaded = self.deployed.loaded
-        return ServedSpan(
-            engine=self.deployed.engine,
-            revision=loaded.revision,
-            max_step_tokens=loaded.max_step_tokens,
-            grammars=self._grammars,
-        )
-
-    def _forward_span(self) -> ForwardSpan:
-        """Return what calls on whole sequences run on. Raises PeerRefused."""
-        if self.state != "serving" or self.deployed is None:
-            raise PeerRefused("the server takes no new calls", remedy="ask another server")
-        loaded = self.deployed.loaded
-        return ForwardSpan(
-            span=loaded.span,
-            revision=loaded.revision,
-            in_thread=self.deployed.engine.in_thread,
-            forward_ms=self.deployed.speed.prefill_ms,
-        )
+        return self.deployed
 
     async def _give_files(self, _peer_id: str, request: bytes) -> bytes:
         FilesRequest.from_bytes(request)

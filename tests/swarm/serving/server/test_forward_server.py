@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet
-from swarm.serving.engine.engine import Engine, EngineOptions
+from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server import forward_server
+from swarm.serving.server.deployment import Deployment, LoadedSpan
 from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,
     PIECE_MS,
@@ -31,9 +32,9 @@ from swarm.serving.server.forward_server import (
     ForwardLimits,
     ForwardPace,
     ForwardServer,
-    ForwardSpan,
     cut_call,
 )
+from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows
@@ -131,20 +132,21 @@ def loaded(directory: Path, start: int, end: int) -> Span:
     return load_span(open_model(directory), start, end)
 
 
+def deployment(span: Span, forward_ms: float) -> Deployment:
+    speed = SpanSpeed(prefill_ms=forward_ms, decode_ms=1.0, kv_bytes_per_token=1)
+    held = LoadedSpan(span=span, speed=speed, kv_tokens=0, max_step_tokens=1, revision="r", source="", files=b"")
+    return Deployment(held, span.new_pool(1), ServerOptions(), ThreadPoolExecutor(1))
+
+
 class Rig:
     """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
 
     def __init__(self, directory: Path, bounds: ForwardLimits | None, forward_ms: float) -> None:
         internet = MemoryInternet()
         self.network, self.client = internet.network(), internet.network()
-        self.thread = ThreadPoolExecutor(1)
-        self.span = loaded(directory, 3, 6)
-        self.engine = Engine(self.span, self.span.new_pool(1), EngineOptions(), revision="r", thread=self.thread)
-        self.forward_ms = forward_ms
-        self.server = ForwardServer("tiny", self.current, bounds=bounds)
-
-    def current(self) -> ForwardSpan:
-        return ForwardSpan(span=self.span, revision="r", in_thread=self.engine.in_thread, forward_ms=self.forward_ms)
+        self.deployed = deployment(loaded(directory, 3, 6), forward_ms)
+        self.engine = self.deployed.engine
+        self.server = ForwardServer("tiny", lambda: self.deployed, bounds=bounds)
 
     async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
         """The bytes that came back."""
@@ -231,7 +233,7 @@ def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_di
         with pytest.raises(PeerViolation):
             await rig.ask(b"\x01\xff")
         asked = dataclasses.replace(GOOD, start=0, end=3, of_tokens=True, head=False)
-        rig.span = loaded(llama_dir, 0, 6)
+        rig.deployed = deployment(loaded(llama_dir, 0, 6), 1e-3)
         with pytest.raises(PeerViolation, match="no gradient"):
             await rig.ask(asked.to_bytes(), method=BACKWARD_METHOD)
         async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60) as stream:
@@ -245,7 +247,7 @@ def test_result_that_is_not_finite_and_a_pass_that_fails_are_session_errors(llam
     async def scenario(rig: Rig) -> None:
         with pytest.raises(SessionError, match="not finite"):
             await rig.call(torch.full((8, 32), 3e38))
-        exhausted = patch.object(rig.span, "backward", side_effect=RuntimeError("out of memory"))
+        exhausted = patch.object(rig.deployed.loaded.span, "backward", side_effect=RuntimeError("out of memory"))
         with exhausted, pytest.raises(SessionError, match="out of memory"):
             await rig.call(X)
         assert await rig.call(X) == 8 * 32 * 4

@@ -46,8 +46,7 @@ from swarm.temporary_folder import temporary_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swarm.client.tensor_calls import TensorCalls
-    from swarm.remote.gradient import ForwardOptions, ForwardPass
+    from swarm.client.tensor_calls import ForwardOptions, ForwardPass, TensorCalls
     from swarm.serving.local_ends.local_ends import LocalEnds
 
 
@@ -280,7 +279,7 @@ class AsyncClient(TextClient[Generation]):
         or could not be computed, PeerError when nobody answers or the call is too large for the servers; the backward
         pass does, too.
         """
-        from swarm.remote.gradient import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
+        from swarm.client.tensor_calls import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 
         check_tensor(x)
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)

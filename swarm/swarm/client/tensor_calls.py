@@ -1,30 +1,90 @@
-"""A client's calls with tensors: embeddings, and passes through a model's blocks.
+"""A client's calls with tensors: embeddings, and passes through a model's blocks with their gradients.
 
 `AsyncClient` imports this module with the first such call. It brings torch, which takes more than a second and 170 MiB,
 and which a client of texts does not need. There is one `TensorCalls` per client, on its event loop.
 
-Legend of shapes: B sequences, T positions, H hidden size.
+A remote forward pass is a node of autograd's graph: its backward pass goes over the same blocks. Autograd runs
+`backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs to the
+client's loop, in another thread.
+
+Legend of shapes: B sequences, T positions, H hidden size, C columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent import futures
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from numbers import Integral
+from typing import Any, TypeAlias, TypeVar
 
 import torch
+from swarm_protocol import limits
+from swarm_protocol.checks import check_choice
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.serving_messages import FORWARD_CODECS
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog
+from swarm.client.remote_blocks import RemoteBlocks, RemotePart
 from swarm.client.request import check_prompt_ids
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.remote.blocks import RemoteBlocks
-from swarm.remote.gradient import ForwardOptions, ForwardPass, embed, run
+from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
 
 T = TypeVar("T")
+
+Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Run a coroutine in the client's loop, and wait for it in another thread."""
+
+LOOK_S = 1.0
+"""Interval at which a waiting thread checks that the loop still runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOptions:
+    """Blocks `[start, end)`, to the last one if `end` is None. Raises ConfigError."""
+
+    start: int = 0
+    end: int | None = None
+    head: bool = False
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
+        for name, block in given:
+            if not isinstance(block, Integral):
+                raise ConfigError(f"{name} is {block!r:.80}", remedy="use the whole number of a block")
+        try:
+            check_choice(self.codec, "codec", FORWARD_CODECS)
+        except ValueError as error:
+            raise ConfigError(str(error), remedy="use raw or bf16") from error
+
+    def blocks(self, model: ModelShape) -> tuple[int, int]:
+        """Return the blocks to run. Raises ConfigError if the model has no such blocks."""
+        end = model.num_blocks if self.end is None else self.end
+        if not 0 <= self.start < end <= model.num_blocks:
+            raise ConfigError(
+                f"blocks {self.start}:{end} are not within 0:{model.num_blocks} of {model.name}",
+                remedy="choose start and end within the model",
+            )
+        if self.head and end < model.num_blocks:
+            raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
+        return self.start, end
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """A forward pass that has been computed: float32 [B, T, C]."""
+
+    output: Tensor
+    parts: Sequence[RemotePart]
+    blocks: RemoteBlocks
 
 
 class TensorCalls:
@@ -71,3 +131,123 @@ class TensorCalls:
             head=wanted.head,
             codec=wanted.codec,
         )
+
+
+async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> ForwardPass:
+    """Run the forward pass of [B, T, H] or [T, H], or of token ids [B, T] or [T] for the first block.
+
+    Raises SwarmError.
+    """
+    start, end = wanted.blocks(blocks.model)
+    check_input(x, blocks.model, start)
+    output, parts = await blocks.forward(_on_wire(x.detach()), start, end)
+    return ForwardPass(output, parts, blocks)
+
+
+async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
+    """Return input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
+    check_input(tokens, blocks.model, 0)
+    if tokens.is_floating_point():
+        raise ConfigError("these are not token ids", remedy="use int64")
+    embeddings = await blocks.embed(_on_wire(tokens))
+    return embeddings if tokens.dim() == 2 else embeddings[0]
+
+
+def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
+    """Return the output for `x`, with its dtype, device and number of sides. Gradients come back through it to `x`."""
+    if not x.is_floating_point():
+        return ran.output if x.dim() == 2 else ran.output[0]
+    output: Tensor = _RemotePass.apply(_on_wire(x), ran, wait)  # type: ignore[no-untyped-call]
+    return (output if x.dim() == 3 else output[0]).to(x.device, x.dtype)
+
+
+def check_tensor(x: object) -> None:
+    """Raises ConfigError for what is no tensor."""
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"the input is {x!r:.80} and not a tensor", remedy="give torch.tensor(…) of it")
+
+
+def check_input(x: Tensor, model: ModelShape, start: int) -> None:
+    """Raises ConfigError for an input that no server would take."""
+    num_sides = x.dim() - x.is_floating_point()
+    if num_sides not in (1, 2) or not x.numel():
+        raise ConfigError(
+            f"the input has shape {tuple(x.shape)}", remedy="give [B, T, H] or [T, H], or token ids [B, T] or [T]"
+        )
+    num_positions = x.shape[:num_sides].numel()
+    if num_positions > limits.MAX_FORWARD_ROWS:
+        raise ConfigError(f"the input has {num_positions} positions", remedy=f"give {limits.MAX_FORWARD_ROWS} at most")
+    if x.is_floating_point():
+        if x.shape[-1] != model.hidden_size:
+            raise ConfigError(
+                f"the input has {x.shape[-1]} columns, and {model.name} {model.hidden_size}",
+                remedy="give hidden states of this model",
+            )
+        if not bool(torch.isfinite(x).all()):
+            raise ConfigError("the input is not finite", remedy="check the learning rate")
+    elif start:
+        raise ConfigError("token ids are for the first block", remedy="give hidden states, or start at 0")
+    elif x.dtype != torch.int64 or int(x.min()) < 0 or int(x.max()) >= model.vocab_size:
+        raise ConfigError("these are not token ids of the model", remedy=f"use int64 from 0 to {model.vocab_size - 1}")
+
+
+def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
+    """Return how to wait for a client of this loop, whose user runs `backward` in another thread."""
+
+    def wait(work: Coroutine[Any, Any, T]) -> T:
+        if not loop.is_running() or _runs_here(loop):
+            work.close()
+            if not loop.is_running():
+                raise _closed()
+            raise ConfigError(
+                "backward() would wait for the event loop that it stops",
+                remedy="use: await asyncio.to_thread(loss.backward)",
+            )
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            while not futures.wait([future], LOOK_S).done:
+                if not loop.is_running():
+                    raise _closed()
+            return future.result()
+        except futures.CancelledError:
+            raise _closed() from None
+        finally:
+            future.cancel()
+
+    return wait
+
+
+class _RemotePass(torch.autograd.Function):
+    """The pass of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTH: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
+        # saved by autograd, so that a change in place is an error, and memory goes with the graph
+        ctx.save_for_backward(x_BTH, *(part.x for part in ran.parts[1:]))
+        ctx.servers = [part.by for part in ran.parts]
+        ctx.blocks = ran.blocks
+        ctx.wait = wait
+        return ran.output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BTC: Tensor) -> tuple[Tensor, None, None]:
+        parts = [RemotePart(by, x.detach()) for by, x in zip(ctx.servers, ctx.saved_tensors, strict=True)]
+        return ctx.wait(ctx.blocks.backward(parts, grad_BTC.detach())), None, None
+
+
+def _on_wire(x: Tensor) -> Tensor:
+    """Return [B, T, H] as float32, or [B, T], on the CPU; differentiable."""
+    x = x if x.dim() == 2 + x.is_floating_point() else x[None]
+    return x.to("cpu", torch.float32) if x.is_floating_point() else x.cpu()
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _closed() -> SessionError:
+    return SessionError("the client has been closed", remedy="call backward() inside its `with` block")

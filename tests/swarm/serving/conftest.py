@@ -19,11 +19,11 @@ from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
 from swarm.client.async_client import ClientOptions
+from swarm.client.remote_blocks import RemoteBlocks
+from swarm.client.tensor_calls import ForwardOptions
 from swarm.client.text_at_home import KeptModels
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.remote.blocks import RemoteBlocks
-from swarm.remote.gradient import ForwardOptions
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer

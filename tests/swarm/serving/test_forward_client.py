@@ -12,8 +12,8 @@ import torch
 from support.faults import Fault
 from support.leaks import no_leaks
 from swarm.client import AsyncClient
-from swarm.remote import blocks as blocks_module
-from swarm.remote.blocks import PATIENCE_S
+from swarm.client import remote_blocks as blocks_module
+from swarm.client.remote_blocks import PATIENCE_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor

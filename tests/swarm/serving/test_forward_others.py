@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from swarm.client.remote_blocks import PATIENCE_S
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
-from swarm.remote.blocks import PATIENCE_S
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_server import PIECE_MS, ForwardLimits, ForwardPace
 from swarm.testing import virtual_time
@@ -59,7 +59,7 @@ def test_server_that_lies_is_passed_over(
                 membership.announce(dataclasses.replace(honest, decode_ms_per_block=0.0001))
                 await swarm.known(2)
                 await asyncio.sleep(2)
-                with caplog.at_level(logging.INFO, logger="swarm.remote.blocks"):
+                with caplog.at_level(logging.INFO, logger="swarm.client.remote_blocks"):
                     for _ in range(4):
                         swarm.client._state.health.worked(liar.peer_id)
                         found = await swarm.client.forward(x, model="tiny", end=3)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from swarm.remote.gradient import waiting_for
+from swarm.client.tensor_calls import waiting_for
 
 
 class EndsAtALook(Future[int]):

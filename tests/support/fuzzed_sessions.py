@@ -18,7 +18,7 @@ from support.hostile_values import altered
 from support.plain_records import serve_record
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.server.session_queues import MAX_INBOX, Backpressure, SessionInbox
-from swarm.serving.session.prefix_store import PrefixStore
+from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,

@@ -25,9 +25,8 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Data
 
-from swarm.serving.session.pending_request import LostToken, PendingRequest
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
-from swarm.serving.session.stage import Neighbours, Stage, StepReport
+from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage, StepReport
 
 WINDOW_CHUNKS = 4
 """Chunks of a prompt under way at once: enough for every stage of a usual chain to have work, and little to repeat."""

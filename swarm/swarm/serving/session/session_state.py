@@ -22,7 +22,6 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
-from swarm.serving.session.pending_request import LostToken
 from swarm.serving.session.pipeline import Pipeline, ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -36,7 +35,7 @@ from swarm.serving.session.session_actions import (
     OpenStage,
     Repaired,
 )
-from swarm.serving.session.stage import Repair, Stage, StepReport
+from swarm.serving.session.stage import LostToken, Repair, Stage, StepReport
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""

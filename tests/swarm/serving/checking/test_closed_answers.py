@@ -18,9 +18,9 @@ from swarm.serving.checking.span_check import CheckContext, _Comparison, check_s
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer, LastFrames
+from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
-from swarm.serving.session.prefix_store import PrefixStore
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace, Trace

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.pipeline import ReplayBuffer
-from swarm.serving.session.prefix_store import PrefixStore
 
 PAGE_BYTES = 2 * PAGE_TOKENS
 

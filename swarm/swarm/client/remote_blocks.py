@@ -38,6 +38,7 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.route_finder import RETRY_S, KnownServers
 from swarm.serving.session.session_state import MAX_FAILURES
+from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
 
 logger = logging.getLogger(__name__)
@@ -55,9 +56,6 @@ BACKWARD_FACTOR = 4.0
 """A backward call may take this many times as long: at worst two more forward passes, and a backward pass of two."""
 
 MAX_COMPUTE_S = 600.0
-
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink."""
 
 
 class CallRouteFinder:

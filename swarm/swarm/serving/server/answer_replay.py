@@ -40,7 +40,8 @@ from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server.server_options import Dtype, ServerOptions
+from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.wire.tensor_stream import check_ids
 
 MARGIN = 2.0
 """Shares of what honest servers may differ: a client's own check, which it decides for itself, wants more than 1."""
@@ -100,7 +101,7 @@ def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dt
             f"{directory} holds no signed manifest, so that nothing says which model {stated.model} is",
             remedy="name the directory of the published model, with its swarm-model.manifest",
         )
-    dtype = next((kind for kind in _dtypes() if files.revision(kind) == stated.revision), None)
+    dtype = next((kind for kind in DTYPES if files.revision(kind) == stated.revision), None)
     if published.manifest.name != stated.model or dtype is None:
         raise ConfigError(
             f"{directory} is another model than {stated.model} in revision {stated.revision}, which the evidence is of",
@@ -108,10 +109,6 @@ def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dt
         )
     check_directory(directory, published, lambda _num_bytes: None)
     return files, dtype
-
-
-def _dtypes() -> Sequence[Dtype]:
-    return ("float32", "bfloat16", "float16", "int8", "int4")
 
 
 def _compare(shown: ShownAnswer, span: Span, dtype: Dtype) -> tuple[float, str]:
@@ -148,10 +145,9 @@ def _inputs(shown: ShownAnswer, span: Span) -> Tensor:
         if not np.abs(rows).max() <= MAX_INPUT:
             raise PeerViolation("evidence has inputs that no model computes with", peer_id=asked.peer_id)
         return torch.from_numpy(rows).float()
-    tokens_T = torch.from_numpy(np.frombuffer(asked.inputs, dtype="<i4").astype(np.int64))
-    if int(tokens_T.min()) < 0 or int(tokens_T.max()) >= answer.model.vocab_size:
-        raise PeerViolation("evidence has tokens that the model does not have", peer_id=asked.peer_id)
-    return span.embed(tokens_T).float()
+    ids_T = np.frombuffer(asked.inputs, dtype="<i4").astype(np.int64)
+    check_ids(ids_T, answer.model.vocab_size)
+    return span.embed(torch.from_numpy(ids_T)).float()
 
 
 @torch.inference_mode()

@@ -15,6 +15,7 @@ from swarm_protocol.sampler import Sampler
 
 from swarm.serving.grammar.grammar_masks import GrammarPool, TokenMask
 from swarm.serving.sampling.sampling import LogitEdits
+from swarm.serving.wire.tensor_stream import check_ids
 
 RECALL_S = 10.0
 """Time for which a draw waits for the answer's earlier tokens, which the client sends at the same time."""
@@ -25,8 +26,8 @@ class SessionSampler:
 
     def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
-        _check(prompt_ids, vocab_size)
-        _check(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
+        check_ids(prompt_ids, vocab_size)
+        check_ids(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._drawn: list[int] = []
@@ -46,7 +47,7 @@ class SessionSampler:
     def recall(self, token_ids: bytes) -> None:
         """Return the answer's tokens so far, before the first draw. Raises PeerViolation."""
         drawn = np.frombuffer(token_ids, dtype="<i4")
-        _check(drawn, self._vocab_size)
+        check_ids(drawn, self._vocab_size)
         if self._drawn:
             raise PeerViolation("tokens of an answer that goes on here already")
         self._drawn = drawn.tolist()
@@ -100,11 +101,6 @@ class SessionSampler:
         if not any(allowed):
             raise _no_token(blocked=any(mask.allowed))
         return bytes(allowed)
-
-
-def _check(ids: np.ndarray, vocab_size: int) -> None:
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
-        raise PeerViolation(f"token ids are not within the vocabulary of {vocab_size}")
 
 
 def _no_token(*, blocked: bool) -> ConfigError:

@@ -25,6 +25,7 @@ from swarm_protocol.session_frames import SampledToken, SequenceReady, Spent
 
 from swarm.router.routing import Hop
 from swarm.serving.session.trace import HopTrace
+from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 
 FLOOR_S = 5.0
 """Least time for a server that is not known yet: a busy machine may pause for a second or two."""
@@ -42,9 +43,6 @@ MAX_COMPUTE_S = 600.0
 
 MAX_TOKEN_S = 30.0
 """The same for one token. Without it, the wait for a server that answers just in time each time would grow for ever."""
-
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink. Slower ones cannot carry activations."""
 
 
 class StepTimer:

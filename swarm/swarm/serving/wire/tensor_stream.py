@@ -23,13 +23,11 @@ from swarm_protocol.serving_messages import FORWARD_CODECS, TensorPiece
 from torch import Tensor
 
 from swarm.network.interface import Stream
+from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 
 T = TypeVar("T")
 
 PIECE_BYTES = 2**20
-
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink."""
 
 
 def rows_of(x_TH: Tensor, codec: str) -> tuple[Rows, float]:
@@ -55,9 +53,14 @@ def tokens_of(rows: Rows, vocab_size: int) -> Tensor:
     if rows.codec != TOKENS:
         raise PeerViolation(f"got rows in {rows.codec}, not token ids")
     tokens_T = np.frombuffer(rows.payload, dtype="<i4").astype(np.int64)
-    if tokens_T.min() < 0 or tokens_T.max() >= vocab_size:
-        raise PeerViolation(f"token ids are outside this model's vocabulary of {vocab_size}")
+    check_ids(tokens_T, vocab_size)
     return torch.from_numpy(tokens_T)
+
+
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raises PeerViolation unless all are ids of tokens of this vocabulary."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise PeerViolation(f"token ids are outside this model's vocabulary of {vocab_size}")
 
 
 def hidden_of(rows: Rows, codec: str, hidden_size: int) -> Tensor:
@@ -88,11 +91,8 @@ async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, stal
     row, limit = 0, _Limit(stall_s)
     while row < num_rows:
         rows = await _receive(stream, (TOKENS,), (num_rows - row, 0), limit)
-        ids = np.frombuffer(rows.payload, dtype="<i4").astype(np.int64)
-        tokens_N[row : row + rows.num_rows] = torch.from_numpy(ids)
+        tokens_N[row : row + rows.num_rows] = tokens_of(rows, vocab_size)
         row += rows.num_rows
-    if int(tokens_N.min()) < 0 or int(tokens_N.max()) >= vocab_size:
-        raise PeerViolation(f"token ids are outside this model's vocabulary of {vocab_size}")
     return tokens_N
 
 

@@ -104,7 +104,6 @@ SAID = [
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {session_queues.REPORT_S} s"),
     ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
-    ("sessions.md", f"within {connection_server.FIRST_FRAME_S:.0f} s of its opening"),
     ("sessions.md", f"after {connection_server.IDLE_CONNECTION_S:.0f} s without a sequence"),
     (
         "sessions.md",

@@ -54,11 +54,10 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS_PER_PEER = 8
 """A client needs one, and a server that pushes another; any more are connections that the peer has already given up."""
 
-FIRST_FRAME_S = 10.0
-"""Time for a new connection to send its first frame."""
-
 IDLE_CONNECTION_S = 120.0
-"""Time after which a connection without a session is ended."""
+"""Time after which a silent connection without a session is ended."""
+
+RETRY_AFTER_S = 10.0
 
 SWEEP_S = 1.0
 
@@ -71,17 +70,12 @@ Refusal = Literal["busy", "never", "violation", "connections"]
 
 @dataclass(slots=True, eq=False)
 class _ConnectionState:
-    """`last_frame_s` is of the loop's clock; None before the first frame."""
+    """`last_s`: when the last frame came, or the connection was opened, by the loop's clock."""
 
     connection: MultiplexedConnection
     tasks: asyncio.TaskGroup
-    since_s: float
-    last_frame_s: float | None = None
+    last_s: float
     sessions: set[ServerSession] = field(default_factory=set)
-
-    @property
-    def last_s(self) -> float:
-        return self.since_s if self.last_frame_s is None else self.last_frame_s
 
 
 class ConnectionServer:
@@ -210,7 +204,7 @@ class ConnectionServer:
     def _on_frame(self, frame: Frame, state: _ConnectionState) -> None:
         """Raises PeerViolation for a frame that no peer may send to a server."""
         connection = state.connection
-        state.last_frame_s = asyncio.get_running_loop().time()
+        state.last_s = asyncio.get_running_loop().time()
         match frame:
             case Push():
                 session = self.sessions.get((frame.client_peer_id, frame.sequence_id))
@@ -336,15 +330,8 @@ class ConnectionServer:
             if session.sequence.is_idle and now_s - session.sequence.idle_since_s >= idle_s:
                 session.end(silent)
         for state in self._unused():
-            _end_if_idle(state, now_s)
-
-
-def _end_if_idle(state: _ConnectionState, now_s: float) -> None:
-    if state.last_frame_s is None:
-        if now_s - state.since_s >= FIRST_FRAME_S:
-            state.connection.fail(PeerTimeout("nothing was asked for", peer_id=state.connection.peer_id))
-    elif now_s - state.last_frame_s >= IDLE_CONNECTION_S:
-        state.connection.end()
+            if now_s - state.last_s >= IDLE_CONNECTION_S:
+                state.connection.end()
 
 
 def _must_prepare(wanted: OpenSequence) -> bool:
@@ -377,7 +364,7 @@ def _reason(error: SwarmError) -> Refusal:
 
 
 def _too_many_connections(remedy: str) -> PeerRefused:
-    return PeerRefused("too many connections are open", remedy=remedy, retry_after_s=FIRST_FRAME_S)
+    return PeerRefused("too many connections are open", remedy=remedy, retry_after_s=RETRY_AFTER_S)
 
 
 def _no_session() -> PeerRefused:

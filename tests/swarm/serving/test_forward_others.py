@@ -17,7 +17,7 @@ from swarm.client.remote_blocks import PATIENCE_S
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_server import PIECE_MS, ForwardLimits, ForwardPace
+from swarm.serving.server.forward_server import PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
 from swarm_protocol.rows import Rows
@@ -87,7 +87,7 @@ def test_busy_server_is_asked_again_and_a_call_that_is_too_large_is_not(boxes: A
                     assert not asked.done()
             assert torch.equal(asked.result(), expected)
             assert clock() - since_s < 5
-            server.calls.room._bounds = ForwardLimits(max_bytes=100)
+            server.calls.room._max_bytes = 100
             with pytest.raises(PeerRefused, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from swarm_compression import CodecError
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
@@ -58,24 +58,16 @@ BLOCK_WEIGHTS = 12
 """A block has some 12 H^2 weights, and the head H V: an estimate of the head's time before it has run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardLimits:
-    """`max_bytes` of tensors for all calls, half of it for one client's. Raises ConfigError."""
-
-    max_bytes: int = 2**30
-    max_calls: int = 32
-    max_client_calls: int = 4
-
-    def __post_init__(self) -> None:
-        if min(self.max_bytes, self.max_calls, self.max_client_calls) < 1:
-            raise ConfigError("bounds of calls on whole sequences must be above 0", remedy="use 1 or more")
-
-
 class ForwardAdmission:
-    """The room that calls take now. `num_bytes` and `num_calls` are 0 when there is no call."""
+    """The room that calls take now, of `max_bytes` of tensors for all, half of it for one client's.
 
-    def __init__(self, bounds: ForwardLimits) -> None:
-        self._bounds = bounds
+    `num_bytes` and `num_calls` are 0 when there is no call.
+    """
+
+    def __init__(self, *, max_bytes: int = 2**30, max_calls: int = 32, max_client_calls: int = 4) -> None:
+        self._max_bytes = max_bytes
+        self._max_calls = max_calls
+        self._max_client_calls = max_client_calls
         self._calls: list[tuple[str, int]] = []
 
     @property
@@ -89,16 +81,16 @@ class ForwardAdmission:
     @contextmanager
     def reserved(self, client: str, num_bytes: int) -> Iterator[None]:
         """Raises PeerRefused, with `retry_after_s` if there may be room later."""
-        most = self._bounds.max_bytes // 2
+        most = self._max_bytes // 2
         if num_bytes > most:
             raise PeerRefused(
                 f"the call takes {num_bytes} bytes, and a client may have {most} here",
                 remedy="use fewer or shorter sequences, or no logits",
             )
         own = [taken for peer_id, taken in self._calls if peer_id == client]
-        if len(own) >= self._bounds.max_client_calls or sum(own) + num_bytes > most:
+        if len(own) >= self._max_client_calls or sum(own) + num_bytes > most:
             raise self._busy("other calls of yours are under way")
-        if self.num_calls >= self._bounds.max_calls or self.num_bytes + num_bytes > self._bounds.max_bytes:
+        if self.num_calls >= self._max_calls or self.num_bytes + num_bytes > self._max_bytes:
             raise self._busy("others call, too")
         call = (client, num_bytes)
         self._calls.append(call)
@@ -226,10 +218,10 @@ class ForwardServer:
         name: str,
         current: Callable[[], Deployment],
         *,
-        bounds: ForwardLimits | None = None,
+        room: ForwardAdmission | None = None,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        self.room = ForwardAdmission(bounds or ForwardLimits())
+        self.room = room or ForwardAdmission()
         self._name = name
         self._current = current
         self._failpoints = failpoints

@@ -29,14 +29,13 @@ from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,
     PIECE_MS,
     ForwardAdmission,
-    ForwardLimits,
     ForwardPace,
     ForwardServer,
     cut_call,
 )
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece
 
@@ -92,7 +91,7 @@ def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
 
 
 def test_room_is_shared_and_given_back() -> None:
-    room = ForwardAdmission(ForwardLimits(max_bytes=100, max_calls=3, max_client_calls=2))
+    room = ForwardAdmission(max_bytes=100, max_calls=3, max_client_calls=2)
     with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
         pass
     assert refused.value.retry_after_s == 0
@@ -108,8 +107,6 @@ def test_room_is_shared_and_given_back() -> None:
                 with pytest.raises(PeerRefused, match="others"), room.reserved("c", 1):
                     pass
     assert (room.num_calls, room.num_bytes) == (0, 0)
-    with pytest.raises(ConfigError):
-        ForwardLimits(max_calls=0)
 
 
 # --- over a network --------------------------------------------------------------------------------------------------
@@ -141,12 +138,12 @@ def deployment(span: Span, forward_ms: float) -> Deployment:
 class Rig:
     """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
 
-    def __init__(self, directory: Path, bounds: ForwardLimits | None, forward_ms: float) -> None:
+    def __init__(self, directory: Path, room: ForwardAdmission | None, forward_ms: float) -> None:
         internet = MemoryInternet()
         self.network, self.client = internet.network(), internet.network()
         self.deployed = deployment(loaded(directory, 3, 6), forward_ms)
         self.engine = self.deployed.engine
-        self.server = ForwardServer("tiny", lambda: self.deployed, bounds=bounds)
+        self.server = ForwardServer("tiny", lambda: self.deployed, room=room)
 
     async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
         """The bytes that came back."""
@@ -170,8 +167,8 @@ def pieces(x: torch.Tensor, codec: str = "raw") -> Iterator[bytes]:
 
 
 @contextmanager
-def rigs(directory: Path, bounds: ForwardLimits | None = None, forward_ms: float = 1e-3) -> Iterator[Rig]:
-    rig = Rig(directory, bounds, forward_ms)
+def rigs(directory: Path, room: ForwardAdmission | None = None, forward_ms: float = 1e-3) -> Iterator[Rig]:
+    rig = Rig(directory, room, forward_ms)
     try:
         yield rig
     finally:
@@ -225,7 +222,7 @@ def test_call_that_breaks_the_rules_is_answered_by_a_typed_error_and_frees_all(
         assert await rig.ask(GOOD.to_bytes(), *pieces(X)) == 8 * 256 * 4
 
     with no_leaks():
-        ask(llama_dir, scenario, bounds=ForwardLimits(max_bytes=2**24))
+        ask(llama_dir, scenario, room=ForwardAdmission(max_bytes=2**24))
 
 
 def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_dir: Path) -> None:
@@ -266,7 +263,7 @@ def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Pat
         await asyncio.sleep(1)
         assert await rig.call(X) == 8 * 32 * 4
 
-    ask(llama_dir, scenario, bounds=ForwardLimits(max_client_calls=1))
+    ask(llama_dir, scenario, room=ForwardAdmission(max_client_calls=1))
 
 
 def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one server's sessions send on to the servers that come next: rows, and the tokens that were drawn.
+"""Sends what one server's sessions make to the servers that come next: rows, and the tokens that were drawn.
 
 A `SessionLink` knows the next server of one session. At the last server that is the first one, which gets the token
 that was drawn, as far as the client allows it. `PushConnections` owns the connections for all sessions. One is opened

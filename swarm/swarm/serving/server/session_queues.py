@@ -1,4 +1,4 @@
-"""What waits at a server's sessions: steps to be computed, and results to be sent to the client.
+"""Holds what waits at a server's sessions: steps to be computed, and results to be sent to the client.
 
 Every frame is checked when it arrives, against the length that the session will have after the frames before it, and
 nothing is computed for one that does not fit. Rows that have been run already are dropped: a client that finds a push

@@ -15,14 +15,15 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import (
     Addr,
+    Check,
     Checked,
     Name,
     check_choice,
-    check_count,
     check_digest,
     check_float,
     check_int,
     check_name,
+    check_num_items,
     distinct,
     named,
     number,
@@ -52,6 +53,27 @@ SERVED_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 Moment: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 MeasuredS: TypeAlias = Annotated[float, number(limits.MAX_MEASURED_S)]
 NumConnected: TypeAlias = Annotated[int, whole(limits.MAX_CONNECTED)]
+
+
+def _by_peer(max_peers: int, high: float, low: float = 0.0) -> Check:
+    """Return the check of numbers in `[low, high]` by peer id, of `max_peers` at most."""
+
+    def check(values: Mapping[str, float], field: str) -> None:
+        check_num_items(values, field, max_items=max_peers)
+        for peer_id, value in values.items():
+            check_float(value, f"{field} of {check_peer_id(peer_id)}", low=low, high=high)
+
+    return check
+
+
+def _check_phases(phases_s: Mapping[str, float], field: str) -> None:
+    check_num_items(phases_s, field, max_items=limits.MAX_PHASES)
+    for phase, seconds in phases_s.items():
+        check_name(phase, field, max_bytes=limits.MAX_PHASE_NAME_BYTES)
+        check_float(seconds, f"{field} of {phase}", high=limits.MAX_MEASURED_S)
+
+
+LinkMs: TypeAlias = Annotated[Mapping[str, float], _by_peer(limits.MAX_RTT_PEERS, limits.MAX_RTT_MS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +166,14 @@ class ServeRecord(wire.WireMessage):
     decode_ms_per_block: BlockMs
     free_kv_tokens: Annotated[int, whole(limits.MAX_KV_TOKENS)]
     queue_depth: Annotated[int, whole(limits.MAX_QUEUE_DEPTH)] = 0
-    rtt_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    rtt_ms: LinkMs = field(default_factory=dict, hash=False)
     relayed: bool = False
     next_start: int = 0
     next_end: int = 0
     tokens_per_s: TokensPerS | None = None
     source: str = ""
     send_ms_per_token: BlockMs = 0.0
-    token_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    token_ms: LinkMs = field(default_factory=dict, hash=False)
     manifest: Annotated[bytes, partial(check_digest, empty=True)] = b""
     dtype: Annotated[str, one_of(("", *SERVED_DTYPES))] = ""
 
@@ -162,13 +184,6 @@ class ServeRecord(wire.WireMessage):
         check_int(self.next_start, "next_start", high=max(self.next_end - 1, 0))
         if self.source:
             check_name(self.source, "source", max_bytes=limits.MAX_SOURCE_BYTES)
-        for name in ("rtt_ms", "token_ms"):
-            of_peers: Mapping[str, float] = getattr(self, name)
-            check_count(tuple(of_peers), name, max_items=limits.MAX_RTT_PEERS)
-            for peer_id, milliseconds in of_peers.items():
-                check_float(milliseconds, f"{name} of {check_peer_id(peer_id)}", high=limits.MAX_RTT_MS)
-            # a copy, so that the caller's dict can change without changing this record
-            object.__setattr__(self, name, dict(of_peers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,21 +206,12 @@ class RoundReport(Checked):
     """
 
     outer_step: OuterStep
-    phases_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    phases_s: Annotated[Mapping[str, float], _check_phases] = field(default_factory=dict, hash=False)
     bytes_sent: Annotated[int, whole(limits.MAX_ROUND_BYTES)]
     refused: Annotated[tuple[Refusal, ...], distinct(limits.MAX_REFUSALS)] = ()
-    rates_from: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        check_count(tuple(self.phases_s), "phases_s", max_items=limits.MAX_PHASES)
-        for phase, seconds in self.phases_s.items():
-            check_name(phase, "phases_s", max_bytes=limits.MAX_PHASE_NAME_BYTES)
-            check_float(seconds, f"phases_s of {phase}", high=limits.MAX_MEASURED_S)
-        object.__setattr__(self, "phases_s", dict(self.phases_s))
-        check_count(tuple(self.rates_from), "rates_from", max_items=limits.MAX_REPORTED_RATES)
-        for peer_id, rate in self.rates_from.items():
-            check_float(rate, f"rates_from {check_peer_id(peer_id)}", high=limits.MAX_LINK_BYTES_PER_S)
-        object.__setattr__(self, "rates_from", dict(self.rates_from))
+    rates_from: Annotated[Mapping[str, float], _by_peer(limits.MAX_REPORTED_RATES, limits.MAX_LINK_BYTES_PER_S)] = (
+        field(default_factory=dict, hash=False)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,14 +247,9 @@ class TrainerRecord(wire.WireMessage):
     num_parameters: Annotated[int, whole(limits.MAX_PART_VALUES)] | None = None
     validation: ValidationReport | None = None
     endorsed_step: OuterStep = 0
-    held_out_scores: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        check_count(tuple(self.held_out_scores), "held_out_scores", max_items=limits.MAX_REPORTED_SCORES)
-        for peer_id, score in self.held_out_scores.items():
-            name = f"held_out_scores {check_peer_id(peer_id)}"
-            check_float(score, name, low=-limits.MAX_EFFECT, high=limits.MAX_EFFECT)
-        object.__setattr__(self, "held_out_scores", dict(self.held_out_scores))
+    held_out_scores: Annotated[
+        Mapping[str, float], _by_peer(limits.MAX_REPORTED_SCORES, limits.MAX_EFFECT, low=-limits.MAX_EFFECT)
+    ] = field(default_factory=dict, hash=False)
 
 
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord

@@ -311,27 +311,18 @@ def test_records_tell_zero_from_not_known() -> None:
     assert TrainerRecord.from_bytes(replace(TRAINER, report=empty).to_bytes()).report == empty
 
 
-def test_round_report_keeps_a_copy_of_its_phases() -> None:
-    phases_s = {"reduce": 1.0}
-    report = RoundReport(outer_step=1, phases_s=phases_s, bytes_sent=0)
-    phases_s.clear()
-    assert report.phases_s == {"reduce": 1.0}
+def test_records_with_numbers_by_name_can_be_hashed() -> None:
+    report = RoundReport(outer_step=1, phases_s={"reduce": 1.0}, bytes_sent=0)
     assert hash(report) == hash(replace(report))
+    record = replace(SERVE, rtt_ms={NEIGHBOUR: 1.0})
+    assert asdict(record)["rtt_ms"] == {NEIGHBOUR: 1.0}
+    assert hash(record) == hash(replace(record))
 
 
 def test_trainer_record_tells_no_loss_from_a_loss_of_zero() -> None:
     for loss in (None, 0.0):
         record = replace(JOINING_TRAINER, loss=loss)
         assert TrainerRecord.from_bytes(record.to_bytes()).loss == loss
-
-
-def test_serve_record_keeps_a_copy_of_its_round_trips() -> None:
-    rtt_ms = {NEIGHBOUR: 1.0}
-    record = replace(SERVE, rtt_ms=rtt_ms)
-    rtt_ms.clear()
-    assert record.rtt_ms == {NEIGHBOUR: 1.0}
-    assert asdict(record)["rtt_ms"] == {NEIGHBOUR: 1.0}
-    assert hash(record) == hash(replace(record))
 
 
 @given(peer_id=PEER_IDS)

@@ -73,7 +73,26 @@ class Envelope(Checked):
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
         """Read an envelope without checking its signature. Raises ValueError unless `data` is exactly one."""
-        return _parse(data)
+        reader = _Reader(data)
+        version = reader.take(1)[0]
+        if version != ENVELOPE_VERSION:
+            raise ValueError(f"version {version}, and this node reads {ENVELOPE_VERSION}")
+        purpose, network_id, subject = (reader.take_prefixed().decode() for _ in range(3))
+        peer_id = peer_id_of(reader.take(KEY_BYTES))
+        issued_at, expires_at = _TIMES.unpack(reader.take(_TIMES.size))
+        envelope = cls(
+            purpose=purpose,
+            network_id=network_id,
+            subject=subject,
+            peer_id=peer_id,
+            issued_at=issued_at,
+            expires_at=expires_at,
+            payload=reader.take_prefixed(),
+            signature=reader.take(SIGNATURE_BYTES),
+        )
+        if reader.num_left:
+            raise ValueError(f"{reader.num_left} bytes too many")
+        return envelope
 
 
 def seal(
@@ -134,12 +153,7 @@ def unseal(
     expired (unless `expired_too`) or was issued more than MAX_CLOCK_SKEW_S after `now`, and IntegrityError if the
     signature is wrong. That the subject is the expected one is for the caller to check.
     """
-    if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
-        raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
-    try:
-        envelope = _parse(data)
-    except ValueError as error:
-        raise PeerViolation(f"envelope is malformed: {error}") from error
+    envelope = unverified(data, max_payload_bytes)
     if complaint := _complaint(envelope, purpose, network_id, max_payload_bytes, max_lifetime_s):
         raise PeerViolation(complaint, peer_id=envelope.peer_id)
     if complaint := _time_complaint(envelope, min(now, envelope.issued_at) if expired_too else now):
@@ -148,24 +162,20 @@ def unseal(
     return envelope
 
 
-def issued_at(data: bytes) -> float:
-    """Return when the envelope in `data` says that it was signed; nothing else is checked. Who unseals it as of that
-    time reads it however old it is. Raises PeerViolation."""
-    return _parsed(data).issued_at
-
-
-def claimed_signer(data: bytes) -> str:
-    """Return the peer that the envelope in `data` says has signed it; nothing else is checked. Raises PeerViolation."""
-    return _parsed(data).peer_id
-
-
-def _parsed(data: bytes) -> Envelope:
-    if len(data) > limits.MAX_SIGNED_PAYLOAD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
-        raise PeerViolation(f"envelope has {len(data)} bytes, more than any")
+def unverified(data: bytes, max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_BYTES) -> Envelope:
+    """Return what the envelope in `data` says; neither signature nor times are checked. Raises PeerViolation."""
+    if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
+        raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
     try:
-        return _parse(data)
+        return Envelope.parse(data)
     except ValueError as error:
         raise PeerViolation(f"envelope is malformed: {error}") from error
+
+
+def issued_at(data: bytes) -> float:
+    """Return when the envelope in `data` says that it was signed. Who unseals it as of that time reads it however old
+    it is. Raises PeerViolation."""
+    return unverified(data).issued_at
 
 
 def _complaint(envelope: Envelope, purpose: str, network_id: str, max_payload_bytes: int, max_lifetime_s: float) -> str:
@@ -212,30 +222,6 @@ def _signed_bytes(envelope: Envelope) -> bytes:
             _prefixed(envelope.payload),
         )
     )
-
-
-def _parse(data: bytes) -> Envelope:
-    """Raises ValueError unless `data` is exactly one envelope."""
-    reader = _Reader(data)
-    version = reader.take(1)[0]
-    if version != ENVELOPE_VERSION:
-        raise ValueError(f"version {version}, and this node reads {ENVELOPE_VERSION}")
-    purpose, network_id, subject = (reader.take_prefixed().decode() for _ in range(3))
-    peer_id = peer_id_of(reader.take(KEY_BYTES))
-    issued_at, expires_at = _TIMES.unpack(reader.take(_TIMES.size))
-    envelope = Envelope(
-        purpose=purpose,
-        network_id=network_id,
-        subject=subject,
-        peer_id=peer_id,
-        issued_at=issued_at,
-        expires_at=expires_at,
-        payload=reader.take_prefixed(),
-        signature=reader.take(SIGNATURE_BYTES),
-    )
-    if reader.num_left:
-        raise ValueError(f"{reader.num_left} bytes too many")
-    return envelope
 
 
 class _Reader:

@@ -28,18 +28,7 @@ def root_above(num_leaves: int, index: int, leaf: bytes, proof: Sequence[bytes])
 
     That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
     """
-    if not 0 <= index < num_leaves:
-        raise ValueError(f"leaf {index} in a tree of {num_leaves}")
-    node, siblings = leaf, iter(proof)
-    for width in _widths(num_leaves):
-        if index % 2:
-            node = _parent(_next(siblings), node)
-        elif width > 1:
-            node = _parent(node, _next(siblings) if index + 1 < width else _ABSENT)
-        index //= 2
-    if next(siblings, None) is not None:
-        raise ValueError("a proof has too many digests")
-    return node
+    return HashTree.proven(num_leaves, index, [leaf], proof).root
 
 
 class HashTree:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from swarm_protocol import limits
 from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
 from swarm_protocol.credential_text import from_word, to_word
-from swarm_protocol.envelope import Envelope, seal, unseal
+from swarm_protocol.envelope import Envelope, seal_now, unseal, unverified
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import KEY_BYTES, Identity, check_peer_id
 from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
@@ -170,16 +170,16 @@ class NetworkInvitation(WireMessage):
                     remedy="use it with that node's home, or ask the network's owner for one of your own",
                 )
             return (self.certificate,)
-        link = seal(
+        link = seal_now(
             Identity(self.key),
+            envelope.network_id,
             purpose=LINK_PURPOSE,
-            network_id=envelope.network_id,
             subject=peer_id,
             payload=b"",
-            issued_at=envelope.issued_at,
-            expires_at=envelope.expires_at,
+            now=envelope.issued_at,
+            lifetime_s=envelope.expires_at - envelope.issued_at,
         )
-        return (self.certificate, link.to_bytes())
+        return (self.certificate, link)
 
     def text(self) -> str:
         """Return the invitation as one word, which `parse_invitation` reads."""
@@ -211,17 +211,17 @@ def invite(
         rights=tuple(right for right in RIGHTS if right == "join" or right in rights),
         is_bound=bool(node),
     )
-    certificate = seal(
+    certificate = seal_now(
         owner,
+        network_id_of(owner.peer_id),
         purpose=TERMS_PURPOSE,
-        network_id=network_id_of(owner.peer_id),
         subject=node or holder.peer_id,
         payload=terms.to_bytes(),
-        issued_at=now,
-        expires_at=now + lifetime_s,
+        now=now,
+        lifetime_s=lifetime_s,
     )
     key = b"" if node else holder.seed
-    return NetworkInvitation(certificate=certificate.to_bytes(), secret=secret, key=key, seeds=tuple(seeds))
+    return NetworkInvitation(certificate=certificate, secret=secret, key=key, seeds=tuple(seeds))
 
 
 def parse_invitation(text: str) -> NetworkInvitation:
@@ -276,7 +276,7 @@ def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: f
 
 def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Envelope, InvitationTerms]:
     """Return a certificate that its network's owner signed, expired or not. Raises PeerViolation or IntegrityError."""
-    network_id = _claimed_network(data)
+    network_id = unverified(data).network_id
     envelope = _unseal(data, TERMS_PURPOSE, network_id, now)
     if envelope.peer_id != owner_of(network_id):
         raise IntegrityError("the certificate is not signed by the owner of its network", peer_id=envelope.peer_id)
@@ -285,14 +285,6 @@ def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Enve
     except ValueError as error:
         raise PeerViolation(f"the certificate is for no key: {error}") from None
     return envelope, InvitationTerms.from_bytes(envelope.payload)
-
-
-def _claimed_network(data: bytes) -> str:
-    """Return the network that an envelope says it is for, no matter who signed it. Raises PeerViolation."""
-    try:
-        return Envelope.parse(data).network_id
-    except ValueError as error:
-        raise PeerViolation(f"the certificate is malformed: {error}") from None
 
 
 def _unseal(data: bytes, purpose: str, network_id: str, now: float) -> Envelope:
@@ -308,15 +300,15 @@ def _unseal(data: bytes, purpose: str, network_id: str, now: float) -> Envelope:
 
 def seal_revocations(owner: Identity, revocations: Revocations, now: float) -> bytes:
     """Return the list, signed by the network's owner."""
-    return seal(
+    return seal_now(
         owner,
+        network_id_of(owner.peer_id),
         purpose=LIST_PURPOSE,
-        network_id=network_id_of(owner.peer_id),
         subject=_LIST_SUBJECT,
         payload=revocations.to_bytes(),
-        issued_at=now,
-        expires_at=now + limits.MAX_SIGNED_LIFETIME_S,
-    ).to_bytes()
+        now=now,
+        lifetime_s=limits.MAX_SIGNED_LIFETIME_S,
+    )
 
 
 def open_revocations(data: bytes, *, network_id: str, now: float) -> Revocations:

@@ -64,7 +64,7 @@ def test_range_outside_the_tree_is_refused(start: int, num_leaves: int) -> None:
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_leaf_outside_the_tree_is_refused(index: int) -> None:
-    with pytest.raises(ValueError, match=f"leaf {index} in a tree of 3"):
+    with pytest.raises(ValueError, match=f"from {index} on in a tree of 3"):
         root_above(3, index, bytes(32), [bytes(32)] * 2)
 
 

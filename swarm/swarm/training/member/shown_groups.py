@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 
 from swarm_protocol.commit_messages import Lock
-from swarm_protocol.envelope import claimed_signer, issued_at
+from swarm_protocol.envelope import issued_at, unverified
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import GroupRequest, SignedGroup
@@ -123,7 +123,7 @@ class ShownGroups:
         data = await context.network.call(peer, context.methods.group, request, timeout_s=CALL_TIMEOUT_S)
         if hashlib.sha256(data).digest() != digest:
             raise PeerViolation("it shows another group than its part is of", peer_id=peer)
-        if claimed_signer(data) != self._coordinator():
+        if unverified(data).peer_id != self._coordinator():
             raise RoundError("the group of this part is not one that this member can be in")
         signed = context.signatures.read_group(data, context.network.now())
         if not {peer, context.network.peer_id} <= set(signed.group.peer_ids):

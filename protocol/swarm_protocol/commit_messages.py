@@ -84,8 +84,6 @@ class Lock(Checked):
     votes: Votes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.outcome, Outcome):
-            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
         _check_places(self.votes)
 
     @property
@@ -108,7 +106,7 @@ class Vote(wire.WireMessage):
     `kind` says which of its two votes it is: the prepare vote, of which a quorum makes a `Lock`, or the commit vote, of
     a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state that the group
     starts from, and `sequence` that of the author's last resume order: an honest member votes once of each kind in an
-    attempt from one state after one order. `signature` is the member's of `round_signatures.vote_message`.
+    attempt from one state after one order. `signature` is the member's of `proof_messages.vote_message`.
     """
 
     PROTO = training_pb2.Vote
@@ -123,10 +121,6 @@ class Vote(wire.WireMessage):
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
     state_digest: Digest
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.outcome, Outcome):
-            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

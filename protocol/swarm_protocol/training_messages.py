@@ -93,7 +93,7 @@ Followers: TypeAlias = Annotated[tuple[Follower, ...], up_to(limits.MAX_TRAINERS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCommitment(Checked):
     """A member's commitment to its encoded pseudo-gradient: the `root` of the hash tree over its leaves (see
-    `swarm_protocol.hash_tree`), and the member's `signature` of `round_signatures.slices_message`."""
+    `swarm_protocol.hash_tree`), and the member's `signature` of `proof_messages.slices_message`."""
 
     root: Digest
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
@@ -112,7 +112,7 @@ class Contribution(Checked):
 
     `commitment` is to the slices that it will send; a member with tokens has one. `locked` names the lock that it
     holds, if it holds one. `signature` is the member's of all this, for one attempt
-    (`round_signatures.report_message`).
+    (`proof_messages.report_message`).
 
     A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
     does. The state says how many (see `swarm.training.standing.entrance`).

@@ -16,7 +16,7 @@ dataclass whose fields have the message's names. To add one:
 `writer` and `reader` compile one function for each message type, as dataclasses compile their `__init__`: messages are
 encoded and decoded for every token, and a loop would look up the kind of each field each time. They carry scalars,
 repeated scalars (tuple), maps (dict), optional scalars (None when absent), and messages in messages, one or repeated,
-where the field's annotation names their dataclass.
+where the field's annotation names their dataclass. One that is absent is refused unless the annotation allows None.
 
 Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
@@ -34,7 +34,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, TypeAlias, TypeVar, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -190,7 +190,11 @@ def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
 
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
     """Return a function that makes a `value_type` of a message that has its fields, one to one."""
-    arguments, given, names = list[str](), list[str](), {"value_type": maker(value_type), "tuple": tuple, "dict": dict}
+    arguments, given, names = (
+        list[str](),
+        list[str](),
+        {"value_type": maker(value_type), "absent": _absent, "tuple": tuple, "dict": dict},
+    )
     inner, hints = _inner_types(value_type), _hints_of(value_type)
     for field in descriptor.fields:
         name, form = field.name, forms.get(field.name)
@@ -211,11 +215,16 @@ def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FOR
         elif field.is_repeated:
             content = f"dict({content})" if _is_map(field) else f"tuple({content})"
         if field.has_presence and name not in given:
-            content += f" if sent.HasField({name!r}) else None"
+            is_needed = name in inner and type(None) not in get_args(hints[name])
+            content += f" if sent.HasField({name!r}) else {f'absent({name!r})' if is_needed else 'None'}"
         arguments.append(f"{name}={content}")
     lines = [f"return value_type({', '.join(arguments)})"]
     read: Callable[..., T] = made_function("read", ", ".join(["sent", *given]), lines, names)
     return read
+
+
+def _absent(field: str) -> NoReturn:
+    raise ValueError(f"it has no {field}")
 
 
 @cache

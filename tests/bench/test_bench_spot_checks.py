@@ -32,8 +32,8 @@ from swarm.serving.model.span_loading import load_span
 from swarm.serving.sampling.drawing import fingerprint, pick
 from swarm.serving.server.server_options import DTYPES
 from swarm_compression import get_row_codec
-from swarm_protocol.answer_commitments import PositionDigests
 from swarm_protocol.identity import Identity
+from swarm_protocol.served_evidence_messages import PositionDigests
 from swarm_protocol.session_frames import SampledToken, TokenDraw
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM

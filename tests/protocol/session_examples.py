@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm_protocol.answer_commitments import AnswerCommitment
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity
 from swarm_protocol.rows import Rows
 from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.served_evidence_messages import AnswerCommitment
 from swarm_protocol.serving_messages import KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AllowHandover,

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from swarm.serving.checking.wrong_answer import signer_of
 from swarm.serving.evidence.wrong_possession import check_possession, read_possession
-from swarm_protocol.answer_commitments import AnswerCommitment
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
-from swarm_protocol.served_evidence_messages import ServedEvidence
+from swarm_protocol.served_evidence_messages import AnswerCommitment, ServedEvidence
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags

@@ -15,12 +15,16 @@ from swarm.serving.model.span_loading import load_span
 from swarm_node import cli
 from swarm_node.storage import server_evidence
 from swarm_protocol import limits
-from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, EvidenceFile
 from swarm_protocol.rows import TOKENS, row_bytes
-from swarm_protocol.served_evidence_messages import ServedEvidence
+from swarm_protocol.served_evidence_messages import (
+    COMMITMENT_PURPOSE,
+    AnswerCommitment,
+    PositionDigests,
+    ServedEvidence,
+)
 
 SERVER = Identity(b"s" * 32)
 TOKENS_T = np.arange(1, 13, dtype="<i4")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 from swarm_protocol.envelope import unseal
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.rows import TOKENS, row_bytes
+from swarm_protocol.served_evidence_messages import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 
 from swarm.serving.checking.check_report import Reason
 from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer

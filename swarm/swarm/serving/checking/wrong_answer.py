@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment
 from swarm_protocol.envelope import issued_at, unseal
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.rows import TOKENS, row_bytes
-from swarm_protocol.served_evidence_messages import ServedEvidence, ShownDraw
+from swarm_protocol.served_evidence_messages import COMMITMENT_PURPOSE, AnswerCommitment, ServedEvidence, ShownDraw
 
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.checking.span_commitment import commitment_complaint

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from swarm_protocol.answer_commitments import AnswerCommitment, PositionDigests
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Rows
+from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
 
 from swarm.serving.engine.page_allocator import PageInputs
 

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from swarm_protocol.answer_commitments import AnswerCommitment
 from swarm_protocol.errors import ConfigError, PeerViolation
-from swarm_protocol.served_evidence_messages import ServedEvidence
+from swarm_protocol.served_evidence_messages import AnswerCommitment, ServedEvidence
 from torch import Tensor
 
 from swarm.serving.checking.comparison import (

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from swarm_protocol.answer_commitments import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE, AnswerCommitment
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.served_evidence_messages import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE, AnswerCommitment
 from swarm_protocol.serving_messages import KvRequest
 from swarm_protocol.session_frames import (
     AllowHandover,

@@ -30,8 +30,14 @@ from swarm_protocol.commit_messages import Certificate, Lock, Vote
 from swarm_protocol.envelope import issued_at, unseal
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import verify
-from swarm_protocol.proof_messages import Equivocation, StatedReport, StatedVote, StatementKind
-from swarm_protocol.round_signatures import stated_report_message, stated_vote_message
+from swarm_protocol.proof_messages import (
+    Equivocation,
+    StatedReport,
+    StatedVote,
+    StatementKind,
+    stated_report_message,
+    stated_vote_message,
+)
 from swarm_protocol.training_messages import GROUP_PURPOSE, Contribution, Group, Ready, SignedGroup, round_subject
 
 from swarm.newest_items import NewestItems

@@ -21,8 +21,7 @@ from swarm_compression import get_codec
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import verify
-from swarm_protocol.proof_messages import BadSlice, PartStatement, WrongReduction
-from swarm_protocol.round_signatures import slices_message
+from swarm_protocol.proof_messages import BadSlice, PartStatement, WrongReduction, slices_message
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.allreduce.bad_slices import is_encoding

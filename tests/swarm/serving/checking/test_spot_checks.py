@@ -30,8 +30,8 @@ from swarm.serving.server.push_connections import SessionLink
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
-from swarm_protocol.answer_commitments import PositionDigests
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.served_evidence_messages import PositionDigests
 from swarm_protocol.session_frames import CloseSequence, Commitment, OpenSequence, SampledToken, StepRequest
 from torch import Tensor
 from transformers import LlamaForCausalLM

@@ -11,8 +11,8 @@ from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, 
 from swarm.serving.checking.wrong_answer import stated_in
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.wire.page_keys import page_keys
-from swarm_protocol.answer_commitments import AnswerCommitment, PositionDigests
 from swarm_protocol.rows import Rows
+from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
 from swarm_protocol.session_frames import CloseSequence, Commitment
 
 TRUE, FALSE = prompt_of(PAGE_TOKENS), prompt_of(PAGE_TOKENS)[::-1]

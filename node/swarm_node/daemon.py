@@ -22,7 +22,7 @@ from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
 from swarm.network.suspension import SuspensionWatch
 from swarm.network.traffic import Traffic, TrafficLimits
-from swarm.own_thread import in_own_thread
+from swarm.threads import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest
 from swarm_protocol.errors import PeerError, cause, first_few

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.heap import absent, uncollected
-from swarm.own_thread import in_own_thread
+from swarm.threads import in_own_thread
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm_protocol.identity import Identity

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
-from swarm.own_thread import in_own_thread
 from swarm.start_checkpoint import bringing
+from swarm.threads import in_own_thread
 from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
 from swarm.training.evidence.bans import Ban, how_long

@@ -8,6 +8,7 @@ A frame that must wait is queued with its stream's `PacedWriter`. `Turns` lets t
 slice each, one after the other, as fast as the limit allows: a stream with little to send is not kept waiting by one
 with much. Frames of one stream stay in order. A frame without a body of its own, such as a credit, goes out at once
 unless it would overtake its stream's frames. Without a limit everything is written at once, and nothing is here.
+`write` is how everything is written to connections that may have been lost a moment ago.
 
 State belongs to the network's loop, in whose callbacks everything runs: there is no task.
 """
@@ -18,8 +19,6 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-
-from swarm.network.writing import write
 
 SLICE_BYTES = 2**14
 """Bytes that a stream sends before the next has its turn: 7 ms of 20 Mbit/s."""
@@ -112,6 +111,15 @@ class Turns:
             self.charge(writer.write_slice())
             if not writer.is_empty:
                 self._waiting[writer] = None
+
+
+def write(writer: asyncio.StreamWriter, *parts: bytes | memoryview) -> None:
+    """Write `parts`, or drop them if the connection is lost: whoever reads or drains next hears of it.
+
+    asyncio's own event loops do the same, but uvloop raises RuntimeError for a write to a connection that is closed.
+    """
+    if not writer.transport.is_closing():
+        writer.writelines(parts)
 
 
 class PacedWriter:

@@ -17,7 +17,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm_protocol.wire import encode_varint
 
 from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
-from swarm.network.writing import write
+from swarm.network.rate import write
 
 STREAM_BUFFER_BYTES = 1 << 20
 """Bytes that a reader buffers before it stops reading. asyncio's default of 64 KiB halves the throughput of large

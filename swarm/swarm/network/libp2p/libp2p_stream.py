@@ -29,9 +29,8 @@ from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.libp2p.unread_messages import UnreadMessages
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
-from swarm.network.rate import PacedWriter
+from swarm.network.rate import PacedWriter, write
 from swarm.network.traffic import Traffic
-from swarm.network.writing import write
 
 _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""

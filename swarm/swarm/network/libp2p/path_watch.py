@@ -26,8 +26,8 @@ from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
 from swarm.network.multiaddr import relay_of
+from swarm.network.rate import write
 from swarm.network.suspension import SuspensionWatch
-from swarm.network.writing import write
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed,
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S
 from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.writing import write
+from swarm.network.rate import write
 
 ID_BYTES = 16
 REQUEST = struct.Struct(">16sQ")

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm.network.multiaddr import ip_of, tcp_endpoint
+from swarm.network.rate import write
 from swarm.network.relay.relay import Circuit, RelayCounts
-from swarm.network.writing import write
 
 OPEN_S = 4.0
 """Time for a peer's dial to meet ours: its relay has to tell it, and a SYN that was dropped is sent again after 1 s."""

@@ -28,6 +28,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
+from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import (
     HOP,
     MAX_MESSAGE_BYTES,
@@ -40,7 +41,6 @@ from swarm.network.relay.circuit_messages import (
 )
 from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, KnowsNetworkPeers, RelayBudget
 from swarm.network.traffic import TrafficLimits
-from swarm.network.writing import write
 
 OPENING_TIMEOUT_S = 4.0
 """Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""

@@ -28,8 +28,8 @@ from swarm.network.ip_kinds import kind_of, provider_network_of
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import PeerAddr, ip_of, is_loopback, is_private, is_relayed
+from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request
-from swarm.network.writing import write
 
 NUM_RELAYS = 3
 

@@ -21,7 +21,6 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.building import BUILDING
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import check_is_model, open_model, read_config
@@ -32,6 +31,7 @@ from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.step_threads import threads
 from swarm.serving.model.weights import causal_lm_class, cut, quiet_transformers
 from swarm.temporary_folder import temporary_folder
+from swarm.threads import BUILDING
 
 MAX_VALUES = 16 * 2**20
 """Limit of a miniature's weights: a larger one has sizes that are not known here."""

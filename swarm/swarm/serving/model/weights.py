@@ -22,12 +22,12 @@ import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 
-from swarm.building import BUILDING
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.quantization import Bits, Int8Linear, is_quantizable, quantize
 from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
+from swarm.threads import BUILDING
 
 _PLAIN = (*FLOATS, torch.float64)
 """The dtypes of a weight that is not quantized."""

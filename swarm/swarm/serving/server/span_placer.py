@@ -20,7 +20,6 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.own_thread import in_own_thread
 from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, sole_spans, turn_hash, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
@@ -34,6 +33,7 @@ from swarm.serving.server.capability import (
 )
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
+from swarm.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 

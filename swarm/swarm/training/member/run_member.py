@@ -27,7 +27,7 @@ from swarm_protocol.run_credentials import RunCredential, RunInvitation, credent
 
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
-from swarm.own_thread import in_own_thread
+from swarm.threads import in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 
-from swarm.building import BUILDING
+from swarm.threads import BUILDING
 from swarm.training.run.layout import MAX_STATE_VALUES, Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import BYTE_VOCABULARY, MODULE_TYPE

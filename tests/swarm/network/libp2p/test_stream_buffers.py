@@ -11,7 +11,7 @@ import uvloop
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.libp2p.stream_buffers import SCRATCH_BYTES, StreamBuffers
-from swarm.network.writing import write
+from swarm.network.rate import write
 from swarm_protocol.errors import PeerViolation
 
 Frame = tuple[Kind, int, bytes]

@@ -1,4 +1,8 @@
-"""Runs what computes once, while a node starts, in a thread that ends with it.
+"""What threads of this process must not do at the same time, and what they must not leave behind.
+
+While transformers loads a model it replaces methods of its own classes (weight tying, initialization), and puts back
+what it found. Two loads that overlap can leave the replacement behind for good: tied weights are then no longer tied,
+and a replica that is built after that has other parameters than its peers.
 
 OpenMP, which torch computes with, keeps a team of threads for each thread that has computed. Once there are more of
 them than cores, all of them sleep between any two loops, and waking up takes longer than a step of decoding gains from
@@ -8,9 +12,13 @@ a second core. So whatever computes now and then must not leave a team behind in
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+BUILDING = threading.RLock()
+"""Held around every building and loading of a transformers model."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What threads of this process must not do at the same time, and what they must not leave behind.
+"""One lock around every building of a transformers model, and a thread that ends with the one thing that it computes.
 
 While transformers loads a model it replaces methods of its own classes (weight tying, initialization), and puts back
 what it found. Two loads that overlap can leave the replacement behind for good: tied weights are then no longer tied,

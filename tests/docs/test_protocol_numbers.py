@@ -7,9 +7,9 @@ from swarm.network import announcer, framing, peer_budgets
 from swarm.network.dht import known_peers, record_dht, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
+    kept_frames,
     path_watch,
     reconnection,
-    sent_frames,
     stream_resume,
     stream_server,
 )
@@ -60,7 +60,7 @@ SAID = [
     ("transport.md", f"not reached within {reconnection.YIELD_S} seconds"),
     (
         "transport.md",
-        f"for each peer ({sent_frames.PEER_BYTES // MIB} MiB) and for all ({sent_frames.HOST_BYTES // MIB}",
+        f"for each peer ({kept_frames.PEER_BYTES // MIB} MiB) and for all ({kept_frames.HOST_BYTES // MIB}",
     ),
     ("transport.md", f"nothing came for {path_watch.PATH_SILENT_S:.0f} second"),
     ("transport.md", f"Without an echo within {path_watch.ECHO_S:.0f} seconds"),

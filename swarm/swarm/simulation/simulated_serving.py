@@ -25,7 +25,7 @@ from swarm.network.membership import Membership
 from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
 from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, turn_hash, work_ms
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain
-from swarm.simulation.measurements import Measurements
+from swarm.simulation.report import Measurements
 from swarm.simulation.scenario import Model, NodeClass
 from swarm.simulation.simulated_network import SimulatedNetwork
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.simulation.measurements import Measurements
+from swarm.simulation.report import Measurements
 from swarm.simulation.scenario import NodeClass, Scenario, Training
 from swarm.simulation.simulated_host import Links, Place, SimulatedHost
 from swarm.simulation.simulated_network import NETWORK_ID, SimulatedNetwork

@@ -16,11 +16,9 @@ from multiprocessing.context import SpawnProcess
 from swarm_protocol.checks import unchecked
 from swarm_protocol.wire import handing_over
 
-from swarm.simulation.distant_hosts import ProcessEnded
-from swarm.simulation.division import Division, num_processes
-from swarm.simulation.measurements import Measurements
-from swarm.simulation.message_sizes import SIZES, UNCHECKED
-from swarm.simulation.report import Report, report_of
+from swarm.simulation.distant_hosts import Division, ProcessEnded, num_processes
+from swarm.simulation.handed_messages import SIZES, UNCHECKED
+from swarm.simulation.report import Measurements, Report, report_of
 from swarm.simulation.scenario import Scenario
 from swarm.simulation.simulated_host import Links
 from swarm.simulation.world import World

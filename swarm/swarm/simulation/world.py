@@ -4,7 +4,7 @@
 randomness comes from the scenario's seed, so equal scenarios give equal reports.
 
 Of a simulation that is divided, each process has a world. All of them draw when each node comes and goes, and each
-simulates those nodes that are its own (`division`, `distant_hosts`).
+simulates those nodes that are its own (`distant_hosts`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from swarm import heap
 from swarm.network.membership import Membership
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
-from swarm.simulation.distant_hosts import DistantNode, WindowExchange
-from swarm.simulation.division import Division
-from swarm.simulation.measurements import Measurements, mean
+from swarm.simulation.distant_hosts import DistantNode, Division, WindowExchange
+from swarm.simulation.report import Measurements, mean
 from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
 from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork

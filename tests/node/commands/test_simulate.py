@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from swarm.simulation.measurements import Measurements
-from swarm.simulation.report import Report, report_of
+from swarm.simulation.report import Measurements, Report, report_of
 from swarm.simulation.scenario import Scenario
 from swarm_node import cli
 from swarm_node.commands import simulate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from swarm.simulation import division
-from swarm.simulation.division import BUSY_WEIGHT, Division, num_processes
+from swarm.simulation import distant_hosts
+from swarm.simulation.distant_hosts import BUSY_WEIGHT, Division, num_processes
 from swarm.simulation.scenario import NodeClass, Scenario, Training
 
 TRAINERS, IDLE = NodeClass(name="trainers", role="train", share=0.05), NodeClass(name="idle", share=0.95)
@@ -44,7 +44,7 @@ def test_more_trainers_than_fill_a_process_leave_the_others_to_the_second() -> N
 def test_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = Scenario(nodes=1999), Scenario(nodes=2000)
     for num_cores, number in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr(division, "_num_cores", lambda cores=num_cores: cores)
+        monkeypatch.setattr(distant_hosts, "_num_cores", lambda cores=num_cores: cores)
         assert num_processes(small, 0, 0.02) == 1
         assert num_processes(large, 0, 0.02) == number
     assert num_processes(small, 3, 0.02) == 3

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from swarm.simulation import simulation_run
-from swarm.simulation.distant_hosts import ProcessEnded
-from swarm.simulation.division import Division
+from swarm.simulation.distant_hosts import Division, ProcessEnded
 from swarm.simulation.scenario import Churn, Nat, Region, Scenario
 from swarm.simulation.simulated_host import Links
 from swarm.simulation.simulation_run import simulate

@@ -23,7 +23,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed, too_many_calls
-from swarm.network.libp2p import sent_frames
+from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
@@ -139,7 +139,7 @@ class Host:
         self.peer_id = peer_id
         self.traffic = Traffic()
         self.unread = UnreadBudget()
-        self.unacknowledged = UnreadBudget(max_peer_bytes=sent_frames.PEER_BYTES, max_host_bytes=sent_frames.HOST_BYTES)
+        self.unacknowledged = UnreadBudget(max_peer_bytes=kept_frames.PEER_BYTES, max_host_bytes=kept_frames.HOST_BYTES)
         self.connected: dict[str, tuple[str, ...]] = {}
         """The peers that were connected at the last look, and where."""
         self.introduced: dict[str, PathKind] = {}

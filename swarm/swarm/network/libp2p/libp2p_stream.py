@@ -6,8 +6,8 @@ once. An operation that need not wait takes no timer and no turn of the loop.
 
 A stream outlives the connection below it: when its byte stream ends without END or FAILURE, `pump` asks the `Reconnect`
 that it was given for another one, and both sides send again what the other has not received. `stream_resume` makes such
-streams and finds their byte streams, `sent_frames` is what is kept to be sent again, `unread_messages` what waits to be
-received, and `stream_buffers` moves bytes.
+streams and finds their byte streams, `kept_frames` has what is kept to be sent again and what waits to be received, and
+`stream_buffers` moves bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream
-from swarm.network.libp2p.sent_frames import ReceivedFrames, SentFrames
+from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames, UnreadMessages
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
-from swarm.network.libp2p.unread_messages import UnreadMessages
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.rate import PacedWriter, write

@@ -24,10 +24,10 @@ from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
 from swarm.network.interface import Stream
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.kept_frames import SentFrames
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed, Resumption
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S
-from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.rate import write
 
 ID_BYTES = 16

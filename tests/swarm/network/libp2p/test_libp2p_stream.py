@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from swarm.network import framing
+from swarm.network.libp2p.kept_frames import SentFrames
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
-from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerUnreachable, PeerViolation
 

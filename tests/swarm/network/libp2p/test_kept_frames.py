@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from swarm.network import framing
-from swarm.network.libp2p.sent_frames import ReceivedFrames, SentFrames
+from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
 from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 

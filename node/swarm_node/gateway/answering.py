@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,23 +58,13 @@ class RunningRequest:
 
 
 class GenerationResponse(Response):
-    """The response to one request. `begin` starts its generations; leaving its context frees them."""
+    """The response to one request."""
 
-    def __init__(
-        self,
-        builder: ResponseBuilder,
-        begin: Callable[[Scope], AbstractAsyncContextManager[RunningRequest]],
-        *,
-        stream: bool,
-        include_usage: bool,
-        grammar_field: str,
-    ) -> None:
+    def __init__(self, answerer: Answerer, builder: ResponseBuilder, batch: GenerationBatch) -> None:
         super().__init__()
+        self._answerer = answerer
         self._builder = builder
-        self._begin = begin
-        self._stream = stream
-        self._include_usage = include_usage
-        self._names = {"grammar": grammar_field}
+        self._batch = batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
@@ -83,14 +73,15 @@ class GenerationResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace_id = self._builder.head.id
         events = EventStream(send, {TRACE_HEADER: trace_id})
+        begun = self._answerer.running(trace_id, self._batch, scope.get(RATE_LIMITER))
         try:
-            async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), self._begin(scope) as running:
-                if self._stream:
+            async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), begun as running:
+                if self._batch.request.stream:
                     await self._send_chunks(running, events)
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
-            failure = from_exception(error, scope["path"], self._names)
+            failure = from_exception(error, scope["path"], {"grammar": self._batch.request.grammar_field})
             failure.note(scope)
             if events.started:
                 await events.send(event(json.dumps(failure.body, ensure_ascii=False)))
@@ -116,7 +107,7 @@ class GenerationResponse(Response):
                 chunks.append(self._builder.last_chunk(index, choice.finish_reason))
             if encoded := [event(as_json(chunk)) for chunk in chunks if chunk]:
                 await events.send(b"".join(encoded))
-        if self._include_usage:
+        if self._batch.request.include_usage:
             await events.send(event(as_json(self._builder.usage_chunk(running.usage()))))
         await events.end(DONE)
 
@@ -167,28 +158,20 @@ class Answerer:
         self._metrics = metrics
         self._traces = traces
 
-    def answer(self, builder: ResponseBuilder, batch: GenerationBatch) -> GenerationResponse:
-        @asynccontextmanager
-        async def begin(scope: Scope) -> AsyncIterator[RunningRequest]:
-            with self.slots.take(batch.num_choices):
-                await self._models.check_served(batch.request.model)
-                async with self._run(builder.head.id, batch, scope.get(RATE_LIMITER)) as running:
-                    yield running
-
-        request = batch.request
-        return GenerationResponse(
-            builder,
-            begin,
-            stream=request.stream,
-            include_usage=request.include_usage,
-            grammar_field=request.grammar_field,
-        )
+    @asynccontextmanager
+    async def running(
+        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter | None
+    ) -> AsyncIterator[RunningRequest]:
+        """Start the generations of `batch`. Leaving the context frees them, and charges what was used."""
+        with self.slots.take(batch.num_choices):
+            await self._models.check_served(batch.request.model)
+            async with self._run(trace_id, batch, limiter) as running:
+                yield running
 
     @asynccontextmanager
     async def _run(
         self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter | None
     ) -> AsyncIterator[RunningRequest]:
-        """Leaving the context frees all chains, and charges what was used."""
         max_tokens = (batch.max_tokens or DEFAULT_MAX_TOKENS) * batch.num_choices
         reserved = limiter.reserve(max_tokens) if limiter else 0
         num_per_prompt = batch.request.n

@@ -17,7 +17,7 @@ from swarm.client.request import Prompt
 
 from swarm_node.gateway import api_errors, http_limits, responses
 from swarm_node.gateway.admission import AccessControl, BodyLimit, KeyRing
-from swarm_node.gateway.answering import Answerer, GenerationBatch
+from swarm_node.gateway.answering import Answerer, GenerationBatch, GenerationResponse
 from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.request_schema import CompletionRequest
@@ -107,7 +107,7 @@ class Gateway:
             max_tokens=body.num_new_tokens,
             num_logprobs=body.logprobs,
         )
-        return self._answerer.answer(builder, batch)
+        return GenerationResponse(self._answerer, builder, batch)
 
     async def chat(self, body: ChatRequest) -> Response:
         """Answer a conversation `n` times."""
@@ -127,7 +127,7 @@ class Gateway:
             num_logprobs=body.num_logprobs,
             tools=[tool["function"]["name"] for tool in tools],
         )
-        return self._answerer.answer(builder, batch)
+        return GenerationResponse(self._answerer, builder, batch)
 
     async def show_trace(self, trace_id: str) -> Trace:
         """The servers that answer, or answered, the request of this id (also in its `x-swarm-trace` header)."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Table, delete, func, select
-from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.history.schema import (
     contributions,
@@ -60,15 +59,6 @@ class RetentionLimits:
     max_refusals: int = 200  # in a run
     max_changes: int = 1000
     max_series: int = 2000
-
-    def __post_init__(self) -> None:
-        if not 0 < self.raw_age_s <= self.minute_age_s <= self.max_age_s:
-            raise ConfigError(
-                "a history keeps raw values no longer than minutes, and those no longer than all",
-                remedy="order its ages so",
-            )
-        if self.max_bytes < 2**20 or min(self.steps_in_full, self.max_refusals, self.max_changes) < 1:
-            raise ConfigError("a history this small keeps nothing", remedy="give it at least 1 MiB and one of each")
 
     def ages_s(self, squeeze: int) -> dict[int, float]:
         """Return how long buckets of each width are kept; the widest as long as anything else."""

@@ -77,7 +77,7 @@ class FollowedRun:
     validation: dict[int, dict[str, float]] = field(default_factory=dict)
     ask_again_at: float = 0.0
     has_recalled: bool = False
-    last_problem: str = ""
+    is_lost: bool = False  # its members did not answer since the last step that they showed
     links: LinkWatch = field(default_factory=LinkWatch)
     job: asyncio.Task[None] | None = None
 
@@ -271,11 +271,11 @@ class RunFollower:
                 if loop.time() >= run.ask_for_bans_at:
                     run.ask_for_bans_at = loop.time() + ASK_FOR_BANS_S
                     run.bans = await run.observer.look_for_bans(active(run.trainers.records))
-                run.last_problem = ""
+                run.is_lost = run.is_lost and not committed
         except SwarmError as error:
-            if error.message != run.last_problem:
+            if not run.is_lost:
                 logger.warning("cannot see where the run %s is: %s", run.run_id, error.message)
-            run.last_problem = error.message
+            run.is_lost = True
         except Exception:
             logger.exception("the dashboard failed to follow the run %s", run.run_id)
 

@@ -321,6 +321,25 @@ def test_members_are_asked_for_a_file_again_after_a_pause_also_if_the_clock_was_
     virtual_time.run(main())
 
 
+def test_run_whose_members_do_not_answer_is_warned_of_once_whatever_each_of_them_fails_with(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        asked: list[str] = []
+
+        async def fetch(_network: Network, peer_id: str, _run_id: str) -> SignedRun:
+            asked.append(peer_id)
+            raise PeerTimeout(f"no answer to question {len(asked)}", peer_id=peer_id)
+
+        async with world(fetch) as found:
+            await found.join("a", trainer_record())
+            await asyncio.sleep(4 * RETRY_FILE_S)
+            assert len(asked) >= 3
+
+    virtual_time.run(main())
+    assert len([each for each in caplog.messages if "cannot see where the run story is" in each]) == 1
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(600):
         while not is_so():

@@ -238,7 +238,7 @@ class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
     The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_proof`
-    shows that they are what it committed to, if slices are proved. The owner and its backup send the same bytes, so the
+    shows that they are what it committed to. The owner and its backup send the same bytes, so the
     first frame to arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own
     slice, at the owner. One task owns this object.
 

@@ -34,8 +34,8 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, leaf_values, num_values
 from swarm.training.member.interval_loop import IntervalOffer
-from swarm.training.round.group_checks import num_presentable
 from swarm.training.round.group_formation import grace_after
+from swarm.training.round.group_members import num_presentable
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.standings import grants_in
 from swarm.training.state.run_context import RunContext

@@ -1,7 +1,7 @@
 """Decides how an attempt gets its group: when its coordinator forms it, and for whom it waits.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
-(`group_checks`). A trainer that follows a head reports to nobody.
+(`group_members`). A trainer that follows a head reports to nobody.
 
 Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """

@@ -33,7 +33,6 @@ from swarm_protocol.commit_messages import Abort, Outcome
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
-from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (
     CONVICTED,
     absent_members,
@@ -45,6 +44,7 @@ from swarm.training.round.group_formation import (
     on_withheld,
     too_few,
 )
+from swarm.training.round.group_members import complaint
 from swarm.training.round.promise import Promise, bound_by
 from swarm.training.round.quorum import presence
 from swarm.training.round.round_events import (

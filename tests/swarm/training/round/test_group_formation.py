@@ -11,9 +11,14 @@ from support.work_count import num_lines
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_checks import complaint, origin_complaint
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
-from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
+from swarm.training.round.group_members import (
+    complaint,
+    form_group,
+    origin_complaint,
+    whom_to_leave_out,
+    widely_accused,
+)
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (
     Action,

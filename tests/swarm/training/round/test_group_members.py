@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_checks import cluster_overclaim, complaint
 from swarm.training.round.group_formation import absent_members, awaited_peers, on_reported
-from swarm.training.round.group_members import TOO_MANY_ENTER, form_group
+from swarm.training.round.group_members import TOO_MANY_ENTER, cluster_overclaim, complaint, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup

@@ -180,15 +180,14 @@ class Replica:
         Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
         often gone: nobody waits for it.
         """
-        config, rosters = self.config, (set(stripe.roster) for stripe in self.current.state.stripes)
-        trainers = tuple(set.intersection(*rosters))
+        config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.state.stripes)
         return draw_clusters(
             self.digest,
             self.roster,
-            trainers,
+            frozenset.intersection(*rosters),
             max_group=config.max_group,
             size=config.cluster_size,
-            newcomers=self.standings.left,
+            newcomers=frozenset(self.standings.left),
             num_seats=config.probation.num_seats(config.max_group, len(self.roster)),
         )
 

@@ -468,7 +468,7 @@ def test_head_whose_newcomers_credential_expires_signs_a_group_that_the_others_a
     leased = (A, B, C, D)
     setup = replace(
         TERMS,
-        clusters=draw_clusters(DIGEST, leased, leased, max_group=4, size=4),
+        clusters=draw_clusters(DIGEST, leased, frozenset(leased), max_group=4, size=4),
         standings=TrainerStandings(entrance=Entrance(welcomes=True, required=required), known=leased),
     )
     head = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), leased)

@@ -38,7 +38,7 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
-from swarm.training.standing.standings import TrainerStandings
+from swarm.training.standing.standings import Register, TrainerStandings
 from swarm_protocol import commit_messages
 from swarm_protocol import training_messages as messages
 from swarm_protocol.commit_messages import Abort, Lock, Outcome, PlacedSignature, VoteKind
@@ -380,7 +380,17 @@ KINDS = {
     if isinstance(kind, type)
 } | {
     each.__name__: each
-    for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, TrainerStandings, Succession)
+    for each in (
+        Clusters,
+        Entrance,
+        HeldOutRule,
+        HeldOutScores,
+        Probation,
+        Register,
+        RoundSetup,
+        TrainerStandings,
+        Succession,
+    )
 }
 
 

@@ -127,12 +127,8 @@ class Replica:
             left=left,
             known=known,
             outer_step=state.outer_step,
-            credits=dict(state.register.credits),
             entrance=self.config.entrance,
-            entries=state.register.entries,
-            revoked=state.register.revoked,
-            uses=dict(state.register.uses),
-            revoked_inviters=state.register.revoked_inviters,
+            register=state.register,
         )
 
     @property

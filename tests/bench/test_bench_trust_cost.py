@@ -40,7 +40,7 @@ from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
 from swarm.training.member import held_out_effects, reductions
-from swarm.training.member.report_calls import ReportCalls, TakenReports
+from swarm.training.member.peer_calls import ReportCalls, TakenReports
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig

@@ -15,7 +15,7 @@ from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, Re
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.member.report_calls import POLL_S
+from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_members import num_presentable, origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted

@@ -35,6 +35,7 @@ from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers, num_lacking
+from swarm.training.round.group_members import own_report
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
     Action,
@@ -61,7 +62,6 @@ from swarm.training.round.round_state import (
     RoundSetup,
     RoundState,
     may_leave_now,
-    own_report,
     with_coordinator,
 )
 from swarm.training.state.certificate_history import Proof

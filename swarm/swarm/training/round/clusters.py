@@ -19,6 +19,7 @@ Hierarchical averaging with the clusters drawn by a beacon: the draw is that of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,8 +27,6 @@ from functools import lru_cache
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution, Group
-
-from swarm.training.round.beacon import drawn
 
 NUM_REMEMBERED = 4
 """Draws that are remembered, for all members in this process: each asks for the clusters of a step several times, and
@@ -164,6 +163,11 @@ def overclaim(
     if any(peer in leased or peer in clusters.heads for peer in member.newcomers):
         return "it brings a newcomer that is in the run"
     return ""
+
+
+def drawn(beacon: bytes, peer: str) -> bytes:
+    """Return the number that `peer` has drawn: the lowest one comes first."""
+    return hashlib.sha256(beacon + peer.encode()).digest()
 
 
 def _leased_at(leased: Sequence[str], place: int) -> str:

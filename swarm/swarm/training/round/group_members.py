@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from swarm_protocol import limits
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.clusters import overclaim
+from swarm.training.round.clusters import drawn, overclaim
 from swarm.training.round.quorum import highest_claim, lock_complaint
-from swarm.training.round.round_state import RoundSetup
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.standings import grants_in
 
 NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
@@ -34,6 +34,38 @@ MISSTATED_SCORE = "it says otherwise than the state whether its score is low"
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
 TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group, and may be used up by that"
 NOT_ADMITTED = "the run does not admit it"
+
+
+def contribution_to_report(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
+    """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
+    contribution = contribution or Contribution(peer_id=setup.me)
+    own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
+    return replace(
+        contribution,
+        bytes_per_s=setup.bytes_per_s,
+        steps_left=setup.standings.steps_left(setup.me, grants_in(own).get(setup.me)),
+        credentials=(*own, *contribution.credentials),
+        demoted=setup.demoted,
+        discounted=setup.held_out.is_discounted(setup.me),
+    )
+
+
+def own_report(state: RoundState) -> Ready:
+    mine = contribution_to_report(state.setup, state.mine)
+    # a report has room for a limited number, and those of earlier rosters matter least
+    accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
+    return Ready(
+        run=state.setup.run,
+        step=state.setup.step,
+        attempt=state.attempt,
+        state_digest=state.setup.state_digest,
+        accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
+        lock=state.lock.lock if state.lock else None,
+        origin=state.lock.origin if state.lock else b"",
+        sequence=state.setup.sequence,
+        revocation=state.setup.revocation,
+        **shared_fields(mine, Ready),
+    )
 
 
 def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
@@ -80,7 +112,7 @@ def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) ->
     """Return the members that are `fit`, in the order in which they take the group's seats.
 
     Members that have proven themselves come before those on probation, of these those that contribute before those that
-    only want to be admitted, and members of the state before others; of equals, a beacon draws (see `beacon`).
+    only want to be admitted, and members of the state before others; of equals, a beacon draws.
     """
     members = [each for peer, each in fit.items() if peer in setup.roster]
     beacon = seat_beacon(setup.beacon(attempt), members)
@@ -90,6 +122,14 @@ def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) ->
         return peer != setup.me, is_new, is_idle, peer not in setup.roster, drawn(beacon, peer)
 
     return sorted(fit, key=place)
+
+
+def seat_beacon(beacon: bytes, reports: Iterable[Contribution]) -> bytes:
+    """Return the beacon of the seats of the attempt with this `beacon`, whose members report `reports`. It also holds
+    their commitments to their slices, which nobody but their makers and the attempt's coordinator knows before there is
+    a group."""
+    roots = sorted(each.commitment.root for each in reports if each.commitment)
+    return hashlib.sha256(beacon + b"".join(roots)).digest()
 
 
 def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:

@@ -13,9 +13,9 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.group_formation import advance
-from swarm.training.round.group_members import complaint
+from swarm.training.round.group_members import complaint, own_report
 from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
-from swarm.training.round.round_state import RoundState, Timers, Transition, blame, give_up, own_report, suspect
+from swarm.training.round.round_state import RoundState, Timers, Transition, blame, give_up, suspect
 
 
 def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.work_count import num_lines
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
-from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
 from swarm.training.round.group_members import (
@@ -33,7 +32,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.round.round_state import RoundSetup, RoundState, attempt_beacon, coordinator_of
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings

@@ -160,6 +160,14 @@ def check_frame(codec: Codec, data: Data, size: int) -> None:
     _check_moves(codec.check(data, size))
 
 
+def encode_slice(codec: Codec, feedback: ErrorFeedback | None, delta_N: Tensor, frame: slice) -> bytes:
+    """Return the encoded slice of this member's contribution. Raises RoundError. Blocks."""
+    try:
+        return feedback.encode(delta_N[frame], frame.start) if feedback else bytes(codec.encode(delta_N[frame]))
+    except CodecError as error:
+        raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
+
+
 def decode_frame(codec: Codec, data: Data, size: int) -> Tensor:
     """Return the values [size] of `data`. Raises CodecError where `check_frame` does."""
     x_F = torch.empty(size)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from swarm_compression import CodecError
-from swarm_protocol.errors import RoundError, SwarmError
+from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.parts import frames_of
+from swarm.training.allreduce.parts import encode_slice, frames_of
 from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.round_events import GiveUp
@@ -141,25 +141,16 @@ class StepFollower:
         own = offer.contribution
         work = FollowerWork(num_tokens=own.num_tokens, num_samples=own.num_samples, loss=own.loss, leaving=own.leaving)
         await self._send(stream, work.to_bytes())
-        for frame in frames_of(self._setup.num_values) if own.num_tokens else ():
-            work_of = asyncio.get_running_loop().run_in_executor
-            await self._send(stream, await work_of(self._context.executor, self._encoded, offer, frame))
+        if not own.num_tokens or offer.delta_F is None:
+            return
+        context, run = self._context, asyncio.get_running_loop().run_in_executor
+        encode = partial(encode_slice, context.codec, context.feedback(self._setup.step), offer.delta_F)
+        for frame in frames_of(self._setup.num_values):
+            await self._send(stream, await run(context.executor, encode, frame))
 
     async def _send(self, stream: Stream, data: bytes) -> None:
         await stream.send(data)
         self.bytes_sent += len(data)
-
-    def _encoded(self, offer: IntervalOffer, frame: slice) -> bytes:
-        """Encode the contribution. Blocks."""
-        context, delta_F = self._context, offer.delta_F
-        assert delta_F is not None
-        try:
-            if context.residuals is not None:
-                feedback = context.residuals.of(context.replica.fragment(self._setup.step))
-                return feedback.encode(delta_F[frame], frame.start)
-            return bytes(context.codec.encode(delta_F[frame]))
-        except CodecError as error:
-            raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 
 
 class ClusterRole:

@@ -28,7 +28,7 @@ from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import committed_tree
-from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice
+from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
@@ -259,9 +259,12 @@ class Reductions:
         aggregator = config.aggregator_for(num_contributors)
         if aggregator.name != config.aggregator:
             logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
-        feedback = context.residuals.of(context.replica.fragment(group.step)) if context.residuals else None
-        probation = context.replica.config.probation
-        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback, probation=probation)
+        return ReductionScheme(
+            codec=context.codec,
+            aggregator=aggregator,
+            feedback=context.feedback(group.step),
+            probation=config.probation,
+        )
 
     async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:
@@ -279,15 +282,11 @@ async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalO
     delta_F, contribution = offer.delta_F, offer.contribution
     if delta_F is None or not contribution.num_tokens or setup.follows:
         return offer
-    feedback = context.residuals.of(context.replica.fragment(setup.step)) if context.residuals else None
-
-    def encode(frame: slice) -> bytes:
-        return feedback.encode(delta_F[frame], frame.start) if feedback else context.codec.encode(delta_F[frame])
-
+    encode = partial(encode_slice, context.codec, context.feedback(setup.step), delta_F)
     work = partial(committed_tree, encode, context.codec, setup.num_values)
     try:
         tree = await asyncio.get_running_loop().run_in_executor(context.executor, work)
-    except CodecError as error:
+    except (CodecError, RoundError) as error:
         logger.warning("this member contributes nothing to outer step %d: %s", setup.step, error)
         nothing = replace(contribution, num_tokens=0, num_samples=0, loss=0.0, followers=())
         return replace(offer, contribution=nothing, delta_F=None)

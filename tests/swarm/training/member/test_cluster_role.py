@@ -62,7 +62,7 @@ class Scene:
                 methods=methods,
                 executor=executor,
                 codec=get_codec("int8"),
-                residuals=None,
+                feedback=lambda _step: None,
             )
             follower = StepFollower(
                 context,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import StartError
 
-from swarm.network.libp2p.no_datagrams import without_congestion_marks, without_datagrams
+from swarm.network.libp2p.no_quic import without_quic
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
@@ -122,9 +122,7 @@ class Daemon:
             configuration = folder / "p2pd.json"
             configuration.write_text(_CONFIGURATION)
             args = arguments(options, str(folder / "p2pd.sock"), str(configuration))
-            # a router is asked for a port by UDP
-            start = without_congestion_marks if options.nat_port_map else without_datagrams
-            daemon = cls(start(partial(_spawn, args)), folder)
+            daemon = cls(without_quic(partial(_spawn, args)), folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

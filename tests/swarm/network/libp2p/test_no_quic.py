@@ -23,7 +23,7 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.no_datagrams import without_congestion_marks, without_datagrams
+from swarm.network.libp2p.no_quic import without_quic
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.relay.circuit_messages import HOP
 
@@ -100,10 +100,9 @@ def test_peer_that_announces_quic_is_never_dialled_by_quic(monkeypatch: pytest.M
 
     async def main() -> None:
         async with trap() as liar:
-            for nat_port_map, name in ((False, "without_datagrams"), (True, "without_congestion_marks")):
-                assert await liar.catch(nat_port_map=nat_port_map) == 0
-                monkeypatch.setattr(p2pd_process, name, unfiltered)
-                assert await liar.catch(nat_port_map=nat_port_map) > 0, f"without {name} it is"
+            assert await liar.catch(nat_port_map=False) == await liar.catch(nat_port_map=True) == 0
+            monkeypatch.setattr(p2pd_process, "without_quic", unfiltered)
+            assert await liar.catch(nat_port_map=False) > 0
 
     uvloop.run(main())
 
@@ -120,36 +119,26 @@ def test_daemon_listens_on_tcp_alone(tmp_path: Path) -> None:
 
 
 @linux_only
-def test_without_datagrams_holds_for_children_and_not_for_this_process() -> None:
-    script = "import socket as s; s.socket(s.AF_INET, s.SOCK_STREAM); s.socket(s.AF_INET, s.SOCK_DGRAM)"
-    ended = without_datagrams(
-        lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    )
-    assert "PermissionError" in ended.stderr
-    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
-
-
-@linux_only
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
-def test_without_congestion_marks_a_child_uses_udp_and_learns_no_marks(family: str) -> None:
+def test_child_without_quic_uses_udp_and_learns_no_congestion_marks(family: str) -> None:
     level, option = ("IPPROTO_IP", "IP_RECVTOS") if family == "AF_INET" else ("IPPROTO_IPV6", "IPV6_RECVTCLASS")
     script = (
         f"import socket as s; u = s.socket(s.{family}, s.SOCK_DGRAM); u.setsockopt(s.SOL_SOCKET, s.SO_RCVBUF, 4096); "
         f"u.setsockopt(s.IPPROTO_IP, s.IP_TTL, 9); u.setsockopt(s.{level}, s.{option}, 1)"
     )
-    ended = without_congestion_marks(
+    ended = without_quic(
         lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     )
     assert "PermissionError" in ended.stderr
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_without_datagrams_raises_what_the_start_raises() -> None:
+def test_without_quic_raises_what_the_start_raises() -> None:
     def fail() -> None:
         raise FileNotFoundError("nothing there")
 
     with pytest.raises(FileNotFoundError, match="nothing there"):
-        without_datagrams(fail)
+        without_quic(fail)
 
 
 def test_daemon_relays_for_nobody_by_itself() -> None:

@@ -89,43 +89,36 @@ class Membership:
         self._samples: dict[str, dict[str, _Seen]] = {}
         self._chance = random.Random(network.peer_id)
         self._round_trips = RoundTrips(network)
+        self._tasks = asyncio.TaskGroup()
         self._publishing: asyncio.Task[None] | None = None
-        self._owner: asyncio.Task[object] | None = None
-        self._has_cancelled_owner = False
 
     async def __aenter__(self) -> Membership:
         await self._round_trips.serve()
-        self._owner = asyncio.current_task()
-        self._publishing = asyncio.create_task(self._announcer.run(), name="membership")
-        self._publishing.add_done_callback(self._publishing_ended)
+        await self._tasks.__aenter__()
+        self._publishing = self._tasks.create_task(self._publish(), name="membership")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._publishing is not None
-        assert self._owner is not None
-        owner, self._owner = self._owner, None
         self._publishing.cancel()
         try:
-            await asyncio.wait({self._publishing})
-        except asyncio.CancelledError:
-            self._publishing.cancel()  # no time for goodbyes
-            raise
-        is_ours = self._has_cancelled_owner and owner.uncancel() == 0
-        if self._publishing.cancelled() or (failure := self._publishing.exception()) is None:
-            return
-        if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
-            raise SwarmError(
-                "this node's membership failed internally", remedy="restart this node; its log says why"
-            ) from failure
+            await self._tasks.__aexit__(None, None, None)  # which leaves the body's own error as it is
+        except ExceptionGroup as failures:
+            task = asyncio.current_task()
+            is_ours = task is not None and not task.cancelling()
+            if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
+                raise SwarmError(
+                    "this node's membership failed internally", remedy="restart this node; its log says why"
+                ) from failures.exceptions[0]
 
-    def _publishing_ended(self, publishing: asyncio.Task[None]) -> None:
-        if publishing.cancelled() or (failure := publishing.exception()) is None:
-            return
-        logger.error("this node's records are published no more", exc_info=failure)
-        if self._owner is not None:
-            self._has_cancelled_owner = self._owner.cancel()
+    async def _publish(self) -> None:
+        try:
+            await self._announcer.run()
+        except Exception:
+            logger.exception("this node's records are published no more")
+            raise
 
     @property
     def counters(self) -> MembershipCounters:

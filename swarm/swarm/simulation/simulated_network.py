@@ -1,4 +1,4 @@
-"""One node's place in a simulated network: `Network` with the real record DHT, over simulated hosts.
+"""One node of a simulated network, and its `Network` with the real record DHT, over simulated hosts.
 
 Calls go over `simulated_host`, streams over the memory network's pipes. A record is parsed and its signature checked by
 nobody: its publisher hands the finished envelope to all nodes (`SharedRecords`), which is what a check of each by each
@@ -11,11 +11,13 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
+from swarm_protocol.records import NodeRecord
 
 from swarm.network.dht.known_peers import StreamedCalls
 from swarm.network.dht.own_records import OwnRecords
@@ -23,9 +25,12 @@ from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.link_meter import LinkMeter
+from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.network.partition_watch import REFRESH_S
 from swarm.newest_items import NewestItems
 from swarm.simulation.direct_calls import DirectCalls
+from swarm.simulation.scenario import NodeClass
 from swarm.simulation.simulated_host import SimulatedHost
 
 NETWORK_ID = "simulated"
@@ -159,3 +164,49 @@ class SimulatedNetwork(SigningNetwork):
     async def close(self) -> None:
         if self._streams is not None:
             await self._streams.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SimulatedNode:
+    """`network` and `membership` are None until it has joined."""
+
+    number: int
+    kind: NodeClass
+    identity: Identity
+    host: SimulatedHost
+    joined_at: float
+    network: SimulatedNetwork | None = None
+    membership: Membership | None = None
+    streams: MemoryNetwork | None = None
+    task: asyncio.Task[None] | None = None
+    base: tuple[int, int] = (0, 0)
+    """Messages and bytes that it had sent when the measurement began."""
+
+    @property
+    def record(self) -> NodeRecord:
+        """Return the record in which it tells of itself."""
+        memory_bytes = int(self.kind.memory_gib * 2**30)
+        return NodeRecord(
+            name=f"node-{self.number}",
+            version="simulated",
+            addrs=(f"{addr_of(self.number)}/p2p/{self.identity.peer_id}",),
+            device=self.kind.name[:64],
+            memory_bytes=memory_bytes,
+            free_memory_bytes=memory_bytes,
+            reachability="relay" if self.host.place.nat.kind == "relayed" else "public",
+            started_at=EPOCH_S + self.joined_at,
+            role="volunteer",
+        )
+
+
+def addr_of(number: int) -> str:
+    """Return the address at which a node can be dialled, without its id."""
+    return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
+
+
+async def tend_table(network: SimulatedNetwork) -> None:
+    """Do as `partition_watch.PartitionWatch` does while all is well."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await network.dht.make_room()
+        await network.dht.tend()

@@ -33,8 +33,7 @@ from swarm.simulation.distant_hosts import DistantNode, Division, WindowExchange
 from swarm.simulation.report import Measurements, mean
 from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
-from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork
-from swarm.simulation.simulated_node import SimulatedNode, addr_of, tend_table
+from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork, SimulatedNode, addr_of, tend_table
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
 
 if TYPE_CHECKING:
@@ -241,9 +240,9 @@ class World:
         scenario, kind = self.scenario, node.kind
         if kind.role == "serve" and scenario.model is not None:
             relayed = node.host.place.nat.kind == "relayed"
-            node.server = SimulatedServer(network, membership, scenario.model, kind, relayed=relayed)
-            self._servers[network.peer_id] = node.server
-            return node.server.run()
+            server = SimulatedServer(network, membership, scenario.model, kind, relayed=relayed)
+            self._servers[network.peer_id] = server
+            return server.run()
         if kind.role == "gateway" and scenario.model is not None:
             return self._ask_for_answers(scenario.model, network, membership)
         if kind.role == "train" and self._training is not None:
@@ -301,11 +300,8 @@ class World:
         }
         self.measured.num_sampled.append(len(counts))
         if (model := self.scenario.model) is not None:
-            servers = {
-                str(node.number): node.server.record
-                for node in self.nodes.values()
-                if node.server is not None and node.server.record is not None
-            }
+            found = {node.number: self._servers.get(node.identity.peer_id) for node in self.nodes.values()}
+            servers = {str(number): each.record for number, each in found.items() if each and each.record}
             missing = missing_spans(servers, model.blocks)
             sample["servers"] = len(servers)
             sample["blocks_without_server"] = sum(end - start for start, end in missing)

@@ -110,10 +110,10 @@ def relay_addr_of(addr: str) -> str:
 
 @lru_cache(maxsize=4096)
 def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a multiaddr begins with; None for names and invalid text."""
+    """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")
     try:
-        return ipaddress.ip_address(host) if version in ("ip4", "ip6") else None
+        return ipaddress.ip_address(host) if version in ("ip4", "ip6") and "%" not in addr else None
     except ValueError:
         return None
 

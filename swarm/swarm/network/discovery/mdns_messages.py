@@ -24,9 +24,9 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.network_secret import NetworkSecret
 
-from swarm.network.discovery.own_networks import Subnet, address_of
+from swarm.network.discovery.own_networks import Subnet
 from swarm.network.ip_kinds import kind_of
-from swarm.network.multiaddr import PeerAddr, is_relayed, parse_peer_addr
+from swarm.network.multiaddr import PeerAddr, ip_of, is_relayed, parse_peer_addr
 
 PTR, TXT, ANY = 12, 16, 255
 """Types of records, and of questions for any."""
@@ -231,7 +231,7 @@ def _contact(
 
 def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
     """Return whether an address is a private or link-local one of one of these subnets."""
-    ip = address_of(addr)
+    ip = ip_of(addr)
     if ip is None or is_relayed(addr) or kind_of(ip) not in ("private", "link-local"):
         return False
     if ip.version == 6 and ip.is_link_local:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.network.ip_kinds import IpAddress, IpKind, IpNetwork, kind_of
-from swarm.network.multiaddr import ip_of, is_loopback
+from swarm.network.multiaddr import is_loopback
 
 IP6_PREFIX = 64
 """One IPv6 network on a link, whatever prefix the interface was given (RFC 4291, section 2.5.4)."""
@@ -32,11 +32,6 @@ class Subnet:
     address: IpAddress
     network: IpNetwork
     index: int = 0
-
-
-def address_of(addr: str) -> IpAddress | None:
-    """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
-    return None if "%" in addr else ip_of(addr)
 
 
 def kinds_to_dial(listen: Sequence[str], own: Iterable[IpAddress]) -> frozenset[IpKind]:

@@ -24,9 +24,9 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, SwarmError
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.discovery.dns_lookup import DnsLookup, LookupFailed, is_localhost
-from swarm.network.discovery.own_networks import address_of, kinds_to_dial, own_subnets
+from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.ip_kinds import IpKind, kind_of
-from swarm.network.multiaddr import PeerAddr, parse_peer_addr
+from swarm.network.multiaddr import PeerAddr, ip_of, parse_peer_addr
 
 TIMEOUT_S = 5.0
 """Time of all names together, which are looked up at once. As long as one seed gets to answer."""
@@ -230,7 +230,7 @@ class _Search:
 
     def _take(self, addr: PeerAddr, name: str, *, is_own_word: bool = False) -> None:
         """Add one address. `is_own_word`: the user of this node wrote localhost, which says what it leads to."""
-        ip = address_of(addr.addr)
+        ip = ip_of(addr.addr)
         kind = kind_of(ip) if ip is not None else "unusable"
         if kind == "link-local" and ip is not None and ip.version == 6:
             kind = "unusable"  # without a zone

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from swarm_protocol import limits
 
-from swarm.network.discovery.own_networks import address_of, own_subnets
+from swarm.network.discovery.own_networks import own_subnets
 from swarm.network.ip_kinds import IpAddress, ip4_inside, kind_of, local_network_of
-from swarm.network.multiaddr import dialable, is_loopback, is_private, is_relayed, relay_addr_of, relay_of
+from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_relayed, relay_addr_of, relay_of
 
 _LOOPBACK = "/ip4/127.0.0.1"
 
@@ -55,7 +55,7 @@ class DialPolicy:
         if is_relayed(addr):
             # the daemon dials a relay that is not connected
             return relay_of(addr) in self._connected or self.takes(relay_addr_of(addr))
-        ip = address_of(addr)
+        ip = ip_of(addr)
         if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address in this form
             return False
         kind, is_near = kind_of(ip), local_network_of(ip) in self._subnets
@@ -91,4 +91,4 @@ def _rank(addr: str) -> int:
 
 
 def _ips(addrs: Iterable[str]) -> list[IpAddress]:
-    return [ip for addr in addrs if (ip := address_of(addr)) is not None]
+    return [ip for addr in addrs if (ip := ip_of(addr)) is not None]

@@ -23,9 +23,7 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.client import AsyncClient
 from swarm.network.membership import Membership
 from swarm.serving.manifest.verification import tree_of
-from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
-from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
@@ -67,9 +65,8 @@ def test_first_token_of_a_published_model_comes_as_soon(tmp_path: Path) -> None:
                     models=KINDS,
                 )
             )
-            options = ServerOptions(identity=Identity.load(tmp_path / "server"))
             for kind in KINDS:
-                server = SpanServer(host, serving, tmp_path / kind, name=kind, start=0, end=6, options=options)
+                server = SpanServer(host, serving, tmp_path / kind, name=kind, start=0, end=6)
                 await server.start()
                 stack.push_async_callback(server.close)
             network = await libp2p_node(tmp_path / "client", peers=await host.addrs())

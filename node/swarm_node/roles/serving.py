@@ -221,7 +221,6 @@ def _options(node: Node, dtype: Dtype, published: PublishedManifest | None) -> V
             kv_bytes=share.cache_bytes,
             max_backlog_bytes=share.waiting_bytes,
             published=published,
-            identity=node.identity,
             on_step=ServerMetrics(node.metrics).step,
         ),
         up_bytes_per_s=node.limits.up_bytes_per_s,

@@ -14,9 +14,7 @@ from support.published_models import PUBLISHER, STRANGER, published_copy
 from swarm.client import AsyncClient
 from swarm.client.async_client import ClientOptions
 from swarm.network.membership import Membership
-from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
-from swarm_protocol.identity import Identity
 
 NUM_TOKENS = 16
 PROMPT = "def add(a, b):\n    return"
@@ -40,10 +38,7 @@ def test_libp2p_only_servers_that_prove_the_publisher_s_files_answer(
                 stack.push_async_callback(network.close)
                 membership = await stack.enter_async_context(Membership(network))
                 membership.announce(make_node_record())
-                options = ServerOptions(identity=Identity.load(tmp_path / name))
-                server = SpanServer(
-                    network, membership, tmp_path / place, name="tiny", start=start, end=end, options=options
-                )
+                server = SpanServer(network, membership, tmp_path / place, name="tiny", start=start, end=end)
                 await server.start()
                 stack.push_async_callback(server.close)
                 return network.peer_id, server

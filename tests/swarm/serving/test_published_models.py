@@ -7,10 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
@@ -26,7 +24,6 @@ from swarm.serving.server.possession_server import CHALLENGE_S, HOUR_S, ChunkBud
 from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
-from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import CHUNK_BYTES, WEIGHT_DTYPES, PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
@@ -255,23 +252,15 @@ def test_stranger_that_announces_a_manifest_and_never_gives_it_delays_a_client_o
     virtual_time.run(scenario())
 
 
-def signing(number: int) -> tuple[Identity, ServerOptions]:
-    """A server's key, and the options with which it signs proofs."""
-    identity = Identity(bytes([number]) * 32)
-    return identity, ServerOptions(identity=identity)
-
-
 @asynccontextmanager
 async def proving(
     boxes: Any, published: Path, spans: Sequence[tuple[int, int]]
 ) -> AsyncIterator[tuple[Any, list[FailedProof]]]:
-    """A box whose servers can sign, a client that believes the publisher, and the proofs that have failed it."""
+    """A box of servers, a client that believes the publisher, and the proofs that have failed it."""
     failures: list[FailedProof] = []
     async with boxes(published, []) as box:
-        for number, (start, end) in enumerate(spans):
-            identity, options = signing(100 + number)
-            with patch.object(box.internet, "network", partial(box.internet.network, identity=identity)):
-                await box.add(start, end, options)
+        for start, end in spans:
+            await box.add(start, end, ServerOptions())
         await box.known(len(spans))
         first, box.client = (
             box.client,
@@ -358,9 +347,9 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
         async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
             silent, honest = box.servers
             possession = box.servers[silent].possession
-            identity, reads = possession._identity, possession._reads
+            offered, reads = possession._offered, possession._reads
             if silence == "refuses":
-                possession._identity = None
+                possession._offered = lambda: None
             else:
                 possession._reads = asyncio.Semaphore(0)
             for number in range(MAX_UNANSWERED):
@@ -381,7 +370,7 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
             await asyncio.sleep(5)
             assert await box.tokens() == box.expected()
             assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [silent]
-            possession._identity, possession._reads = identity, reads
+            possession._offered, possession._reads = offered, reads
             await asyncio.sleep(2 * RETRY_S)
             assert await box.tokens() == box.expected()
             await until(lambda: not health.unproven)
@@ -456,8 +445,7 @@ def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(bo
     async def scenario() -> None:
         async with boxes(published, []) as box:
             shared = ServerConvictions(box.network, box.membership)
-            _, options = signing(100)
-            server = await box.add(0, 6, replace(options, convictions=shared))
+            server = await box.add(0, 6, ServerOptions(convictions=shared))
             client = AsyncClient(network=box.network, membership=box.membership, convictions=shared)
             under_way = shared._spawn(asyncio.sleep(30.0))
             await server.close()

@@ -20,9 +20,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from swarm_protocol.envelope import seal
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import (
     POSSESSION_PURPOSE,
     ChunkPath,
@@ -97,13 +95,12 @@ class ChunkBudget:
 
 
 class PossessionServer:
-    """Answers for the span that `offered` returns, as `identity`. `users` returns the peers that have sessions here."""
+    """Answers for the span that `offered` returns. `users` returns the peers that have sessions here."""
 
     def __init__(
         self,
         network: Network,
         name: str,
-        identity: Identity | None,
         *,
         offered: Callable[[], LoadedSpan | None],
         users: Callable[[], Collection[str]],
@@ -111,7 +108,6 @@ class PossessionServer:
         self.num_answers = 0
         self._network = network
         self._name = name
-        self._identity = identity
         self._offered = offered
         self._users = users
         self._users_budget = ChunkBudget()
@@ -124,8 +120,6 @@ class PossessionServer:
         loaded = self._offered()
         if loaded is None or loaded.manifest is None or loaded.manifest.digest != request.manifest:
             raise PeerRefused(f"that manifest of {self._name} is not served here", remedy="ask another server")
-        if self._identity is None:
-            raise PeerRefused("this server cannot sign", remedy="ask another server")
         held = loaded.held
         for drawn in request.drawn:
             if drawn.file not in held or drawn.index >= held[drawn.file].tree.num_leaves:
@@ -138,12 +132,10 @@ class PossessionServer:
         async with self._reads:
             chunks = await asyncio.to_thread(_chunks, held, request.drawn)
         self.num_answers += 1
-        statement = self._statement(self._identity, peer_id, request, held)
+        statement = self._statement(peer_id, request, held)
         return PossessionResponse(statement=statement, chunks=chunks).to_bytes()
 
-    def _statement(
-        self, identity: Identity, asker: str, request: PossessionRequest, held: Mapping[int, HeldFile]
-    ) -> bytes:
+    def _statement(self, asker: str, request: PossessionRequest, held: Mapping[int, HeldFile]) -> bytes:
         statement = PossessionStatement(
             manifest=request.manifest,
             nonce=request.nonce,
@@ -151,17 +143,7 @@ class PossessionServer:
             drawn=request.drawn,
             paths=tuple(_path(held[each.file], each.index) for each in request.drawn),
         )
-        now = self._network.now()
-        envelope = seal(
-            identity,
-            purpose=POSSESSION_PURPOSE,
-            network_id=self._network.network_id,
-            subject=self._name,
-            payload=statement.to_bytes(),
-            issued_at=now,
-            expires_at=now + STATEMENT_LIFETIME_S,
-        )
-        return envelope.to_bytes()
+        return self._network.sign(POSSESSION_PURPOSE, self._name, statement.to_bytes(), lifetime_s=STATEMENT_LIFETIME_S)
 
 
 def _path(held: HeldFile, index: int) -> ChunkPath:

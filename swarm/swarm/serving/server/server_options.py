@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm.network.interface import FailpointHook, no_failpoints
@@ -35,8 +34,8 @@ class ServerOptions(EngineOptions):
     `kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended. At most
     `max_connections` connections are open. Steps that wait in all sessions together take up to `max_backlog_bytes`,
     three quarters of it for one client. `published` is the manifest that the model's files have to follow; None: the
-    one beside them, if there is one. `identity` signs proofs that they are held; without it a published model's server
-    proves nothing. `convictions` is what the process knows of convicted servers; None: the server begins with nothing.
+    one beside them, if there is one. `convictions` is what the process knows of convicted servers; None: the server
+    begins with nothing.
 
     Raises ConfigError for values that allow nothing.
     """
@@ -48,7 +47,6 @@ class ServerOptions(EngineOptions):
     max_connections: int = 1024
     max_backlog_bytes: int = 256 * 2**20
     published: PublishedManifest | None = None
-    identity: Identity | None = None
     convictions: ServerConvictions | None = None
     failpoints: FailpointHook = field(default=no_failpoints)
 

@@ -69,7 +69,6 @@ class SpanServer:
         self.possession = PossessionServer(
             network,
             name,
-            self.options.identity,
             offered=lambda: None if self.deployed is None else self.deployed.loaded,
             users=lambda: {session.client for session in self.sessions},
         )

@@ -63,13 +63,13 @@ def ask(
     request: PossessionRequest,
     change: Callable[[bytes], bytes] = lambda answer: answer,
     *,
-    identity: Identity | None = SERVER,
+    identity: Identity = SERVER,
 ) -> bytes:
     """Have a server answer, and check what comes. Returns the signed statement."""
 
     async def scenario() -> bytes:
-        network = MemoryInternet().network(identity=SERVER)
-        server = PossessionServer(network, "tiny", identity, offered=lambda: loaded, users=set)
+        network = MemoryInternet().network(identity=identity)
+        server = PossessionServer(network, "tiny", offered=lambda: loaded, users=set)
         answer = change(await server.answer(ASKER.peer_id, request.to_bytes()))
         assert loaded.manifest is not None
         return check_answer(
@@ -213,7 +213,7 @@ def test_server_whose_clock_differs_has_given_no_answer_and_has_not_failed(
         internet = MemoryInternet()
         asker, network = internet.network(identity=ASKER), internet.network(identity=SERVER)
         now, record = network.now, serve_record(*SPAN)
-        server = PossessionServer(network, "tiny", SERVER, offered=lambda: loaded, users=set)
+        server = PossessionServer(network, "tiny", offered=lambda: loaded, users=set)
         await network.serve(f"{POSSESSION_METHOD}/tiny", server.answer)
         with patch.object(network, "now", lambda: now() + ahead_s):
             return await ask_for_proof(asker, SERVER.peer_id, record, published, random.Random(0))
@@ -235,8 +235,6 @@ def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(
             ask(loaded, replace(request, drawn=(drawn,)))
     with pytest.raises(PeerRefused, match="that manifest of tiny is not served here"):
         ask(loaded, replace(request, manifest=bytes(32)))
-    with pytest.raises(PeerRefused, match="cannot sign"):
-        ask(loaded, request, identity=None)
 
 
 def test_budget_bounds_what_one_peer_and_all_peers_get_and_comes_back() -> None:
@@ -258,7 +256,7 @@ def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
 ) -> None:
     async def scenario() -> None:
         server = PossessionServer(
-            MemoryInternet().network(identity=SERVER), "tiny", SERVER, offered=lambda: loaded, users=lambda: {"user"}
+            MemoryInternet().network(identity=SERVER), "tiny", offered=lambda: loaded, users=lambda: {"user"}
         )
         request = replace(request_of(published), drawn=request_of(published).drawn[:1]).to_bytes()
         server._others_budget = ChunkBudget(all_chunks=1)

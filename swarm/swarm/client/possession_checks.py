@@ -121,7 +121,7 @@ class PossessionChecks:
             case "proven":
                 self.num_proven += 1
                 self._health.proven(peer_id)
-                self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+                self._asked[peer_id, published.digest] = _Asked(self._later(PROVEN_S))
             case "failed":
                 self._failed(peer_id, published, asked)
             case "unanswered":
@@ -148,7 +148,7 @@ class PossessionChecks:
         if num >= MAX_UNANSWERED:
             self._health.doubt(peer_id)
         wait_s = min(PROVEN_S, max(RETRY_S, error.retry_after_s)) if isinstance(error, PeerRefused) else RETRY_S
-        self._again(peer_id, published, _Asked(self._later(wait_s), num))
+        self._asked[peer_id, published.digest] = _Asked(self._later(wait_s), num)
 
     def _failed(self, peer_id: str, published: PublishedManifest, asked: AskedProof) -> None:
         self.num_failed += 1
@@ -158,7 +158,7 @@ class PossessionChecks:
         logger.warning(
             "%s does not hold %s as it was published and is not asked any more: %s", peer_id, failure.model, reason
         )
-        self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+        self._asked[peer_id, published.digest] = _Asked(self._later(PROVEN_S))
         outcome: Outcome = "failed" if asked.evidence else "disputed"
         self._health.reputation.note(peer_id, outcome, time.time())
         self._health.distrust(peer_id)
@@ -166,9 +166,6 @@ class PossessionChecks:
         self._on_failure(failure)
         if asked.evidence:
             self._convict(asked.evidence)
-
-    def _again(self, peer_id: str, published: PublishedManifest, asked: _Asked) -> None:
-        self._asked[peer_id, published.digest] = asked
 
     def _later(self, wait_s: float) -> float:
         """Return a moment after about `wait_s`, which nobody can foretell."""

@@ -17,6 +17,8 @@ from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
+from swarm.newest_items import NewestItems
+
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4
 """Bound for one model."""
@@ -68,7 +70,7 @@ class KnownPublishers:
         self._pinned: dict[str, set[str]] = {}
         for model, peer_id in map(parse_publisher, pinned):
             self._pinned.setdefault(model, set()).add(peer_id)
-        self._remembered: dict[str, str] = {}
+        self._remembered = NewestItems[str, str](MAX_REMEMBERED)
         self._on_new = on_new
         for model, peer_id in (remembered or {}).items():
             self._add(model, peer_id)
@@ -99,8 +101,6 @@ class KnownPublishers:
 
     def _add(self, model: str, publisher: str) -> None:
         self._remembered[check_name(model, "model")] = check_peer_id(publisher)
-        if len(self._remembered) > MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
 
 
 class UsedRevisions:
@@ -111,7 +111,7 @@ class UsedRevisions:
     """
 
     def __init__(self, used: Used | None = None, on_new: Callable[[Used], None] | None = None) -> None:
-        self._used: dict[str, list[str]] = {}
+        self._used = NewestItems[str, list[str]](MAX_USED_MODELS)
         self._on_new = on_new
         for model, digests in (used or {}).items():
             for digest in digests:
@@ -132,8 +132,4 @@ class UsedRevisions:
     def _add(self, model: str, digest: str) -> None:
         check_name(model, "model")
         check_name(digest, "revision", max_bytes=limits.MAX_REVISION_BYTES)
-        digests = self._used.setdefault(model, [])
-        digests.append(digest)
-        del digests[:-MAX_REVISIONS]
-        if len(self._used) > MAX_USED_MODELS:
-            del self._used[next(iter(self._used))]
+        self._used[model] = [*self.of(model), digest][-MAX_REVISIONS:]

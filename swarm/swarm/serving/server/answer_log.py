@@ -6,17 +6,13 @@ server that knew which answers are checked could lie in the others. Used in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Rows
 from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
 
 from swarm.serving.engine.page_allocator import PageInputs
-
-Signer: TypeAlias = Callable[[AnswerCommitment], bytes]
-"""Return the commitment in an envelope of this server."""
 
 
 class AnswerLog:

@@ -17,7 +17,6 @@ from typing import Literal, get_args
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
-from swarm_protocol.served_evidence_messages import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE, AnswerCommitment
 from swarm_protocol.serving_messages import KvRequest
 from swarm_protocol.session_frames import (
     AllowHandover,
@@ -100,7 +99,7 @@ class ConnectionServer:
         self.backpressure = Backpressure(options.max_backlog_bytes)
         self._services = SharedServices(
             model=model,
-            signer=self._signed,
+            network=network,
             push_connections=self.push_connections,
             backpressure=self.backpressure,
             flush_timer=FlushTimer(),
@@ -119,11 +118,6 @@ class ConnectionServer:
     @property
     def num_connections(self) -> int:
         return len(self._states)
-
-    def _signed(self, commitment: AnswerCommitment) -> bytes:
-        return self._network.sign(
-            COMMITMENT_PURPOSE, self._model, commitment.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S
-        )
 
     async def run(self) -> None:
         """Run until cancelled. Every connection ends then."""

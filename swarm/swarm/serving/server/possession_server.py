@@ -34,6 +34,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.newest_items import NewestItems
 from swarm.serving.evidence.possession_call import ProofOutcome, ask_for_proof
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S
@@ -66,7 +67,7 @@ class ChunkBudget:
     def __init__(self, peer_chunks: int = PEER_CHUNKS, all_chunks: int = ALL_CHUNKS) -> None:
         self._peer_chunks = peer_chunks
         self._all_chunks = all_chunks
-        self._left: dict[str, tuple[float, float]] = {}  # by peer, or "": chunks, and since when
+        self._left = NewestItems[str, tuple[float, float]](MAX_PEERS)  # by peer, or "": chunks, and since when
 
     def take(self, peer_id: str, num_chunks: int, now_s: float) -> float:
         """Take chunks for a peer. Returns 0, or if there are too few left the seconds until there are enough."""
@@ -87,11 +88,7 @@ class ChunkBudget:
         return max(0.0, num_chunks - self._left_at(key, most, now_s)) * HOUR_S / most
 
     def _use(self, key: str, most: int, num_chunks: int, now_s: float) -> None:
-        left = self._left_at(key, most, now_s) - num_chunks
-        self._left.pop(key, None)
-        self._left[key] = left, now_s
-        if len(self._left) > MAX_PEERS:
-            del self._left[next(iter(self._left))]
+        self._left[key] = self._left_at(key, most, now_s) - num_chunks, now_s
 
 
 class PossessionServer:

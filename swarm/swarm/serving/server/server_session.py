@@ -24,6 +24,7 @@ from swarm_protocol import limits, session_frames
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.rows import Rows
+from swarm_protocol.served_evidence_messages import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AnswerTokens,
@@ -44,7 +45,7 @@ from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.answer_log import AnswerLog, Signer
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.push_connections import PushConnections, SessionLink
 from swarm.serving.server.session_queues import Backpressure, CheckedStep, FlushTimer, ResultBatcher, SessionInbox
@@ -68,10 +69,10 @@ TAKE_OVER_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """Holds what all sessions of a server of `model` share. `signer` signs what they took and gave."""
+    """Holds what all sessions of a server of `model` share. The `network` signs what they took and gave."""
 
     model: str
-    signer: Signer
+    network: Network
     push_connections: PushConnections
     backpressure: Backpressure
     flush_timer: FlushTimer
@@ -259,7 +260,10 @@ class ServerSession:
             blocks=self.sequence.blocks,
             until=until,
         )
-        self.connection.send(Commitment(sequence_id=self.sequence_id, signed=self._services.signer(commitment)))
+        signed = self._services.network.sign(
+            COMMITMENT_PURPOSE, self._services.model, commitment.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S
+        )
+        self.connection.send(Commitment(sequence_id=self.sequence_id, signed=signed))
 
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""

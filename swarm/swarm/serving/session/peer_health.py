@@ -136,8 +136,7 @@ class PeerHealth:
 
     def distrust(self, peer_id: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S."""
-        until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
-        self._distrusted_s[peer_id] = until_s
+        self._distrusted_s[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
         """Count the peer as unproven until it has proven what it holds, or for `for_s` at least."""
@@ -214,7 +213,7 @@ class PeerHealth:
     def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
         """Do not ask the peer for as many tokens or more until then. It is healthy and may have room for fewer."""
         now_s = asyncio.get_running_loop().time()
-        known = self._refusals.pop(peer_id, None)
+        known = self._refusals.get(peer_id)
         if known is not None and known.until_s > now_s:
             num_tokens = min(num_tokens, known.num_tokens)
         self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
@@ -222,7 +221,7 @@ class PeerHealth:
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
         now_s = asyncio.get_running_loop().time()
-        failures = self._failures.pop(peer_id, _Failures(now_s))
+        failures = self._failures.get(peer_id, _Failures(now_s))
         failures.num_in_row += 1
         backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures.num_in_row - 1))
         rest_s = min(REST_S, backoff_s)

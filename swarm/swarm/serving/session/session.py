@@ -117,7 +117,6 @@ class Session:
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
         self._state = SessionState(model.num_blocks, self._messages.new_buffer, max_step_tokens=max_step_tokens)
         self._client = state
-        self._pool = state.connections
         self._health = state.health
         self._max_replay_bytes = options.max_replay_bytes
         self._checks = state.checks
@@ -132,8 +131,7 @@ class Session:
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        self._answers: deque[SampledToken] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._answers: asyncio.Queue[SampledToken | SwarmError] = asyncio.Queue()
         self._pauses: list[tuple[Replay, float]] = []
 
     async def __aenter__(self) -> Session:
@@ -163,7 +161,7 @@ class Session:
             )
         if self._state.error is not None:
             raise self._state.error
-        assert not self._answers, "tokens of the last request were not taken"
+        assert self._answers.empty(), "tokens of the last request were not taken"
         self._messages.draw = draw
         rows = self._messages.append_tokens(tokens)
         self._carry_out(self._state.ask(rows, self._loop.time(), ahead=ahead))
@@ -182,12 +180,12 @@ class Session:
 
     async def _next_answer(self) -> SampledToken:
         """Return the token that is answered next. Raises NoChain, ConfigError, PeerError, SessionError."""
-        if not self._answers:
-            if self._state.error is not None:
-                raise self._state.error
-            self._waiting = self._loop.create_future()
-            await self._waiting
-        return self._answers.popleft()
+        if self._answers.empty() and self._state.error is not None:
+            raise self._state.error
+        answer = await self._answers.get()
+        if isinstance(answer, SwarmError):
+            raise answer
+        return answer
 
     async def _close(self) -> None:
         self._client.leave(self._give_up)
@@ -215,7 +213,7 @@ class Session:
             self._is_busy = False
         self._set_timer()
 
-    def _do(self, action: Action) -> None:  # noqa: C901, PLR0912 a case an action
+    def _do(self, action: Action) -> None:  # noqa: C901 a case an action
         match action:
             case Feed(stage):
                 self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
@@ -240,8 +238,7 @@ class Session:
             case Repaired():
                 self._note_repair(action)
             case Fail(error):
-                if self._waiting is not None and not self._waiting.done():
-                    self._waiting.set_exception(error)
+                self._answers.put_nowait(error)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
@@ -284,9 +281,7 @@ class Session:
         for replay, since_s in self._pauses:
             replay.failover_ms = (now_s - since_s) * 1000
         self._pauses.clear()
-        self._answers.append(token)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._answers.put_nowait(token)
         if goes_on:
             row = self._messages.append_tokens([token.token_id])
             self._carry_out(self._state.follow(row, now_s))
@@ -314,7 +309,11 @@ class Session:
     async def _open_stage(self, action: OpenStage) -> None:
         stage = action.stage
         try:
-            pool = self._local_spans.connections if self._local_spans is not None and stage.is_local else self._pool
+            pool = (
+                self._local_spans.connections
+                if self._local_spans is not None and stage.is_local
+                else self._client.connections
+            )
             connection = await pool.get(stage.peer_id, self._messages.model.name)
             connection.attach(stage.sequence_id, partial(self._receive, stage))
         except SwarmError as error:
@@ -388,7 +387,7 @@ class Session:
         else:
             if repair.old is not None:
                 # connect before the sequence that is handed over has to stand still
-                dialling = [self._pool.get(hop.peer_id, self._messages.model.name) for hop in chain]
+                dialling = [self._client.connections.get(hop.peer_id, self._messages.model.name) for hop in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
             kept = self._local_spans.hops if self._local_spans is not None else ()
             new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_local=hop in kept) for hop in chain]

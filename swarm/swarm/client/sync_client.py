@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from swarm_protocol.errors import SessionError, SwarmError
+from swarm_protocol.errors import SessionError, StartError, SwarmError
 from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm.client.async_client import AsyncClient
@@ -68,9 +68,7 @@ class Client(TextClient[Iterator[Token]]):
     def __enter__(self) -> Client:
         """Connect. Raises ConfigError, StartError."""
         connected: Future[AsyncClient] = Future()
-        self._thread = threading.Thread(
-            target=asyncio.run, args=(self._live(connected),), name="swarm-client", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(connected,), name="swarm-client", daemon=True)
         self._thread.start()
         try:
             self._client = connected.result()
@@ -179,18 +177,23 @@ class Client(TextClient[Iterator[Token]]):
         except CancelledError:
             raise closed from None
 
-    async def _live(self, connected: Future[AsyncClient]) -> None:
+    def _run(self, connected: Future[AsyncClient]) -> None:
         """Run the client for the life of the thread."""
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with self._connect() as client:
-                connected.set_result(client)
-                await self._stop.wait()
-                for generation in list(self._generations):
-                    # one that another thread waits for ends with the network
-                    with contextlib.suppress(RuntimeError):
-                        await generation.aclose()
+            with asyncio.Runner() as runner:
+                runner.run(self._live(connected))
         except Exception as error:
             if connected.done():
                 raise
-            connected.set_exception(error)
+            is_exhausted = isinstance(error, OSError)  # as when no more files may be open
+            connected.set_exception(StartError(f"the client cannot start: {error}") if is_exhausted else error)
+
+    async def _live(self, connected: Future[AsyncClient]) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self._connect() as client:
+            connected.set_result(client)
+            await self._stop.wait()
+            for generation in list(self._generations):
+                # one that another thread waits for ends with the network
+                with contextlib.suppress(RuntimeError):
+                    await generation.aclose()

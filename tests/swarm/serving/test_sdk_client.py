@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import re
@@ -34,7 +35,7 @@ from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError, StartError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
 
 import swarm
@@ -712,6 +713,16 @@ def test_names_of_the_package_are_there() -> None:
 
 def test_client_without_peers_is_refused_and_starts_no_network_of_its_own() -> None:
     with pytest.raises(ConfigError, match="needs the address of a node"), client.Client(peers=[]):
+        pass
+
+
+def test_client_that_may_open_no_more_files_says_so_and_does_not_wait() -> None:
+    exhausted = OSError(errno.EMFILE, "Too many open files")
+    with (
+        patch("asyncio.events.new_event_loop", side_effect=exhausted),
+        pytest.raises(StartError, match="Too many open files"),
+        client.Client(peers=["/ip4/127.0.0.1/tcp/1/p2p/x"]),
+    ):
         pass
 
 

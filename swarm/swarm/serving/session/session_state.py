@@ -57,6 +57,7 @@ class SessionState:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
         self._num_failed = 0
+        self._are_unreachable = True
         self._failed_peer = ""
         self._has_opened = False
         self._actions: list[Action] = []
@@ -91,7 +92,7 @@ class SessionState:
         return self._decide(now_s)
 
     def _begin_token(self) -> None:
-        self._num_failed, self._failed_peer = 0, ""
+        self._num_failed, self._are_unreachable, self._failed_peer = 0, True, ""
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
@@ -294,6 +295,7 @@ class SessionState:
         if self.error is not None or (repair is None and stage not in self.stages):
             return
         self._num_failed += 1
+        self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
         if repair is not None:
             self._opening_failed(repair, stage, error, cause)
         else:
@@ -307,7 +309,7 @@ class SessionState:
             )
             blocks = f"blocks {stage.start}:{stage.end}"
             message = f"{what}: {error.message} ({blocks})"
-            if repair is not None and isinstance(error, PeerUnreachable):
+            if repair is not None and self._are_unreachable:
                 message = f"{blocks} are not available: none of their servers can be reached"
             self._fail(SessionError(message, remedy="try again in a moment"))
 

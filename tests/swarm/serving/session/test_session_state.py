@@ -35,7 +35,7 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, SessionState
 from swarm.serving.session.stage import FLOOR_S, Stage, StepReport
-from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
 
 THIRDS = [(0, 2), (2, 4), (4, 6)]
@@ -561,18 +561,20 @@ def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opens", "why"),
+    ("opens", "others", "why"),
     [
-        (True, "servers keep failing at the same token: gone (blocks 0:1)"),
-        (False, "blocks 0:1 are not available: none of their servers can be reached"),
+        (True, PeerUnreachable("gone"), "servers keep failing at the same token: gone (blocks 0:1)"),
+        (False, PeerUnreachable("gone"), "blocks 0:1 are not available: none of their servers can be reached"),
+        (False, PeerRefused("full"), "servers keep failing at the same token: gone (blocks 0:1)"),
     ],
 )
-def test_lost_server_after_server_ends_the_session(*, opens: bool, why: str) -> None:
+def test_lost_server_after_server_ends_the_session(*, opens: bool, others: SwarmError, why: str) -> None:
     state, world = opened(1, ((0, 1),))
     stage = state.stages[0]
     for number in range(MAX_FAILURES + 1):
         assert state.error is None
-        actions = state.on_lost(stage, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+        error = PeerUnreachable("gone") if number == MAX_FAILURES else others
+        actions = state.on_lost(stage, error, FailureCause.SILENT, 1.0)
         finds = [action for action in actions if isinstance(action, FindServers)]
         if finds:
             stage = world.new_stage(f"s{number}", 0, 1)

@@ -44,7 +44,7 @@ from swarm.serving.server.server_session import (
     refuse_push,
     take_over,
 )
-from swarm.serving.server.session_queues import Backpressure, FlushTimer
+from swarm.serving.server.session_queues import Backpressure
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
@@ -102,7 +102,6 @@ class ConnectionServer:
             network=network,
             push_connections=self.push_connections,
             backpressure=self.backpressure,
-            flush_timer=FlushTimer(),
             failpoints=options.failpoints,
         )
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)

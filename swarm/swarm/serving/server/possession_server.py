@@ -71,24 +71,17 @@ class ChunkBudget:
 
     def take(self, peer_id: str, num_chunks: int, now_s: float) -> float:
         """Take chunks for a peer. Returns 0, or if there are too few left the seconds until there are enough."""
-        wait_s = max(
-            self._wait_s("", self._all_chunks, num_chunks, now_s),
-            self._wait_s(peer_id, self._peer_chunks, num_chunks, now_s),
-        )
-        if wait_s == 0:
-            self._use("", self._all_chunks, num_chunks, now_s)
-            self._use(peer_id, self._peer_chunks, num_chunks, now_s)
-        return wait_s
+        most = {"": self._all_chunks, peer_id: self._peer_chunks}
+        left = {key: self._left_at(key, most[key], now_s) - num_chunks for key in most}
+        wait_s = max(-left[key] * HOUR_S / most[key] for key in most)
+        if wait_s <= 0:
+            for key in most:
+                self._left[key] = left[key], now_s
+        return max(0.0, wait_s)
 
     def _left_at(self, key: str, most: int, now_s: float) -> float:
         left, since_s = self._left.get(key, (most, now_s))
         return min(most, left + (now_s - since_s) * most / HOUR_S)
-
-    def _wait_s(self, key: str, most: int, num_chunks: int, now_s: float) -> float:
-        return max(0.0, num_chunks - self._left_at(key, most, now_s)) * HOUR_S / most
-
-    def _use(self, key: str, most: int, num_chunks: int, now_s: float) -> None:
-        self._left[key] = self._left_at(key, most, now_s) - num_chunks, now_s
 
 
 class PossessionServer:

@@ -48,7 +48,7 @@ from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.push_connections import PushConnections, SessionLink
-from swarm.serving.server.session_queues import Backpressure, CheckedStep, FlushTimer, ResultBatcher, SessionInbox
+from swarm.serving.server.session_queues import Backpressure, CheckedStep, ResultBatcher, SessionInbox
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import rows_of
@@ -75,7 +75,6 @@ class SharedServices:
     network: Network
     push_connections: PushConnections
     backpressure: Backpressure
-    flush_timer: FlushTimer
     failpoints: FailpointHook
 
 
@@ -127,7 +126,7 @@ class ServerSession:
             take_own=lambda push: self._take(push, forward=False),
             on_failed=self._push_failed,
         )
-        self._results = ResultBatcher(connection, services.flush_timer)
+        self._results = ResultBatcher(connection)
         self._answered: int | None = None
         self._is_ready = False
         self._is_leaving = False

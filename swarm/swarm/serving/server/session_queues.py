@@ -199,41 +199,13 @@ class SessionInbox:
         return hidden_of(rows, self._codec, self._span.hidden_size)
 
 
-class FlushTimer:
-    """The moments at which sessions send the results that can wait. One for all sessions of a server."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[ResultBatcher, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, batcher: ResultBatcher) -> None:
-        """Flush it at the next one. A second call does nothing."""
-        self._waiting[batcher] = None
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
-
-    def remove(self, batcher: ResultBatcher) -> None:
-        """Flush the batcher no more; a second call does nothing."""
-        self._waiting.pop(batcher, None)
-        if not self._waiting and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tick(self) -> None:
-        self._timer = None
-        waiting, self._waiting = self._waiting, {}
-        for batcher in waiting:
-            batcher.flush()
-
-
 class ResultBatcher:
-    """Sends results to the client at the other end of `connection`."""
+    """Sends results to the client at the other end of `connection`; those that can wait at a multiple of REPORT_S."""
 
-    def __init__(self, connection: MultiplexedConnection, flush_timer: FlushTimer) -> None:
+    def __init__(self, connection: MultiplexedConnection) -> None:
         self._connection = connection
-        self._flush_timer = flush_timer
         self._waiting: list[StepResult] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, result: StepResult, *, can_wait: bool) -> None:
         """Send a result at once, or later if it `can_wait`; in the order of the calls. Nothing is sent once the
@@ -244,7 +216,8 @@ class ResultBatcher:
         if not can_wait or len(self._waiting) >= MAX_WAITING:
             self.flush()
         elif len(self._waiting) == 1:
-            self._flush_timer.add(self)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self.flush)
 
     def flush(self) -> None:
         """Send the results that wait."""
@@ -256,7 +229,9 @@ class ResultBatcher:
     def close(self) -> None:
         """Drop the results that wait."""
         self._waiting = []
-        self._flush_timer.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def together(results: Sequence[StepResult]) -> StepResult:

@@ -10,7 +10,6 @@ from swarm.serving.server.session_queues import (
     MAX_WAITING,
     REPORT_S,
     Backpressure,
-    FlushTimer,
     ResultBatcher,
     together,
 )
@@ -44,7 +43,7 @@ def passed(position: int, **changes: object) -> StepResult:
 def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
     async def scenario() -> None:
         connection = Told()
-        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         for position in (5, 6, 7):
             batcher.add(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
         assert not connection.results
@@ -63,7 +62,7 @@ def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
 def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
     async def scenario() -> None:
         connection = Told()
-        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         batcher.add(passed(5), can_wait=True)
         batcher.add(passed(6), can_wait=True)
         batcher.add(StepResult(sequence_id=SEQUENCE_ID, position=9), can_wait=False)
@@ -75,7 +74,7 @@ def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None
 def test_reports_are_bounded_in_number() -> None:
     async def scenario() -> None:
         connection = Told()
-        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         for position in range(1, MAX_WAITING + 2):
             batcher.add(passed(position), can_wait=True)
         assert [told.position for told in connection.results] == [MAX_WAITING]
@@ -85,15 +84,10 @@ def test_reports_are_bounded_in_number() -> None:
 
 def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
     async def scenario() -> None:
-        clock, flush_timer, connections, times = (
-            asyncio.get_running_loop().time,
-            FlushTimer(),
-            [Told(), Told()],
-            list[float](),
-        )
+        clock, connections, times = asyncio.get_running_loop().time, [Told(), Told()], list[float]()
         for connection in connections:
             connection.send = lambda _: times.append(clock())  # type: ignore[method-assign]
-            ResultBatcher(connection, flush_timer).add(passed(5), can_wait=True)  # type: ignore[arg-type]
+            ResultBatcher(connection).add(passed(5), can_wait=True)  # type: ignore[arg-type]
             await asyncio.sleep(REPORT_S / 4)
         await asyncio.sleep(REPORT_S)
         assert len(times) == 2
@@ -106,7 +100,7 @@ def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
 def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
     async def scenario() -> None:
         connection = Told()
-        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         batcher.add(passed(5), can_wait=True)
         if ending == "closed":
             batcher.close()

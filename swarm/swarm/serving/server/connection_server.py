@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
@@ -229,8 +230,9 @@ class ConnectionServer:
             return
         self.sessions[key] = session
         state.sessions.add(session)
-        session.task = state.tasks.create_task(self._run_session(session, wanted), name="session")
-        if not _must_prepare(wanted):
+        prepare = partial(self._prepare, session, wanted) if _must_prepare(wanted) else None
+        session.task = state.tasks.create_task(session.run(prepare), name="session")
+        if prepare is None:
             session.ready()
         self._on_changed()
 
@@ -261,19 +263,6 @@ class ConnectionServer:
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
-
-    async def _run_session(self, session: ServerSession, wanted: OpenSequence) -> None:
-        if _must_prepare(wanted):
-            try:
-                await self._prepare(session, wanted)
-                session.ready()
-            except SwarmError as error:
-                session.end(error)
-                return
-            except BaseException:
-                session.close()
-                raise
-        await session.run()
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
         """Get what the session needs before its first step: its grammar, or another server's cache. Raises

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -190,9 +190,12 @@ class ServerSession:
         )
         self.connection.send(ready)
 
-    async def run(self) -> None:
-        """Run steps until the session has ended. The client is told why, unless it ended it."""
+    async def run(self, prepare: Callable[[], Awaitable[None]] | None) -> None:
+        """Run steps until the session has ended, once it is prepared. The client is told why, unless it ended it."""
         try:
+            if prepare is not None:
+                await prepare()
+                self.ready()
             while True:
                 await self._run_step(await self._inbox.next())
         except SwarmError as error:

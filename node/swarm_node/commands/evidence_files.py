@@ -40,13 +40,13 @@ def verify(flags: Flags) -> int:
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
     file = _usable(path)
+    emitter = Emitter(json=flags.json)
     if _is_of_possession(file):
-        _judge_possession(path, file, Emitter(json=flags.json))
-        return 0
-    if not file.run:
-        _judge_answer(path, file, flags.options["model"], Emitter(json=flags.json))
-        return 0
-    _tell(path, flags.options["run"], Emitter(json=flags.json), _replay(flags))
+        _judge_possession(path, file, emitter)
+    elif file.run:
+        _tell(path, flags.options["run"], emitter, _replay(flags))
+    else:
+        _judge_answer(path, file, flags.options["model"], emitter)
     return 0
 
 
@@ -58,28 +58,29 @@ def show(flags: Flags) -> int:
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     if not home.path.is_dir():
         raise UsageError(f"there is no home at {home.path}", remedy="name the home of a node with --home")
-    paths = [path for folder in sorted(home.checkpoints.glob(f"*/{EVIDENCE}")) for path in files_in(folder)]
-    told: list[tuple[Path, Callable[[Path], None]]] = [
-        (path, lambda path: _tell(path, None, emitter)) for path in paths
-    ]
-    told += [
-        (path, lambda path: _tell_answer(path, _usable(path), emitter)) for path in answers_in(home.served_evidence)
-    ]
-    told += [
-        (path, lambda path: _judge_possession(path, _usable(path), emitter))
-        for path in files_of_networks(home.convicted_servers)
-    ]
-    for path, tell in told:
+    of_runs = [path for folder in sorted(home.checkpoints.glob(f"*/{EVIDENCE}")) for path in files_in(folder)]
+    paths = [*of_runs, *answers_in(home.served_evidence), *files_of_networks(home.convicted_servers)]
+    for path in paths:
         try:
-            tell(path)
+            _print_kept(path, emitter)
         except SwarmError as error:
             emitter.emit("warning", message=error.message, remedy=error.remedy)
-    if not told:
+    if not paths:
         emitter.say(
             f"{home.path} keeps no evidence: no member of its runs and no server was convicted, and its spot checks "
             f"have named nobody"
         )
     return 0
+
+
+def _print_kept(path: Path, emitter: Emitter) -> None:
+    file = _usable(path)
+    if _is_of_possession(file):
+        _judge_possession(path, file, emitter)
+    elif file.run:
+        _tell(path, None, emitter)
+    else:
+        _tell_answer(path, file, emitter)
 
 
 def _usable(path: Path) -> EvidenceFile:

@@ -128,7 +128,7 @@ class StandbyRole(IdleRole):
 def _way_to_work(config: Config) -> str:
     if config.invite is not None and not {"serve", "train"} & set(config.invite.terms.rights):
         return "ask the network's owner for an invitation with the right to serve or to train"
-    return "restart this node without that, or with --run RUN or --model MODEL"
+    return f"restart this node without {config.origin('take')}, or with --run RUN or --model MODEL in its place"
 
 
 POLL_S = 5.0
@@ -149,7 +149,7 @@ class HelperRole(IdleRole):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._postponed: dict[str, tuple[float, str]] = {}  # until when, and why
-        self._reported = ""
+        self._reported: dict[str, str] | None = None
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)
@@ -185,7 +185,6 @@ class HelperRole(IdleRole):
             self._postpone(need.name, as_swarm_error(error).message, RETRY_S)
             return False
         node.steps.expect(self.num_steps)
-        self._reported = ""
         node.steps.done("looks", need.why)
         try:
             await work()
@@ -205,12 +204,16 @@ class HelperRole(IdleRole):
         self._postponed[name] = (asyncio.get_running_loop().time() + seconds, reason)
 
     def _report_waiting(self, node: Node) -> None:
+        """Say what keeps the node from work, as far as it has not said so before."""
         node.activity.state = "idle"
-        newest = list(self._postponed.items())[-MAX_NAMED:]
-        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in newest)
-        if num_more := len(self._postponed) - len(newest):
-            reasons += f"; and {num_more} more"
-        reported = reasons or "nobody serves a model or trains a run that this node could help with"
-        if reported != self._reported:
-            self._reported = reported
-            node.emitter.emit("waiting", reason=reported)
+        reasons = {name: reason for name, (_, reason) in self._postponed.items()}
+        if reasons == self._reported:
+            return
+        news = [f"{name}: {reason}" for name, reason in reasons.items() if (self._reported or {}).get(name) != reason]
+        self._reported = reasons
+        told = "; ".join(news[-MAX_NAMED:])
+        if len(news) > MAX_NAMED:
+            told += f"; and {len(news) - MAX_NAMED} more"
+        if told or not reasons:
+            reason = told or "nobody serves a model or trains a run that this node could help with"
+            node.emitter.emit("waiting", reason=reason)

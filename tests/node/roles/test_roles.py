@@ -56,7 +56,8 @@ def test_volunteer_is_relayed_as_its_setting_says_and_a_seed_relays(relay: str) 
 
 
 @pytest.mark.parametrize(
-    ("rights", "way"), [(("join", "ask"), "ask the network's owner"), (RIGHTS, "restart this node")]
+    ("rights", "way"),
+    [(("join", "ask"), "ask the network's owner"), (RIGHTS, "restart this node without --take, or with")],
 )
 def test_node_without_work_says_only_what_leads_to_work(rights: tuple[Right, ...], way: str) -> None:
     node = MagicMock(config=config(invite=Owner().invite(*rights), origins={"take": "--take"}), work_end=Shutdown())

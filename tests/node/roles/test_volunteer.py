@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -243,10 +244,14 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
         for number in range(2 * MAX_POSTPONED):
             helper._postpone(f"made-up-{number}", "nobody gives its file", 300.0)
         helper._report_waiting(node)
+        helper._postpone("done", "it is finished here", math.inf)
+        helper._report_waiting(node)
+        helper._report_waiting(node)
 
     asyncio.run(main())
     assert len(helper._postponed) == MAX_POSTPONED
-    reason = json.loads(out.getvalue())["reason"]
+    reason, news = (json.loads(line)["reason"] for line in out.getvalue().splitlines())
+    assert news == "done: it is finished here", "what was told before is not told again"
     assert f"made-up-{2 * MAX_POSTPONED - 1}: nobody gives its file" in reason
     assert reason.endswith(f"; and {MAX_POSTPONED - 3} more")
     assert len(reason) < 200

@@ -150,6 +150,7 @@ class Chat:
     def _obey(self, command: str) -> None:
         if command == ANEW:
             self._conversation.said.clear()
+            self._emitter.say("a new conversation: what was said before is forgotten")
         else:
             self._emitter.say(KEYS if command == HELP else f"unknown command {command}: {KEYS}")
 

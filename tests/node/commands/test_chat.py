@@ -162,6 +162,7 @@ def test_chat_commands_are_no_questions(
     said = capsys.readouterr()
     assert said.out == "> > > > a file\n> "
     assert said.err.count("/new starts a new conversation") == 3
+    assert said.err.count("what was said before is forgotten\n") == 1
     assert "unknown command /frob: Ctrl-C stops an answer" in said.err
     assert [asked["messages"][-1]["content"] for asked in scripted.asked] == ["/etc/hosts?"]
 

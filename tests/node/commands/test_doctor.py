@@ -77,7 +77,14 @@ def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("free", "result"), [(10**12, "ok"), (2**30, "warn"), (2**20, "fail")])
 def test_check_disk_by_what_is_free(free: int, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=free))
-    assert only(doctor.check_disk(config(tmp_path / "not" / "yet"))).result == result
+    assert only(doctor.check_disk(config(tmp_path))).result == result
+
+
+def test_check_disk_says_nothing_of_a_home_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert only(doctor.check_home(config(place))).result == "fail"
+        assert list(doctor.check_disk(config(place))) == []
 
 
 def test_check_clock_before_this_software_was_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,9 +309,10 @@ def _check_clock(skews_s: Sequence[float]) -> None:
     skew_s = statistics.median(skews_s)
     if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S:
         return
+    peers = "peer that" if len(skews_s) == 1 else f"{len(skews_s)} peers that"
     raise StartError(
-        f"this machine's clock is {abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'} that of the "
-        f"{len(skews_s)} peers it reached",
+        f"this machine's clock is {abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'} that of the {peers} it "
+        "reached",
         remedy="set the clock, for example by turning on network time",
     )
 

@@ -69,11 +69,11 @@ class SignedRun:
         """Raises ConfigError if the run admits only peers that it names, and not `peer_id`, which is empty for a node
         that has no key yet."""
         if (named := self.config.only_named) and peer_id not in named:
+            which = "that peer id" if peer_id else "the peer id that swarm-node identity --new shows"
             raise ConfigError(
                 f"{self.run_id} admits only the peers that it names, and not "
                 f"{peer_id or 'this node, which has no key yet'}",
-                remedy="ask its author to name this node's peer id, which swarm-node identity shows, and to sign it "
-                "anew",
+                remedy=f"ask its author to name {which}, and to sign it anew",
             )
 
 

@@ -102,6 +102,27 @@ def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_n
     virtual_time.run(main())
 
 
+def test_part_of_an_owner_whose_clock_is_wrong_is_audited_at_its_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It signs its part with a time at which the others take nothing, and the attempt goes on."""
+    late, sign_part = identity_of("m1").peer_id, RunSignatures.sign_part
+
+    def sign(self: RunSignatures, statement: PartStatement, now: float) -> bytes:
+        return sign_part(self, statement, now + 3600 if self.identity.peer_id == late else now)
+
+    monkeypatch.setattr(RunSignatures, "sign_part", sign)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(5):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES))
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+            assert [event.reason for member in members for event in member.of(RoundAborted)] == []
+            assert all(late in event.group for event in members[0].of(OuterStep))
+
+    virtual_time.run(main())
+
+
 async def looks_no_further(_self: Auditing, _case: object) -> None:
     raise RoundError("the backup leaves it to the other auditors")
 

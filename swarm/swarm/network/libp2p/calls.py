@@ -13,7 +13,7 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
@@ -34,8 +34,9 @@ PARCEL_S = 60.0
 """A caller fetches its parcel at once, or has left."""
 
 MAX_BULK_PER_PEER = 4
-"""Large requests of a peer that are received and answered at once, and parcels that it fetches; others' streams wait,
-each with a window unread. A peer that takes no responses thus has few made, and kept until they are given up."""
+"""Large requests of a peer that are received and answered at once, and as many parcels that it fetches meanwhile, since
+a handler may answer late; others' streams wait, each with a window unread. A peer that takes no responses thus has few
+made, and kept until they are given up."""
 
 MAX_LEAVING_BYTES = 512 * 2**20
 """Responses to all peers that leave over streams. Beyond it the largest of the peer that has most is given up, so that
@@ -79,8 +80,8 @@ class Calls:
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._num_parcel_bytes: Counter[str] = Counter()  # of each peer that has any
         # of a peer only while it sends or fetches
-        self._turns: dict[str, asyncio.Semaphore] = {}
-        self._num_bulk: Counter[str] = Counter()
+        self._turns: dict[tuple[str, str], asyncio.Semaphore] = {}
+        self._num_in_turn: Counter[tuple[str, str]] = Counter()
         # the turns of a peer bound what leaves to it
         self._leaving = UnreadBudget(max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES)
 
@@ -131,17 +132,18 @@ class Calls:
 
     def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
         async def handle(peer_id: str, stream: Stream) -> None:
-            async with self._in_turn(peer_id):
+            async with self._in_turn(peer_id, "bulk"):
                 request = await _in_time(peer_id, stream.receive(), BULK_S, _LATE_REQUEST)
                 await self._send(peer_id, stream, await handler(peer_id, request))
 
         return handle
 
     @asynccontextmanager
-    async def _in_turn(self, peer_id: str) -> AsyncIterator[None]:
-        """Wait for one of a peer's turns, and hold it. Raises PeerTimeout."""
-        turn = self._turns.setdefault(peer_id, asyncio.Semaphore(MAX_BULK_PER_PEER))
-        self._num_bulk[peer_id] += 1
+    async def _in_turn(self, peer_id: str, kind: Literal["bulk", "parcel"]) -> AsyncIterator[None]:
+        """Wait for one of a peer's turns for streams of this kind, and hold it. Raises PeerTimeout."""
+        key = (peer_id, kind)
+        turn = self._turns.setdefault(key, asyncio.Semaphore(MAX_BULK_PER_PEER))
+        self._num_in_turn[key] += 1
         try:
             await _in_time(peer_id, turn.acquire(), BULK_S, _LATE_REQUEST)
             try:
@@ -149,13 +151,13 @@ class Calls:
             finally:
                 turn.release()
         finally:
-            self._num_bulk[peer_id] -= 1
-            if not self._num_bulk[peer_id]:
-                del self._num_bulk[peer_id], self._turns[peer_id]
+            self._num_in_turn[key] -= 1
+            if not self._num_in_turn[key]:
+                del self._num_in_turn[key], self._turns[key]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
         token = await _in_time(peer_id, stream.receive(), PARCEL_S, _LATE_REQUEST)
-        async with self._in_turn(peer_id):
+        async with self._in_turn(peer_id, "parcel"):
             recipient, response = self._parcels.get(token, ("", b""))
             if recipient != peer_id:
                 raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")

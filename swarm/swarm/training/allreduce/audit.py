@@ -29,6 +29,7 @@ from typing import TypeAlias
 
 from swarm_compression.codec import Data
 from swarm_protocol import limits
+from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, PartStatement, WrongReduction
@@ -160,6 +161,8 @@ class Auditing:
                 return case, violation
             except CaughtLying as error:
                 return case, error
+            except OutOfTime as error:
+                failure = failure or error.message
             except PeerViolation as error:
                 violation = violation or error
                 if not case.statement:

@@ -25,6 +25,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from swarm_compression.codec import Data
+from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.identity import short_id
@@ -388,7 +389,9 @@ class Exchange:
         that completed the part."""
         part, backup = self._part, backup_peer(self._group, self._part.index)
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
-        if not is_owners or isinstance(error, PeerViolation) or backup is None or self._butterfly.own.lacks(part.owner):
+        # a clock that is wrong is no lie
+        is_worse = isinstance(error, PeerViolation) and not isinstance(error, OutOfTime)
+        if not is_owners or is_worse or backup is None or self._butterfly.own.lacks(part.owner):
             return False
         logger.warning("turning to its backup for the part of %s: %s", short_id(part.owner), error)
         try:

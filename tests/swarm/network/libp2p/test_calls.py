@@ -176,17 +176,46 @@ def test_peer_that_takes_no_responses_has_few_of_them_made_and_kept() -> None:
         asked = [asyncio.create_task(calls.bulk_handler(large)("greedy", each)) for each in stalled]  # type: ignore[arg-type]
         await asyncio.sleep(1)
         assert num_made == MAX_BULK_PER_PEER
-        token = (await calls.unary_answer(large)("greedy", b""))[1:]
-        fetching = Stalled(calls, "")
-        fetching.handled.cancel()
-        fetching.message.set_result(token)
-        asked.append(asyncio.create_task(calls.hand_out_parcel("greedy", fetching)))  # type: ignore[arg-type]
+        tokens = [(await calls.unary_answer(large)("greedy", b""))[1:] for _ in range(MAX_BULK_PER_PEER + 1)]
+        for token in tokens:
+            fetching = Stalled(calls, "")
+            fetching.handled.cancel()
+            fetching.message.set_result(token)
+            asked.append(asyncio.create_task(calls.hand_out_parcel("greedy", fetching)))  # type: ignore[arg-type]
         await asyncio.sleep(1)
-        assert list(calls._parcels) == [token], "it waits for its turn, and counts meanwhile"
+        assert list(calls._parcels) == tokens[-1:], "it waits for its turn, and counts meanwhile"
         for each in asked:
             each.cancel()
         await asyncio.wait(asked)
         assert not calls._turns
+
+    virtual_time.run(main())
+
+
+def test_large_requests_that_are_answered_late_do_not_delay_the_parcels_that_their_sender_fetches() -> None:
+    """Coordinators keep large reports waiting, from the members that fetch other large answers of theirs."""
+
+    async def late(_peer_id: str, _request: bytes) -> bytes:
+        await asyncio.sleep(60)
+        return b"late"
+
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return LARGE
+
+    async def main() -> None:
+        calls = _calls()
+        reports = [Sender(calls, "") for _ in range(MAX_BULK_PER_PEER)]
+        for stream in reports:
+            stream.handled.cancel()
+            stream.message.set_result(LARGE)
+        waiting = [asyncio.create_task(calls.bulk_handler(late)("head", each)) for each in reports]  # type: ignore[arg-type]
+        fetching = Sender(calls, "")
+        fetching.handled.cancel()
+        fetching.message.set_result((await calls.unary_answer(large)("head", b""))[1:])
+        async with asyncio.timeout(1):
+            await calls.hand_out_parcel("head", fetching)  # type: ignore[arg-type]
+        assert fetching.answers == [LARGE]
+        await asyncio.wait(waiting)
 
     virtual_time.run(main())
 

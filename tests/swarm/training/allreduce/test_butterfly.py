@@ -26,6 +26,7 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_reduction import QUICK_MEMBERS, PartReducer
 from swarm.training.allreduce.parts import (
     CaughtLying,
+    PartResult,
     ReductionScheme,
     UndecodableSlice,
     backup_of,
@@ -39,6 +40,7 @@ from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
 from swarm_compression.codec import Data
+from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening, SignedGroup
@@ -503,6 +505,27 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
 
     in_ring(tokens, whole)
     in_ring(tokens, case)
+
+
+def test_owner_whose_clock_is_wrong_has_its_part_taken_from_its_backup() -> None:
+    async def case(ring: Ring) -> None:
+        members, owner = [ring.member(index) for index in range(4)], ring.networks[1].peer_id
+        take = members[0].streams.take_result
+
+        async def refuse(stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
+            if peer == owner:
+                await asyncio.sleep(0.5)  # what this member sends is on its way
+                raise OutOfTime("it is not valid yet", peer_id=owner)
+            await take(stream, part, peer, first)
+
+        members[0].streams.take_result = refuse  # type: ignore[method-assign]
+        async with asyncio.timeout(30):
+            reductions = [await each for each in await ring.start(members)]
+        assert all(each == reductions[1] for each in reductions)
+        assert members[0].is_from_backup(1)
+        assert not ring.failures
+
+    in_ring([1] * 4, case)
 
 
 def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_if_who_waited_leaves() -> None:

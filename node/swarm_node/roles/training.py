@@ -256,8 +256,11 @@ class RunTraining:
             self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
 
     def _report_start(self, event: events.TrainingEvent) -> None:
-        """Report the start at the first event, which means that the member has the state."""
-        if self._begun or isinstance(event, events.StateEndorsed):  # that says nothing of this member's state
+        """Report the start at the first event, which means that the member has the state. What the author endorses says
+        nothing of that, nor does a wait for a member that shows what follows from it."""
+        assert self._trainer is not None
+        is_waiting = isinstance(event, events.RoundAborted) and not self._trainer.has_joined
+        if self._begun or is_waiting or isinstance(event, events.StateEndorsed):
             return
         self._begun = True
         has_step = isinstance(

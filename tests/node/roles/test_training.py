@@ -35,6 +35,7 @@ from swarm.training.trainer_events import (
     InvitationRefused,
     MemberConvicted,
     OnProbation,
+    RoundAborted,
     RunResumed,
     StateEndorsed,
     Waiting,
@@ -214,6 +215,19 @@ def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(
     assert status.held_out == "this node +0.500 nats a step; of 3 trainers, median +0.500, lowest -0.250 (…5Z1T2a)"
     assert (status.steps_left, status.probation_steps) == (0, 0)
     assert (status.endorsed_step, status.endorses_other) == (8, True)
+
+
+def test_newcomer_that_waits_for_what_the_author_has_endorsed_does_not_train_yet(tmp_path: Path) -> None:
+    out = io.StringIO()
+    training = make_training(tmp_path, out, [])
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, has_joined=False))
+    training._node.traces = cast("Any", SimpleNamespace(round_aborted=lambda *_: None))
+    waits = RoundAborted(step=5, attempt=0, reason="waiting for a member", missing=())
+    training._tell(waits)
+    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["round_aborted"]
+    cast("Any", training._trainer).has_joined = True
+    training._tell(waits)
+    assert "training" in [json.loads(line)["event"] for line in out.getvalue().splitlines()]
 
 
 def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> None:

@@ -132,7 +132,9 @@ class RunMember:
         self._endorsements = Endorsements(options.endorsements)
         self._reports = MemberReports(network.peer_id, on_event)
         self._steps: OuterSteps | None = None  # from the time at which it answers peers
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
+        self.has_joined = False
+        """Says that this member has got to where the run is."""
 
     async def __aenter__(self) -> RunMember:
         return self
@@ -208,18 +210,19 @@ class RunMember:
         steps = await self._open()
         replica = steps.context.replica
         async with asyncio.TaskGroup() as background:
-            await self._join(steps, background)
-            if replica.outer_step == 0:
-                await self._held_out.now(replica.current.state)
-            await steps.run(background)
-        if not self._is_stopping:
+            await self._join_unless_stopped(steps, background)
+            if self.has_joined:
+                if replica.outer_step == 0:
+                    await self._held_out.now(replica.current.state)
+                await steps.run(background)
+        if not self._stopping.is_set():
             await self._held_out.now(replica.current.state)
             self._announce("finished")
 
     def stop(self) -> None:
         """Leave with the step that is under way, or with the next one. The others then do not wait for this member. If
-        they do not wait for it anyway, or are gone themselves, it leaves at once."""
-        self._is_stopping = True
+        they do not wait for it anyway, or are gone themselves, or it has not joined yet, it leaves at once."""
+        self._stopping.set()
         if self._steps is not None:
             self._steps.stop()
 
@@ -299,11 +302,23 @@ class RunMember:
             reports=self._reports,
             announce=partial(self._announce, "training"),
         )
-        if self._is_stopping:
+        if self._stopping.is_set():
             steps.stop()
         await steps.open()
         await serve_run(self._network, self._run)
         return steps
+
+    async def _join_unless_stopped(self, steps: OuterSteps, background: asyncio.TaskGroup) -> None:
+        joining = asyncio.create_task(self._join(steps, background), name="join")
+        stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
+        try:
+            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            joining.cancel()
+            await asyncio.wait((joining,))
+        if not joining.cancelled():
+            joining.result()
 
     async def _join(self, steps: OuterSteps, background: asyncio.TaskGroup) -> None:
         """Get to where the run is. The run's checkpoint is loaded only where that is the run's start."""
@@ -324,13 +339,13 @@ class RunMember:
             check_genesis(held.manifest, self._run.config)
             context.replica.begin(held)
         self._reports.probation(context.replica)  # of one that is started anew, and finds nobody further
+        self.has_joined = True
         self._announce("training")
 
     async def _await_endorsed(
         self, context: RunContext, endorsement: Endorsement
-    ) -> tuple[Proof | None, dict[str, TrainerRecord]]:
-        """Wait for a member that shows a state after `endorsement`: a newcomer does not begin such a run anew. Return
-        None if this member is told to stop."""
+    ) -> tuple[Proof, dict[str, TrainerRecord]]:
+        """Wait for a member that shows a state after `endorsement`: a newcomer does not begin such a run anew."""
         reason = f"no member shows a state that follows from outer step {endorsement.outer_step}, which the run's "
         reason += "author endorses: waiting for one"
         self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
@@ -338,7 +353,7 @@ class RunMember:
             await asyncio.sleep(WATCH_S)
             records = await trainers(self._membership, self._run.run_id)
             proof = await furthest(context, claims_of(context, records))
-            if proof is not None or self._is_stopping:
+            if proof is not None:
                 return proof, records
 
     # --- reports -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU
+from swarm.training.member import run_member
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
@@ -103,6 +105,29 @@ def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_wait
                 await bad.task
             bad.is_alive = False
             assert_equal_steps(await swarm.finish(), 3)
+
+    virtual_time.run(main())
+
+
+def test_member_that_is_stopped_while_it_joins_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks peers that do not answer, or waits for what the author has endorsed."""
+
+    async def ask_for_ever(*_: object) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(run_member, "furthest", ask_for_ever)
+
+    async def main() -> None:
+        async with Swarm(STARTED) as swarm:
+            member = await swarm.join("m0", setup=from_checkpoint(weights))
+            await asyncio.sleep(10)
+            assert not member.trainer.has_joined
+            member.trainer.stop()
+            assert member.task is not None
+            async with asyncio.timeout(1):
+                await member.task
+            assert not member.trainer.has_joined
 
     virtual_time.run(main())
 

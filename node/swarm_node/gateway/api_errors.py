@@ -34,13 +34,29 @@ TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", 
 NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
 WORDS = MappingProxyType(
     {
-        "too_short": "it needs {min_length} or more, and has {actual_length}",
+        "bool_type": "it is neither true nor false",
+        "dict_type": "it is not a JSON object",
+        "finite_number": "it is not a finite number",
+        "float_type": "it is not a number",
+        "greater_than": "it may not be {gt} or less",
+        "greater_than_equal": "it may not be less than {ge}",
+        "int_type": "it is not a whole number",
+        "less_than": "it may not be {lt} or more",
+        "less_than_equal": "it may not be more than {le}",
+        "list_type": "it is not a list",
+        "literal_error": "it is not {expected}",
+        "missing": "it is missing",
+        "string_pattern_mismatch": "it does not match {pattern}",
+        "string_too_long": "it may have {max_length} characters at most",
+        "string_too_short": "it needs {min_length} characters or more",
+        "string_type": "it is not a text",
         "too_long": "it may have {max_length} at most",
+        "too_short": "it needs {min_length} or more, and has {actual_length}",
         "union_tag_invalid": "its type is none of {expected_tags}",
         "union_tag_not_found": "it has no type",
     }
 )
-"""The gateway's words for what is wrong with a field, by pydantic's name for it, where pydantic's are its own terms."""
+"""The gateway's words for what is wrong with a field, by pydantic's name for it."""
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
@@ -124,7 +140,7 @@ def _from_validation(error: RequestValidationError) -> HttpError:
 
 def _words(error: Any) -> str:
     words = WORDS.get(error["type"])
-    return error["msg"] if words is None else words.format(**error["ctx"])
+    return error["msg"] if words is None else words.format(**error.get("ctx", {}))
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:

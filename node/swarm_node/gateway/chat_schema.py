@@ -259,6 +259,8 @@ class ChatRequest(SamplingRequest):
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "it needs logprobs to be true")
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise unfit("max_tokens", "max_completion_tokens is another limit: send one of the two")
         if self._must_call and not self.tools:
             raise unfit("tool_choice", "there are no tools to call")
         if isinstance(self.tool_choice, NamedTool) and not self._callable():

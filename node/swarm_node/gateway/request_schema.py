@@ -50,7 +50,7 @@ def check_one_or_many(value: Any) -> None:
         raise PydanticCustomError("string_or_list", STRING_OR_LIST)
 
 
-STRING_OR_LIST = "Input should be a valid string or a valid list"
+STRING_OR_LIST = "it is neither a text nor a list"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,9 @@ def test_body_that_is_no_json_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "param", "message"),
     [
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages.0.content.0.type", "Input should be 'text'"),
-        ([{"type": "text"}], "messages.0.content.0.text", "Field required"),
-        (5, "messages.0.content", "Input should be a valid string"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages.0.content.0.type", "it is not 'text'"),
+        ([{"type": "text"}], "messages.0.content.0.text", "it is missing"),
+        (5, "messages.0.content", "it is neither a text nor a list"),
     ],
 )
 def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: Any, param: str, message: str) -> None:
@@ -134,7 +134,7 @@ def test_message_of_an_unknown_role_is_refused_with_all_roles_and_what_is_no_obj
     assert "messages.0: the role is none of system, developer, user, assistant, tool" in text
     assert refused(message(role=["user"], content="hi"))[0] == "messages.0"
     param, text = refused(message(content="hi"))
-    assert (param, "messages.0.role: Field required" in text) == ("messages.0.role", True)
+    assert (param, "messages.0.role: it is missing" in text) == ("messages.0.role", True)
     param, text = refused({"model": "tiny", "messages": ["hi"]})
     assert (param, "messages.0 is not a JSON object" in text) == ("messages.0", True)
     param, text = refused(["hi"])

@@ -293,7 +293,7 @@ def test_template_kwargs_reach_the_template() -> None:
 )
 def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[str, Any], param: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.BadRequestError, match=f"{param}: Input should be a valid string or a valid list"):
+        with pytest.raises(api.BadRequestError, match=f"{param}: it is neither a text nor a list"):
             await openai.post(path, body={**PLAIN[path], **more}, cast_to=object)
 
     converse(ScriptedClient(), conversation)
@@ -327,6 +327,17 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
             "response_format: its type is none of 'text', 'json_object', 'json_schema'",
         ),
         ("/completions", {"response_format": {}}, "response_format: it has no type"),
+        ("/completions", {"logprobs": "many"}, "logprobs: it is not a whole number"),
+        ("/completions", {"temperature": 3}, "temperature: it may not be more than 2.0"),
+        ("/completions", {"max_tokens": 0}, "max_tokens: it may not be less than 1"),
+        ("/completions", {"model": ""}, "model: it needs 1 characters or more"),
+        ("/chat/completions", {"logprobs": 5}, "logprobs: it is neither true nor false"),
+        ("/chat/completions", {"tool_choice": "maybe"}, "tool_choice: it is not 'none', 'auto' or 'required'"),
+        (
+            "/chat/completions",
+            {"max_tokens": 5, "max_completion_tokens": 6},
+            "max_tokens: max_completion_tokens is another limit: send one of the two",
+        ),
     ],
 )
 def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], message: str) -> None:
@@ -336,8 +347,8 @@ def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], mes
 
 def test_list_that_is_no_string_names_the_list_alone() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
-    assert messages["message"] == "messages: Input should be a valid list"
-    assert item["message"] == "stop.0: Input should be a valid string"
+    assert messages["message"] == "messages: it is not a list"
+    assert item["message"] == "stop.0: it is not a text"
 
 
 @pytest.mark.parametrize("path", PLAIN)

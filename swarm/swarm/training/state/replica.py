@@ -127,8 +127,12 @@ class Replica:
             left=left,
             known=known,
             outer_step=state.outer_step,
+            credits=dict(state.register.credits),
             entrance=self.config.entrance,
-            register=state.register,
+            entries=state.register.entries,
+            revoked=state.register.revoked,
+            uses=dict(state.register.uses),
+            revoked_inviters=state.register.revoked_inviters,
         )
 
     @property
@@ -176,14 +180,15 @@ class Replica:
         Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
         often gone: nobody waits for it.
         """
-        config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.state.stripes)
+        config, rosters = self.config, (set(stripe.roster) for stripe in self.current.state.stripes)
+        trainers = tuple(set.intersection(*rosters))
         return draw_clusters(
             self.digest,
             self.roster,
-            frozenset.intersection(*rosters),
+            trainers,
             max_group=config.max_group,
             size=config.cluster_size,
-            newcomers=frozenset(self.standings.left),
+            newcomers=self.standings.left,
             num_seats=config.probation.num_seats(config.max_group, len(self.roster)),
         )
 

@@ -49,10 +49,11 @@ def groups_of(context: object, taken: list[SignedGroup]) -> ShownGroups:
         assert isinstance(event, Grouped)
         taken.append(event.signed)
 
-    state = SimpleNamespace(attempt=0, coordinator=COORDINATOR.peer_id, setup=SimpleNamespace(roster=()))
     return ShownGroups(
         cast(Any, context),
-        lambda: cast(Any, state),
+        (),
+        attempt=lambda: 0,
+        coordinator=lambda: COORDINATOR.peer_id,
         feed=feed,
         heard=MagicMock(),
     )

@@ -1,16 +1,41 @@
-"""One printable word for a secret that people copy: a prefix, and base64 of the content with a check for typing errors.
+"""Shared parts of invitations to private networks and to runs: the link of an invitation key, and one printable word.
 
-Used by the invitations to private networks and to runs.
+A certificate names the invitation key, which the word holds; who has the word signs a link from it to its own peer id.
+The word has a prefix, and base64 of the content with a check for typing errors.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.envelope import Envelope, seal_now
+from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.identity import KEY_BYTES, Identity
 
 _CHECK_BYTES = 4
+T = TypeVar("T")
+
+
+def check_key(key: bytes, certificate: Envelope) -> None:
+    """Raises ValueError unless the certificate names this invitation key; it may be empty, for one that is bound."""
+    if key and (len(key) != KEY_BYTES or Identity(key).peer_id != certificate.subject):
+        raise ValueError("its key is another's")
+
+
+def link_to(peer_id: str, key: bytes, certificate: Envelope, purpose: str) -> bytes:
+    """Sign, with an invitation key, that its certificate is for `peer_id`, for as long as the certificate holds."""
+    return seal_now(
+        Identity(key),
+        certificate.network_id,
+        purpose=purpose,
+        subject=peer_id,
+        payload=b"",
+        now=certificate.issued_at,
+        lifetime_s=certificate.expires_at - certificate.issued_at,
+    )
 
 
 def to_word(prefix: str, content: bytes) -> str:
@@ -19,9 +44,9 @@ def to_word(prefix: str, content: bytes) -> str:
     return prefix + base64.urlsafe_b64encode(content + check).decode().rstrip("=")
 
 
-def from_word(prefix: str, text: str, *, max_chars: int, remedy: str) -> bytes:
-    """Return the content of a word; white space in it is ignored. Raises ConfigError, of which no word repeats the
-    text."""
+def from_word(prefix: str, text: str, decode: Callable[[bytes], T], *, max_chars: int, remedy: str) -> T:
+    """Return what `decode` makes of the content of a word; white space in it is ignored. Raises ConfigError, of which
+    no word repeats the text."""
     word = "".join(text.split())
     if not word.startswith(prefix):
         raise ConfigError(f"this is not an invitation, which begins with {prefix}", remedy=remedy)
@@ -35,4 +60,7 @@ def from_word(prefix: str, text: str, *, max_chars: int, remedy: str) -> bytes:
     content, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if hashlib.sha256(content).digest()[:_CHECK_BYTES] != check:
         raise ConfigError("this invitation is damaged: characters are missing or changed", remedy=remedy)
-    return content
+    try:
+        return decode(content)
+    except PeerViolation as violation:
+        raise ConfigError(f"this invitation is damaged: {violation.message}", remedy=remedy) from None

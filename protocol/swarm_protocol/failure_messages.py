@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 
-from swarm_protocol import limits, wire
+from swarm_protocol import errors, limits, wire
 from swarm_protocol.checks import check_count, check_float, check_text
 from swarm_protocol.errors import (
-    ConfigError,
-    IntegrityError,
     PeerError,
     PeerRefused,
-    PeerTimeout,
-    PeerUnreachable,
     PeerViolation,
     RoundError,
     SessionError,
-    StartError,
     SwarmError,
     printable_line,
 )
@@ -25,18 +20,8 @@ from swarm_protocol.proto import failure_pb2
 
 _INTERNAL = "internal"
 _MAX_CODE_CHARS = 32
-_PLAIN = {
-    error_type.code: error_type
-    for error_type in (
-        SwarmError,
-        ConfigError,
-        StartError,
-        PeerError,
-        PeerUnreachable,
-        PeerTimeout,
-        PeerViolation,
-        IntegrityError,
-    )
+_ERRORS: dict[str, type[SwarmError]] = {
+    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SwarmError)
 }
 
 
@@ -93,7 +78,7 @@ def _build(sent: failure_pb2.Failure, sender: str) -> SwarmError:
         return RoundError(message, remedy=remedy, peer_id=peer_id, missing=missing)
     if code == SessionError.code:
         return SessionError(message, remedy=remedy, peer_id=peer_id, session_id=session_id)
-    return _PLAIN.get(code, PeerError)(message, remedy=remedy, peer_id=peer_id)
+    return _ERRORS.get(code, PeerError)(message, remedy=remedy, peer_id=peer_id)
 
 
 def _line(text: str) -> str:

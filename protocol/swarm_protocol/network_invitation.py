@@ -18,10 +18,10 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from swarm_protocol import limits
 from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
-from swarm_protocol.credential_text import from_word, to_word
+from swarm_protocol.credential_text import check_key, from_word, link_to, to_word
 from swarm_protocol.envelope import Envelope, seal_now, unseal, unverified
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.identity import KEY_BYTES, Identity, check_peer_id
+from swarm_protocol.identity import Identity, check_peer_id
 from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
 from swarm_protocol.proto import private_pb2
 from swarm_protocol.version import Hello
@@ -133,8 +133,7 @@ class NetworkInvitation(WireMessage):
         envelope, terms = self._opened()
         if terms.is_bound != (not self.key):
             raise ValueError("its key is missing")
-        if self.key and (len(self.key) != KEY_BYTES or Identity(self.key).peer_id != envelope.subject):
-            raise ValueError("its key is another's")
+        check_key(self.key, envelope)
 
     def __repr__(self) -> str:
         return f"NetworkInvitation({serial_text(self.terms.serial)})"
@@ -170,16 +169,7 @@ class NetworkInvitation(WireMessage):
                     remedy="use it with that node's home, or ask the network's owner for one of your own",
                 )
             return (self.certificate,)
-        link = seal_now(
-            Identity(self.key),
-            envelope.network_id,
-            purpose=LINK_PURPOSE,
-            subject=peer_id,
-            payload=b"",
-            now=envelope.issued_at,
-            lifetime_s=envelope.expires_at - envelope.issued_at,
-        )
-        return (self.certificate, link)
+        return (self.certificate, link_to(peer_id, self.key, envelope, LINK_PURPOSE))
 
     def text(self) -> str:
         """Return the invitation as one word, which `parse_invitation` reads."""
@@ -226,11 +216,8 @@ def invite(
 
 def parse_invitation(text: str) -> NetworkInvitation:
     """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
-    content = from_word(TEXT_PREFIX, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
-    try:
-        return NetworkInvitation.from_bytes(content)
-    except PeerViolation as violation:
-        raise ConfigError(f"this invitation is damaged: {violation.message}", remedy=_COPY_IT) from None
+    decode = NetworkInvitation.from_bytes
+    return from_word(TEXT_PREFIX, text, decode, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
 
 
 def given_invitation(given: object) -> NetworkInvitation | None:

@@ -22,10 +22,10 @@ from typing import Annotated
 
 from swarm_protocol import limits
 from swarm_protocol.checks import Checked, Name, are_sorted, distinct, up_to, whole
-from swarm_protocol.credential_text import from_word, to_word
+from swarm_protocol.credential_text import check_key, from_word, link_to, to_word
 from swarm_protocol.envelope import Envelope, seal_now, unseal
 from swarm_protocol.errors import ConfigError, PeerViolation
-from swarm_protocol.identity import KEY_BYTES, Identity, PeerId
+from swarm_protocol.identity import Identity, PeerId
 from swarm_protocol.proto import credentials_pb2
 from swarm_protocol.wire import WireMessage
 
@@ -126,8 +126,7 @@ class RunInvitation(WireMessage):
         terms = self.terms
         if envelope.purpose != CERTIFICATE_PURPOSE or terms is None or terms.is_bound != (not self.key):
             raise ValueError("its key is missing, or it is no invitation")
-        if self.key and (len(self.key) != KEY_BYTES or Identity(self.key).peer_id != envelope.subject):
-            raise ValueError("its key is another's")
+        check_key(self.key, envelope)
 
     def __repr__(self) -> str:
         return f"RunInvitation({self.run})"
@@ -194,12 +193,7 @@ def vouch_for(
 
 def parse_run_invitation(text: str) -> RunInvitation:
     """Read the word of an invitation or a vouch. Raises ConfigError, of which no word repeats the text."""
-    content = from_word(TEXT_PREFIX, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
-    try:
-        return RunInvitation.from_bytes(content)
-    except (PeerViolation, ValueError) as error:
-        reason = error.message if isinstance(error, PeerViolation) else str(error)
-        raise ConfigError(f"this invitation is damaged: {reason}", remedy=_COPY_IT) from None
+    return from_word(TEXT_PREFIX, text, RunInvitation.from_bytes, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
 
 
 def check_given(given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str) -> None:
@@ -247,15 +241,7 @@ def credential_of(
     latest = max(invitations, key=lambda each: each.envelope.expires_at)
     if not latest.key:
         return RunCredential(peer_id=peer_id, chain=(latest.certificate,))
-    link = seal_now(
-        Identity(latest.key),
-        network_id,
-        purpose=LINK_PURPOSE,
-        subject=peer_id,
-        payload=b"",
-        now=latest.envelope.issued_at,
-        lifetime_s=latest.envelope.expires_at - latest.envelope.issued_at,
-    )
+    link = link_to(peer_id, latest.key, latest.envelope, LINK_PURPOSE)
     return RunCredential(peer_id=peer_id, chain=(latest.certificate, link))
 
 

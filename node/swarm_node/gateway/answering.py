@@ -73,7 +73,7 @@ class GenerationResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace_id = self._builder.head.id
         events = EventStream(send, {TRACE_HEADER: trace_id})
-        begun = self._answerer.running(trace_id, self._batch, scope.get(RATE_LIMITER))
+        begun = self._answerer.running(trace_id, self._batch, scope[RATE_LIMITER])
         try:
             async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), begun as running:
                 if self._batch.request.stream:
@@ -160,7 +160,7 @@ class Answerer:
 
     @asynccontextmanager
     async def running(
-        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter | None
+        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter
     ) -> AsyncIterator[RunningRequest]:
         """Start the generations of `batch`. Leaving the context frees them, and charges what was used."""
         with self.slots.take(batch.num_choices):
@@ -169,11 +169,9 @@ class Answerer:
                 yield running
 
     @asynccontextmanager
-    async def _run(
-        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter | None
-    ) -> AsyncIterator[RunningRequest]:
+    async def _run(self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter) -> AsyncIterator[RunningRequest]:
         max_tokens = (batch.max_tokens or DEFAULT_MAX_TOKENS) * batch.num_choices
-        reserved = limiter.reserve(max_tokens) if limiter else 0
+        reserved = limiter.reserve(max_tokens)
         num_per_prompt = batch.request.n
         choices = [Choice(batch.tools) for _ in range(batch.num_choices)]
         generations: list[Generation] = []
@@ -205,8 +203,7 @@ class Answerer:
                 choices=done,
                 error=sys.exception(),
             )
-            if limiter:
-                limiter.settle(reserved, used.total_tokens)
+            limiter.settle(reserved, used.total_tokens)
 
     def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
         for prompt in batch.prompts:

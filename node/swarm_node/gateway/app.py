@@ -18,7 +18,7 @@ from swarm.client.request import Prompt
 from swarm_node.gateway import api_errors, http_limits, responses
 from swarm_node.gateway.admission import AccessControl, BodyLimit, KeyRing
 from swarm_node.gateway.answering import Answerer, GenerationBatch, GenerationResponse
-from swarm_node.gateway.chat_schema import ChatRequest
+from swarm_node.gateway.chat_schema import ChatRequest, chat_prompt
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.request_schema import CompletionRequest
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
@@ -115,17 +115,10 @@ class Gateway:
         tools = body.offered_tools()
         batch = GenerationBatch(
             request=body,
-            prompts=[
-                Prompt(
-                    prompt=None,
-                    messages=[message.flat() for message in body.messages],
-                    tools=tools,
-                    template_kwargs=body.chat_template_kwargs,
-                )
-            ],
+            prompts=[chat_prompt(body.messages, tools, body.chat_template_kwargs)],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.num_logprobs,
-            tools=[tool["function"]["name"] for tool in tools],
+            tools=[tool.function.name for tool in tools],
         )
         return GenerationResponse(self._answerer, builder, batch)
 

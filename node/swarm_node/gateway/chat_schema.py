@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from swarm.client.request import Prompt
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
@@ -206,6 +207,20 @@ class Tool(StrictBody):
     function: Function
 
 
+Tools = Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])]
+TemplateKwargs = Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})]
+
+
+def chat_prompt(messages: Sequence[ChatMessage], tools: Sequence[Tool], template_kwargs: JsonObject) -> Prompt:
+    """Return what the model's template makes the prompt of."""
+    return Prompt(
+        prompt=None,
+        messages=[message.flat() for message in messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        template_kwargs=template_kwargs,
+    )
+
+
 class NamedFunction(StrictBody):
     """The name of the function that has to be called."""
 
@@ -246,14 +261,10 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, OrDefault(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0
-    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])] = Field(
-        default_factory=list
-    )
+    tools: Tools = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[bool, OrDefault(True)] = True
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
-        Field(default_factory=dict)
-    )
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -282,11 +293,9 @@ class ChatRequest(SamplingRequest):
     def _must_call(self) -> bool:
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
-    def offered_tools(self) -> list[dict[str, Any]]:
+    def offered_tools(self) -> list[Tool]:
         """Return the tools for the model's template; none if it shall call none."""
-        if self.tool_choice == "none":
-            return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return [] if self.tool_choice == "none" else self.tools
 
     def grammar(self) -> Grammar | None:
         """Return the grammar of the answer. A call that has to come and arguments that have to fit are part of it."""
@@ -308,7 +317,7 @@ class ChatRequest(SamplingRequest):
         """Return the schemas of the arguments of the tools that may be called, by name. Arguments need not fit where
         that was neither asked for nor forced."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        tools = [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
+        tools = [tool.function for tool in self.offered_tools()]
         return {
             tool.name: (tool.parameters if self._must_call or tool.strict else None) or {"type": "object"}
             for tool in tools

@@ -23,10 +23,9 @@ from swarm.client.request import Prompt
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
 from swarm_node.gateway.answering import until_gone
-from swarm_node.gateway.chat_schema import Messages, Tool
+from swarm_node.gateway.chat_schema import Messages, TemplateKwargs, Tools, chat_prompt
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.request_schema import (
-    JsonObject,
     Label,
     ModelName,
     Neutral,
@@ -89,13 +88,9 @@ class TokenizeChat(StrictBody):
 
     model: ModelName
     messages: Messages
-    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])] = Field(
-        default_factory=list
-    )
+    tools: Tools = Field(default_factory=list)
     add_generation_prompt: Annotated[bool, OrDefault(True)] = True
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
-        Field(default_factory=dict)
-    )
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
 
 def _kind(body: object) -> str:
@@ -128,7 +123,7 @@ class Texts:
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
-        return await self._answered(request, self._embed(body, request.scope.get(RATE_LIMITER)))
+        return await self._answered(request, self._embed(body, request.scope[RATE_LIMITER]))
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text, or of messages by the model's chat template."""
@@ -142,17 +137,13 @@ class Texts:
         with closing(answering), self._slots.take(1):
             return await until_gone(request.receive, answering)
 
-    async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter | None) -> Response:
+    async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter) -> Response:
         await self._models.check_served(body.model)
         async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S):
             inputs = [await self._client.tokenize(Prompt(prompt=given), model=body.model) for given in body.input]
             num_tokens = sum(map(len, inputs))
-            reserved = limiter.reserve(num_tokens) if limiter else 0
-            try:
-                vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
-            finally:
-                if limiter:
-                    limiter.settle(reserved, num_tokens)
+            limiter.settle(limiter.reserve(num_tokens), num_tokens)
+            vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
         self._metrics.used(usage_of(num_tokens, 0, 0), [])
         content = await asyncio.to_thread(_embeddings, body, vectors, num_tokens)
         return Response(content, media_type="application/json")
@@ -162,12 +153,7 @@ class Texts:
         if isinstance(body, TokenizeChat):
             # a template that is not asked to begin an answer need not know of that
             begins = {} if body.add_generation_prompt else {"add_generation_prompt": False}
-            prompt = Prompt(
-                prompt=None,
-                messages=[message.flat() for message in body.messages],
-                tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
-                template_kwargs={**body.chat_template_kwargs, **begins},
-            )
+            prompt = chat_prompt(body.messages, body.tools, {**body.chat_template_kwargs, **begins})
         else:
             prompt = Prompt(prompt=body.prompt)
         tokens = await self._client.tokenize(prompt, model=body.model)

@@ -33,7 +33,7 @@ POSSESSION_METHOD = "serving.possession"
 """A call: PossessionRequest / PossessionResponse. The model's name follows after a slash."""
 
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-"""The kinds of weights that servers make of a checkpoint, as `swarm.serving.server.server_options` names them."""
+"""The kinds of weights that servers make of a checkpoint, as `swarm.serving.server.deployment` names them."""
 
 POSSESSION_PURPOSE = "possession"
 

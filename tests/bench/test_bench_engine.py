@@ -17,7 +17,7 @@ from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor
 

@@ -25,7 +25,7 @@ from swarm.client import AsyncClient
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

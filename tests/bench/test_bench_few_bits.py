@@ -24,7 +24,7 @@ from swarm.serving.model.quantization import Bits
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import weigh
-from swarm.serving.server.server_options import Dtype, ServerOptions
+from swarm.serving.server.deployment import Dtype, ServerOptions
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
 

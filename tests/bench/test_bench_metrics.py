@@ -26,7 +26,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.readings import ServerMetrics
 from swarm_protocol.session_frames import TokenDraw

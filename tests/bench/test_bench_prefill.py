@@ -20,8 +20,7 @@ from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.deployment import LoadedSpan, load
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import LoadedSpan, ServerOptions, load
 from swarm_protocol.session_frames import TokenDraw
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging

@@ -30,7 +30,7 @@ from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.sampling.drawing import fingerprint, pick
-from swarm.serving.server.server_options import DTYPES
+from swarm.serving.server.deployment import DTYPES
 from swarm_compression import get_row_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.served_evidence_messages import PositionDigests

@@ -17,7 +17,7 @@ from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor

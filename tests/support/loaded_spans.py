@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from swarm.serving.server.deployment import LoadedSpan, load
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import LoadedSpan, ServerOptions, load
 
 _READ = ("device", "dtype", "kv_bytes", "max_step_tokens", "published")
 """The options that `deployment.load` reads: equal ones lead to equal spans."""

@@ -22,8 +22,7 @@ from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.deployment import Deployment, LoadedSpan
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm_compression import get_row_codec

@@ -52,7 +52,7 @@ def run(flags: Flags) -> int:
     # torch takes seconds to import: what is refused above is refused at once
     with uncollected():
         from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
-        from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
+        from swarm.serving.server.deployment import ServerOptions  # noqa: PLC0415
 
         from swarm_node.roles.sources import find_source  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from swarm.router.placement import PlacementDecision
 from swarm.serving.model import fused_decode
 from swarm.serving.model.manifest_file import manifest_beside
 from swarm.serving.server.capability import VolunteerOptions
-from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.server.deployment import DTYPES, Dtype, ServerOptions
 from swarm.serving.server.span_placer import SpanPlacer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus

@@ -17,7 +17,7 @@ import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would b
 from swarm.serving.manifest.manifest_book import fetch_manifest
 from swarm.serving.model.manifest_file import load_manifest
 from swarm.serving.model.model_files import hub_revision, open_model
-from swarm.serving.server.server_options import DTYPES, Dtype
+from swarm.serving.server.deployment import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy
 from swarm.training.data.corpus import check_meaning
 from swarm.training.data.local_data import LocalData

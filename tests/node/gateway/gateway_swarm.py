@@ -19,8 +19,7 @@ from swarm.client import AsyncClient, UsedRevisions
 from swarm.client.async_client import ClientOptions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.serving.server.deployment import LoadedSpan
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import LoadedSpan, ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm_node.gateway.app import create_app

@@ -16,7 +16,7 @@ from node.gateway.gateway_swarm import gateway_swarm
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta

@@ -13,7 +13,7 @@ from support.node_settings import resolve
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions
-from swarm.serving.server.server_options import DTYPES
+from swarm.serving.server.deployment import DTYPES
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import sign_run
 from swarm_node import cli

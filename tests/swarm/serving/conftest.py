@@ -25,7 +25,7 @@ from swarm.client.text_at_home import KeptModels
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.tokenizer.model_assets import ModelAssets

@@ -20,8 +20,8 @@ from swarm.router.routing import NoChain
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server import possession_server
+from swarm.serving.server.deployment import DTYPES, ServerOptions
 from swarm.serving.server.possession_server import CHALLENGE_S, HOUR_S, ChunkBudget
-from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.manifest_messages import CHUNK_BYTES, WEIGHT_DTYPES, PublishedManifest

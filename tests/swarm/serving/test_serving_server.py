@@ -23,8 +23,7 @@ from support.served_chain import Talk, floats, hidden_rows, sequence_id, token_r
 from swarm.serving.engine import engine
 from swarm.serving.engine.span_speed import ObservedSpeed, SpanSpeed
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server.deployment import Deployment
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.span_announcer import IDLE_S, LOOK_S
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream

@@ -16,8 +16,7 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions, measure_capability
-from swarm.serving.server.deployment import LoadedSpan
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import LoadedSpan, ServerOptions
 from swarm.serving.server.span_placer import SETTLE_S, WATCH_S, SpanPlacer
 from swarm.serving.server.span_server import SpanServer
 from swarm.testing import virtual_time

@@ -32,8 +32,7 @@ from swarm.serving.model.hub_download import download_blocks, find_model
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.weights import needed_tensors
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.deployment import Deployment
-from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.server.deployment import DTYPES, Deployment, Dtype, ServerOptions
 from swarm.serving.session.connection_pool import ConnectionPool
 
 CACHE_BYTES_PER_BLOCK = 256 * 2**20

@@ -39,7 +39,7 @@ from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.server.deployment import DTYPES, Dtype, ServerOptions
 from swarm.serving.wire.tensor_stream import check_ids
 
 MARGIN = 2.0

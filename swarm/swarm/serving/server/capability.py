@@ -20,7 +20,7 @@ from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.quantization import PASSING_BYTES, quantized_bytes
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import block_of_tensors, linear_tensors
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 
 NUM_COPIES, FP32_BYTES = 2, 4
 """A server sends a token's hidden states to the next server and to the client; bytes of a value without a codec."""

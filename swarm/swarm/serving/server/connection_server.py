@@ -35,9 +35,8 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.push_connections import PushConnections
-from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
     ServerSession,
     SharedServices,

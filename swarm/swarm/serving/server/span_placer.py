@@ -31,7 +31,7 @@ from swarm.serving.server.capability import (
     measure_capability,
     options_for,
 )
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.threads import in_own_thread
 

@@ -26,10 +26,9 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.forward_server import ForwardServer
 from swarm.serving.server.possession_server import PeerChallenges, PossessionServer
-from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.span_announcer import SpanAnnouncer
 

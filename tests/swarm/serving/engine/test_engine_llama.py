@@ -18,7 +18,7 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 

@@ -27,7 +27,7 @@ from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError

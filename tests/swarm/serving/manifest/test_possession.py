@@ -18,9 +18,8 @@ from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
 from swarm.serving.evidence.wrong_possession import check_possession
 from swarm.serving.manifest.possession import MAX_AGE_S, STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.manifest.verification import tree_of
-from swarm.serving.server.deployment import LoadedSpan, load
+from swarm.serving.server.deployment import LoadedSpan, ServerOptions, load
 from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
-from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.envelope import Envelope, seal
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation

@@ -9,8 +9,7 @@ from support.published_models import flip_a_byte, published_copy
 from support.tiny_models import NUM_BLOCKS
 from swarm.serving.manifest.verification import check_directory, complaint_about, tree_and_sha256, tree_of
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server.deployment import load
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions, load
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.manifest_messages import PublishedManifest
 

@@ -17,7 +17,7 @@ from swarm.serving.model.hub_download import HubModel, download_blocks, find_mod
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import weigh
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 
 

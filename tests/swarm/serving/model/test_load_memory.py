@@ -37,7 +37,7 @@ from swarm.serving.model.family_check import check_directory
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import load
 from swarm.serving.server.capability import weigh
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 
 span_speed.NUM_STEPS = 1  # memory is measured here, and no time
 

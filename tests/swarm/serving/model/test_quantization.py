@@ -16,8 +16,7 @@ from swarm.serving.model.quantization import Bits, Int8Linear
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions, measure_capability, weigh
-from swarm.serving.server.deployment import load
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions, load
 from swarm_protocol.errors import ConfigError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

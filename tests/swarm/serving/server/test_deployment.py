@@ -11,8 +11,7 @@ import pytest
 import torch
 from swarm.serving.model.model_files import open_model, weight_sizes
 from swarm.serving.server.capability import measure_block, weigh
-from swarm.serving.server.deployment import Deployment, load
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import Deployment, ServerOptions, load
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 

@@ -24,7 +24,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server import forward_server
-from swarm.serving.server.deployment import Deployment, LoadedSpan
+from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
 from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,
     PIECE_MS,
@@ -33,7 +33,6 @@ from swarm.serving.server.forward_server import (
     ForwardServer,
     cut_call,
 )
-from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows

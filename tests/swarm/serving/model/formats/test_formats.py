@@ -23,7 +23,7 @@ from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import block_of_tensors
 from swarm.serving.server.capability import weigh
-from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.deployment import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import GptOssConfig
 

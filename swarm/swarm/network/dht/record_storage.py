@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import dht_id_of
 from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
 from swarm_protocol.errors import SwarmError
-
-from swarm.newest_items import NewestItems
 
 MAX_KEYS = 16384
 """Keys of some thousand models and runs, each of several levels."""
@@ -30,7 +29,10 @@ MAX_KEYS_PER_SIGNER = 64
 _SHARE_DROPPED = 64
 """A 64th of them goes at once when there is no room, so that a flood of keys does not cost a sort each."""
 
-_MAX_CHECKED = 8192
+_MAX_CHECKED_BYTES = 16 * 2**20
+"""Maximum bytes of the records that are remembered as checked, each with _ENVELOPE_BYTES besides: ten thousand usual
+ones."""
+_ENVELOPE_BYTES = 1024
 
 
 class RecordStorage:
@@ -136,15 +138,26 @@ class RecordValidator:
     def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
         self._network_id = network_id
         self.now = now
-        self._checked = NewestItems[bytes, Envelope](_MAX_CHECKED)
+        self._checked: OrderedDict[bytes, Envelope] = OrderedDict()  # the one asked for last is last
+        self._num_checked_bytes = 0
 
     def envelope(self, data: bytes) -> Envelope | None:
         """Return the checked envelope, or None if it is refused. An expired record passes; lookups leave it out."""
         envelope, now = self._checked.get(data) or self._unseal(data), self.now()
         if envelope is None or drop_at(envelope.issued_at) <= now or envelope.issued_at > _latest(now):
             return None
-        self._checked[data] = envelope
+        self._remember(data, envelope)
         return envelope
+
+    def _remember(self, data: bytes, envelope: Envelope) -> None:
+        if data in self._checked:
+            self._checked.move_to_end(data)
+            return
+        self._checked[data] = envelope
+        self._num_checked_bytes += len(data) + _ENVELOPE_BYTES
+        while self._num_checked_bytes > _MAX_CHECKED_BYTES:
+            forgotten, _ = self._checked.popitem(last=False)
+            self._num_checked_bytes -= len(forgotten) + _ENVELOPE_BYTES
 
     def _unseal(self, data: bytes) -> Envelope | None:
         try:

@@ -18,9 +18,15 @@ OTHER = Identity(b"b" * 32)
 NOW = time.time()
 
 
-def sealed(*, issued_at: float = NOW, network_id: str = "test", lifetime_s: float = limits.RECORD_LIFETIME_S) -> bytes:
+def sealed(
+    *,
+    issued_at: float = NOW,
+    network_id: str = "test",
+    lifetime_s: float = limits.RECORD_LIFETIME_S,
+    payload: bytes = b"p",
+) -> bytes:
     return seal_record(
-        IDENTITY, network_id=network_id, key="k", payload=b"p", issued_at=issued_at, lifetime_s=lifetime_s
+        IDENTITY, network_id=network_id, key="k", payload=payload, issued_at=issued_at, lifetime_s=lifetime_s
     ).to_bytes()
 
 
@@ -100,12 +106,16 @@ def test_forged_record_is_refused_after_the_honest_one_was_checked() -> None:
     assert validator.envelope(sealed()) is not None
 
 
-def test_checked_records_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_storage, "_MAX_CHECKED", 2)
+@pytest.mark.parametrize("size", [1, limits.MAX_RECORD_BYTES])
+def test_checked_records_that_are_remembered_have_few_bytes_in_all(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(record_storage, "_MAX_CHECKED_BYTES", most := 5 * limits.MAX_RECORD_BYTES)
     validator = RecordValidator("test", lambda: NOW)
-    for age_s in range(5):
-        assert validator.envelope(sealed(issued_at=NOW - age_s)) is not None
-    assert len(validator._checked) == 2
+    offered = [sealed(issued_at=NOW - age_s, payload=bytes(size)) for age_s in range(50)]
+    for record in (*offered, offered[-2]):
+        assert validator.envelope(record) is not None
+    kept = list(validator._checked)
+    assert kept == [*offered[-len(kept) : -2], offered[-1], offered[-2]]
+    assert most - 2 * limits.MAX_RECORD_BYTES < sum(len(each) + record_storage._ENVELOPE_BYTES for each in kept) <= most
 
 
 @given(st.binary(max_size=400))

@@ -37,8 +37,6 @@ STRANGER_S = 10.0
 """Time for which an answer holds, or that there was none. A node that was too busy to answer may come again soon."""
 
 MAX_KNOWN = 1024
-MAX_GREETINGS = 64
-"""Peers that are greeted at the same time. Further peers are refused, and may try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,6 @@ class NetworkPeers:
         """Return whether the peer is of this network, as far as it says so in time."""
         if (found := self._found(peer_id)) is not None:
             return found
-        if peer_id not in self._locks and len(self._locks) >= MAX_GREETINGS:
-            return False
         async with self._locks.setdefault(peer_id, asyncio.Lock()):
             if (found := self._found(peer_id)) is not None:
                 return found

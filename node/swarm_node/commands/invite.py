@@ -114,9 +114,10 @@ def revoke(flags: Flags) -> int:
     own_serial = owned.own_serial
     owned.check_may_revoke(serial)
     # a home that comes from a backup lacks what was revoked since, whatever the number of its own list
-    theirs, _ = _exchange_lists(flags, home, brings=b"")
+    theirs, trouble = _exchange_lists(flags, home, brings=b"")
     entry = owned.revoke(serial, theirs)
-    _, trouble = _exchange_lists(flags, home)
+    if not trouble or entry.serial == own_serial:  # who was not reached a moment ago is, if at all, as another member
+        _, trouble = _exchange_lists(flags, home)
     if trouble:
         emitter.emit(
             "warning",

@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 from support.node_process import Node
 from support.private_networks import Owner
-from swarm_node import cli, daemon
+from swarm_node import cli, daemon, network_visit
 from swarm_node.commands.daemons import _within_rights
 from swarm_node.dashboard.view_builder import invitation as shown_invitation
 from swarm_node.settings.config import Config
@@ -21,7 +21,7 @@ from swarm_node.settings.config_sources import resolve
 from swarm_node.storage import kept_invitation, owned_network
 from swarm_node.storage.home import Home
 from swarm_node.storage.owned_network import OwnedNetwork, with_own_renewed
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, StartError
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import RIGHTS, open_revocations, parse_invitation, serial_text
 
@@ -208,6 +208,25 @@ def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
     assert kept_invitation.read_revocations(Home(tmp_path))
     _, listed, _ = invite(capsys, "list", "--home", tmp_path)
     assert f"{serial}  revoked" in listed
+
+
+def test_revoke_looks_once_for_members_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits: list[bytes | None] = []
+
+    def nobody(_config: Config, *, revocations: bytes | None) -> None:
+        visits.append(revocations)
+        raise StartError("none of the given peers could be reached")
+
+    monkeypatch.setattr(network_visit, "visiting", nobody)
+    invite(capsys, "--new-network", "--home", tmp_path)
+    _, out, _ = invite(capsys, "--home", tmp_path, "--peers", SEED)
+    serial = f"{parse_invitation(out).terms.serial:016x}"
+    code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path, "--peers", SEED)
+    assert code == 0
+    assert "nobody was told yet: none of the given peers could be reached" in err
+    assert visits == [b""]
 
 
 def test_revoking_the_owner_s_own_invitation_gives_its_nodes_a_new_one(

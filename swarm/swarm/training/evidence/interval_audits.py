@@ -142,7 +142,8 @@ class IntervalAudits:
         try:
             delta_N = await intervals.off_loop(replayed, intervals.inner, due.start, case.member, config, stop)
         except RoundError as error:
-            logger.warning("the interval of %s cannot be validated: %s", short_id(case.member.peer_id), error)
+            level = logging.INFO if stop() else logging.WARNING
+            logger.log(level, "the interval of %s cannot be validated: %s", short_id(case.member.peer_id), error)
             return
         work = asyncio.get_running_loop().run_in_executor
         try:

@@ -7,9 +7,10 @@ from that.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
@@ -18,8 +19,7 @@ import torch
 
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
-from swarm.serving.model.span import Span
-from swarm.serving.model.step_threads import STEPS, worthwhile
+from swarm.serving.model.span import STEPS, Span
 
 PREFILL_TOKENS = 64
 NUM_STEPS = 7
@@ -45,6 +45,13 @@ ROUND_TOKENS = 64
 WEIGHT = 0.3
 """Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
 the next step."""
+
+
+_WORTH = 0.8
+"""Share of the time to which doubling the threads has to bring it."""
+
+_MOST_FAILED = 2
+"""Numbers of threads in a row that are not worth it: then larger ones are not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,23 @@ def measure(span: Span) -> SpanSpeed:
         decode_ms=step_ms(1, span.step_threads[1]) / num_blocks,
         kv_bytes_per_token=span.kv_bytes_per_token,
     )
+
+
+def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
+    """Return the smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each
+    doubling.
+
+    One doubling that does not pay is not enough to stop, since PyTorch may treat a single thread specially; two are.
+    """
+    counts = [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
+    chosen, chosen_ms, num_failed = 1, time_ms(1), 0
+    for count in counts[1:]:
+        count_ms = time_ms(count)
+        if count_ms <= chosen_ms * _WORTH ** math.log2(count / chosen):
+            chosen, chosen_ms, num_failed = count, count_ms, 0
+        elif (num_failed := num_failed + 1) == _MOST_FAILED:
+            break
+    return chosen
 
 
 def step_again_ms(span: Span, num_tokens: int) -> float:

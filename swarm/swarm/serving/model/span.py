@@ -24,10 +24,13 @@ from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.shape import context_tokens
-from swarm.serving.model.step_threads import STEPS, step_like, threads
 from swarm.serving.model.weights import block_list
 
 OTHER_FAMILY = "serve another family"
+
+STEPS = (1, 16)
+"""Numbers of rows for which `span_speed.measure` chooses the number of threads, since few rows may be done sooner by
+fewer threads than cores: one session's next token, and many sessions'."""
 
 
 class Span:
@@ -56,7 +59,7 @@ class Span:
         self.is_ragged = False
         self.is_fused = False
         self.num_threads = torch.get_num_threads()
-        self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `span_speed.measure` chooses
+        self.step_threads = dict.fromkeys(STEPS, self.num_threads)
 
     @property
     def is_first(self) -> bool:
@@ -104,7 +107,7 @@ class Span:
         """
         x = batch.x.to(self.device, self.dtype if batch.x.is_floating_point() else None)
         self._choose(batch.start, batch.end)
-        step = step_like(len(x))
+        step = _step_like(len(x))
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.pieces, pool)
@@ -272,3 +275,23 @@ def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def _step_like(num_rows: int) -> int | None:
+    """Return which of STEPS a step of `num_rows` is like; None for a prompt's, which uses every core."""
+    if num_rows < STEPS[1] // 2:
+        return STEPS[0]
+    return STEPS[1] if num_rows <= 2 * STEPS[1] else None
+
+
+@contextmanager
+def threads(num_threads: int, usual: int) -> Iterator[None]:
+    """Compute with `num_threads`, and with `usual` again afterwards. The setting is the process's: one at a time."""
+    if num_threads == usual:
+        yield
+        return
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

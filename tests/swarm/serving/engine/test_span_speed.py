@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from swarm.serving.engine.span_speed import (
@@ -13,6 +13,7 @@ from swarm.serving.engine.span_speed import (
     ObservedSpeed,
     SpanSpeed,
     StepCost,
+    worthwhile,
 )
 
 MEASURED = SpanSpeed(prefill_ms=2.0, decode_ms=100.0, kv_bytes_per_token=8)
@@ -118,3 +119,20 @@ def test_cost_the_only_sequence_may_have_longer_steps() -> None:
     steps(cost, lambda num_tokens: 4.0 * num_tokens, 30)
     assert cost.prefill_tokens() == pytest.approx(50, rel=0.05)
     assert cost.prefill_tokens(is_alone=True) == 192
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "chosen"),
+    [
+        ({1: 10.0}, 1),
+        ({1: 10.0, 2: 8.5}, 1),  # a second core for less than a fifth
+        ({1: 10.0, 2: 7.5}, 2),
+        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 3.6}, 4),
+        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 2.5}, 6),
+        ({1: 8.0, 2: 9.0, 4: 5.0}, 4),  # a fifth for each of two doublings
+        ({1: 9.0, 2: 8.0, 3: 5.8}, 3),
+        ({1: 8.0, 2: 9.0, 4: 5.5, 8: 0.1}, 1),  # no hope after two that are not worth it
+    ],
+)
+def test_worthwhile_is_where_a_doubling_no_longer_saves_a_fifth(times_ms: Mapping[int, float], chosen: int) -> None:
+    assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen

@@ -17,7 +17,7 @@ from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.safetensors_reader import StoredTensor
-from swarm.serving.model.span import Span
+from swarm.serving.model.span import Span, threads
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import block_of_tensors
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -244,3 +244,38 @@ def test_load_spans_at_once_leaves_transformers_as_it_was(model_dirs: Callable[[
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda start: load_span(files, start % NUM_BLOCKS, start % NUM_BLOCKS + 1), range(24)))
     assert PreTrainedModel.tie_weights is tie_weights
+
+
+def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        span = load_span(open_model(llama_dir), 2, 4)
+        span.step_threads = {1: 1, 16: 3}
+        seen = []
+        for name in ("run_fused", "run_ragged"):
+            run = getattr(span, name)
+            monkeypatch.setattr(
+                span, name, lambda *args, run=run: (seen.append(torch.get_num_threads()), run(*args))[1]
+            )
+        for num_rows in (1, 7, 8, 32, 33):
+            x = torch.zeros(num_rows, span.hidden_size)
+            piece = SequenceRows(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)
+            span.run(Batch(x=x, pieces=(piece,), start=2, end=4), span.new_pool(8))
+            assert torch.get_num_threads() == 2
+        assert seen == [1, 1, 3, 3, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_are_as_before_also_after_a_failure() -> None:
+    usual = torch.get_num_threads()
+
+    def fail() -> None:
+        with threads(usual + 1, usual):
+            assert torch.get_num_threads() == usual + 1
+            raise ValueError("why not")
+
+    with pytest.raises(ValueError, match="why not"):
+        fail()
+    assert torch.get_num_threads() == usual

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from swarm.serving.manifest.publishing import publish
-from swarm.serving.model.manifest_file import keep_beside
+from swarm.serving.model.model_files import keep_beside
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 

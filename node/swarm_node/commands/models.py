@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
-from swarm.serving.model.manifest_file import MANIFEST_FILE, keep_beside, load_manifest, manifest_beside
+from swarm.serving.model.model_files import keep_beside, load_manifest, manifest_beside
+from swarm.serving.model.shape import MANIFEST_FILE
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError, SwarmError, reason_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.router.placement import PlacementDecision
 from swarm.serving.model import fused_decode
-from swarm.serving.model.manifest_file import manifest_beside
+from swarm.serving.model.model_files import manifest_beside
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.deployment import DTYPES, Dtype, ServerOptions
 from swarm.serving.server.span_placer import SpanPlacer

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would be too late to do without SciPy)
 from swarm.serving.manifest.manifest_book import fetch_manifest
-from swarm.serving.model.manifest_file import load_manifest
-from swarm.serving.model.model_files import hub_revision, open_model
+from swarm.serving.model.model_files import hub_revision, load_manifest, open_model
 from swarm.serving.server.deployment import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy
 from swarm.training.data.corpus import check_meaning

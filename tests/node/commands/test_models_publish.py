@@ -9,7 +9,8 @@ import pytest
 from support.local_hub import MODEL, local_hub
 from support.published_models import flip_a_byte
 from support.tiny_models import FAMILIES, write_model
-from swarm.serving.model.manifest_file import MANIFEST_FILE, load_manifest
+from swarm.serving.model.model_files import load_manifest
+from swarm.serving.model.shape import MANIFEST_FILE
 from swarm_node import cli
 from swarm_node.commands import models
 from swarm_protocol.identity import Identity

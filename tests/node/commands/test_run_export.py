@@ -15,7 +15,8 @@ import torch
 from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner, certified
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
-from swarm.serving.model.manifest_file import MANIFEST_FILE, load_manifest
+from swarm.serving.model.model_files import load_manifest
+from swarm.serving.model.shape import MANIFEST_FILE
 from swarm.testing import virtual_time
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig

@@ -17,8 +17,7 @@ from swarm_protocol.errors import IntegrityError
 from swarm_protocol.hash_tree import PackedHashTree, leaf_digest
 from swarm_protocol.manifest_messages import CHUNK_BYTES, ModelManifest, PublishedManifest, WeightFile
 
-from swarm.serving.model.manifest_file import MANIFEST_FILE
-from swarm.serving.model.shape import INDEX, SMALL_FILES
+from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 
 SEGMENT_BYTES = 256 * CHUNK_BYTES
 NUM_THREADS = min(4, os.cpu_count() or 1)

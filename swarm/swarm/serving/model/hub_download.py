@@ -40,10 +40,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.manifest_file import MANIFEST_FILE
 from swarm.serving.model.model_files import CONFIG, DOWNLOAD, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import one_line, read_header
-from swarm.serving.model.shape import INDEX, SMALL_FILES
+from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 
 RETRY_S = 1.0

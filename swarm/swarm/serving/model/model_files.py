@@ -1,4 +1,5 @@
-"""A Hugging Face model directory: its config, which file holds which tensor, its revision, and its small files.
+"""A Hugging Face model directory: its config, which file holds which tensor, its revision, its small files, and
+its signed manifest if it is published.
 
 `weights` reads the tensors, through `ModelFiles.shards`. The values are immutable.
 """
@@ -13,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, printable_line
-from swarm_protocol.manifest_messages import PublishedManifest
+from swarm_protocol.errors import ConfigError, IntegrityError, printable_line, reason_of
+from swarm_protocol.manifest_messages import PublishedManifest, SignedManifest, readable_manifest
 
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
-from swarm.serving.model.manifest_file import manifest_beside
 from swarm.serving.model.safetensors_reader import one_line, read_header
-from swarm.serving.model.shape import INDEX, SMALL_FILES, check_counts, context_tokens
+from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -255,3 +255,34 @@ def _tensor_sizes(files: ModelFiles) -> dict[str, int]:
     for shard in sorted(set(files.shards.values())):
         sizes |= {name: entry.num_values for name, entry in read_header(shard).items()}
     return sizes
+
+
+def manifest_beside(directory: Path) -> PublishedManifest | None:
+    """Return the manifest in a model's directory, or None for a model that is not published. Raises IntegrityError."""
+    path = directory / MANIFEST_FILE
+    return load_manifest(path) if path.is_file() else None
+
+
+def load_manifest(path: Path) -> PublishedManifest:
+    """Read a signed manifest. Raises ConfigError if there is no such file, IntegrityError if it is not intact."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(SignedManifest.MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the manifest {path} cannot be read: {reason_of(error)}", remedy="check its path") from error
+    return readable_manifest(data, str(path))
+
+
+def keep_beside(published: PublishedManifest, directory: Path) -> Path:
+    """Write the manifest into a model's directory, in one step. Raises ConfigError if it cannot."""
+    path = directory / MANIFEST_FILE
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        partial.write_bytes(published.signed)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the manifest cannot be written to {path}: {reason_of(error)}",
+            remedy="make the directory writable, with room on its disk",
+        ) from error
+    return path

@@ -85,6 +85,8 @@ def _original_context(settings: Mapping[str, Any]) -> int | None:
 
 
 INDEX = "model.safetensors.index.json"
+MANIFEST_FILE = "swarm-model.manifest"
+"""The file of a published model's signed manifest, beside its config and weights."""
 
 SMALL_FILES = (
     "config.json",

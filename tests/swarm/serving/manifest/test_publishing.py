@@ -12,9 +12,9 @@ import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
 from support.tiny_models import FAMILIES, NUM_BLOCKS
 from swarm.serving.manifest.publishing import merged, publish
-from swarm.serving.model.manifest_file import MANIFEST_FILE, manifest_beside
-from swarm.serving.model.model_files import open_model
+from swarm.serving.model.model_files import manifest_beside, open_model
 from swarm.serving.model.safetensors_reader import stored_tensors
+from swarm.serving.model.shape import MANIFEST_FILE
 from swarm.serving.model.weights import needed_tensors
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.manifest_messages import (

@@ -14,7 +14,7 @@ from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.link_diagnosis import SlowLink
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import PATH_KINDS, PeerPath, Traffic
-from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.finished_answer import CheckReport
 from swarm.serving.engine.engine import EngineLoad
 from swarm.training.trainer_events import (
     HeldOutMeasured,

@@ -15,7 +15,7 @@ from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.client.possession_checks import PossessionChecks
 from swarm.newest_items import NewestItems
-from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.finished_answer import CheckReport
 
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import REFUSAL

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from swarm.client import AsyncClient
 from swarm.client.async_client import ClientOptions
 from swarm.client.possession_checks import FailedProof
-from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.finished_answer import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.client_state import SessionOptions
 from swarm.trust.reputation import MAX_PEERS, Reputation

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.finished_answer import CheckReport
 from swarm.trust.reputation import Reputation
 from swarm_node.gateway.role import reputation_memory, spot_check_options
 from swarm_node.metrics.metric_registry import Registry

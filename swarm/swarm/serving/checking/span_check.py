@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from swarm_protocol.errors import SwarmError
 
-from swarm.serving.checking.check_report import CheckReport, Outcomes, Reason, Result
 from swarm.serving.checking.comparison import (
     TOLERANCES,
     Difference,
@@ -26,7 +25,7 @@ from swarm.serving.checking.comparison import (
     compare_rows,
     decoded_rows,
 )
-from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
+from swarm.serving.checking.finished_answer import AnsweredSpan, CheckReport, FinishedAnswer, Outcomes, Reason, Result
 from swarm.serving.checking.recomputation import SpanInputs, fp32_bytes, largest_logits
 from swarm.serving.checking.span_commitment import commitment_complaint, span_row_bytes
 from swarm.serving.checking.wrong_answer import evidence_of, stated_in

@@ -7,8 +7,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.rows import TOKENS, row_bytes
 from swarm_protocol.served_evidence_messages import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 
-from swarm.serving.checking.check_report import Reason
-from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
+from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer, Reason
 
 
 def commitment_complaint(  # noqa: PLR0911 a fault each

@@ -25,9 +25,8 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of
-from swarm.serving.checking.check_report import CheckReport, Result
 from swarm.serving.checking.comparison import TOLERANCES
-from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, FinishedAnswer
+from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, CheckReport, FinishedAnswer, Result
 from swarm.serving.checking.recomputation import recompute
 from swarm.serving.checking.span_check import CheckContext, check_span
 from swarm.serving.sampling.sampling import check_kind

@@ -13,8 +13,7 @@ import torch
 from support.leaks import no_leaks
 from support.published_models import flip_a_byte, published_copy
 from swarm.serving.checking import spot_checks
-from swarm.serving.checking.check_report import CheckReport
-from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
+from swarm.serving.checking.finished_answer import AnsweredSpan, CheckReport, FinishedAnswer
 from swarm.serving.checking.span_check import CheckContext, check_span
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.checking.wrong_answer import evidence_of

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from swarm.serving.checking.wrong_answer import signer_of
+from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.evidence.wrong_possession import check_possession, read_possession
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
@@ -174,7 +174,7 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
     """
     evidence = _served(path, file)
     with _proving(path):
-        peer_id, stated = signer_of(evidence, file.network_id)
+        peer_id, stated = signed_by(evidence.commitment, file.network_id)
     if model is None:
         raise UsageError(
             f"{path} is of an answer of {peer_id} with {stated.model}, which only the model's files can judge",
@@ -196,7 +196,7 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
 def _tell_answer(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
     """Print what the file is about, unjudged. Raises UsageError or IntegrityError for one that is of no answer."""
     with _proving(path):
-        peer_id, stated = signer_of(_served(path, file), file.network_id)
+        peer_id, stated = signed_by(_served(path, file).commitment, file.network_id)
     reason = "was named by this node's spot checks; evidence verify --model DIR judges it"
     _emit_answer(path, peer_id, stated, reason, emitter, is_proven=False)
 

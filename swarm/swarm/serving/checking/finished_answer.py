@@ -1,5 +1,5 @@
-"""Holds what a client has of an answer that ended: of each span its inputs, the outputs or draws of its server, and what
-came of checking it.
+"""Holds what a client has of an answer that ended: of each span its inputs, the outputs or draws of its server, and
+what came of checking it.
 
 The rows are those of the replay buffers, as they were on the wire. They come from the server before, which pushed the
 same rows on; what a server took is known by its commitment only. Plain values.

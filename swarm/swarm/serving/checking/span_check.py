@@ -27,8 +27,7 @@ from swarm.serving.checking.comparison import (
 )
 from swarm.serving.checking.finished_answer import AnsweredSpan, CheckReport, FinishedAnswer, Outcomes, Reason, Result
 from swarm.serving.checking.recomputation import SpanInputs, fp32_bytes, largest_logits
-from swarm.serving.checking.span_commitment import commitment_complaint, span_row_bytes
-from swarm.serving.checking.wrong_answer import evidence_of, stated_in
+from swarm.serving.checking.span_commitment import commitment_complaint, evidence_of, signed_by, span_row_bytes
 from swarm.trust.reputation import Outcome
 
 logger = logging.getLogger(__name__)
@@ -134,8 +133,8 @@ class _Comparison:
         """
         if not self._span.start:
             return False
-        inputs_from = stated_in(self._span.signed, self._context.network_id).inputs_from
-        return 0 < inputs_from <= self._span.takes_from
+        _, stated = signed_by(self._span.signed, self._context.network_id)
+        return 0 < stated.inputs_from <= self._span.takes_from
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
         """Have the next candidate that is willing compute the span; None if none of MAX_CANDIDATES_ASKED is."""

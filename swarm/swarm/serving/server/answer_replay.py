@@ -31,9 +31,9 @@ from swarm.serving.checking.comparison import (
     fingerprint_error,
 )
 from swarm.serving.checking.draw_noise import LargestLogits
-from swarm.serving.checking.finished_answer import Draw
+from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.checking.recomputation import NUM_TOP
-from swarm.serving.checking.wrong_answer import ShownAnswer, answer_of, signer_of
+from swarm.serving.checking.span_commitment import answer_of, signed_by
 from swarm.serving.manifest.verification import check_directory
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.shape import ModelShape
@@ -73,7 +73,7 @@ def replay_answer(evidence: ServedEvidence, network_id: str, directory: Path) ->
     Raises ConfigError or IntegrityError for a directory that is not the model that it is about, and PeerViolation if it
     proves nothing.
     """
-    _, stated = signer_of(evidence, network_id)
+    _, stated = signed_by(evidence.commitment, network_id)
     files, dtype = _files_of(stated, directory)
     model = ModelShape(
         name=stated.model,
@@ -82,13 +82,14 @@ def replay_answer(evidence: ServedEvidence, network_id: str, directory: Path) ->
         hidden_size=files.hidden_size,
         vocab_size=files.vocab_size,
     )
-    shown = answer_of(evidence, network_id, model)
+    answer = answer_of(evidence, network_id, model)
+    (shown,) = answer.spans
     options = ServerOptions(dtype=dtype)
-    start, end = shown.span.start, shown.span.end
+    start, end = shown.start, shown.end
     span = load_span(files, start, end, dtype=options.compute_dtype, bits=options.bits)
-    share, what = _compare(shown, span, dtype)
+    share, what = _compare(answer, shown, span, dtype)
     reason = f"{what} of blocks {start}:{end} differs by {share:.1f} times what is tolerated"
-    return WrongAnswer(peer_id=shown.span.peer_id, model=model.name, start=start, end=end, reason=reason)
+    return WrongAnswer(peer_id=shown.peer_id, model=model.name, start=start, end=end, reason=reason)
 
 
 def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dtype]:
@@ -110,12 +111,11 @@ def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dt
     return files, dtype
 
 
-def _compare(shown: ShownAnswer, span: Span, dtype: Dtype) -> tuple[float, str]:
+def _compare(answer: FinishedAnswer, asked: AnsweredSpan, span: Span, dtype: Dtype) -> tuple[float, str]:
     """Return by how many times the tolerance the outputs are off, and which of them. Raises PeerViolation if that
     proves nothing."""
-    answer, asked = shown.answer, shown.span
     tolerance = TOLERANCES[dtype].after(asked.end - asked.start).with_codec(answer.codec)
-    x = _inputs(shown, span)
+    x = _inputs(answer, asked, span)
     rounding = ROUNDING[str(span.dtype).removeprefix("torch.")]
     moved = x * (1 + rounding * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1))
     plain, other = (_computed(span, each, len(asked.draws)) for each in (x, moved))
@@ -136,9 +136,8 @@ def _compare(shown: ShownAnswer, span: Span, dtype: Dtype) -> tuple[float, str]:
     return found.share, found.what
 
 
-def _inputs(shown: ShownAnswer, span: Span) -> Tensor:
+def _inputs(answer: FinishedAnswer, asked: AnsweredSpan, span: Span) -> Tensor:
     """Return the inputs as hidden states or embeddings [T, H], float32."""
-    answer, asked = shown.answer, shown.span
     if asked.start:
         rows = decoded_rows(asked.inputs, answer.codec, answer.model.hidden_size)
         if not np.abs(rows).max() <= MAX_INPUT:

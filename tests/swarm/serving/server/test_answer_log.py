@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.arithmetic_span import NUM_BLOCKS, REVISION, prompt_of
 from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, with_servers
-from swarm.serving.checking.wrong_answer import stated_in
+from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.rows import Rows
@@ -27,7 +27,7 @@ def page(number: float) -> Rows:
 async def signed(world: World, talk: Talk, number: int) -> AnswerCommitment:
     """Close a session, and return what its server has signed of it."""
     talk.connection.send(CloseSequence(sequence_id=bytes([number]) * 16, commit_to=4 * PAGE_TOKENS))
-    return stated_in((await talk.next(Commitment)).signed, world.client.network_id)
+    return signed_by((await talk.next(Commitment)).signed, world.client.network_id)[1]
 
 
 def digest(rows: Sequence[Rows]) -> bytes:

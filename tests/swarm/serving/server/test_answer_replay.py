@@ -15,8 +15,8 @@ from support.published_models import flip_a_byte, published_copy
 from swarm.serving.checking import spot_checks
 from swarm.serving.checking.finished_answer import AnsweredSpan, CheckReport, FinishedAnswer
 from swarm.serving.checking.span_check import CheckContext, check_span
+from swarm.serving.checking.span_commitment import evidence_of
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.checking.wrong_answer import evidence_of
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server import answer_replay
@@ -143,7 +143,7 @@ def test_inputs_that_no_model_computes_with_prove_nothing(
         return decoded
 
     evidence = ServedEvidence.from_bytes(found.wrong)
-    _, stated = answer_replay.signer_of(evidence, NETWORK)
+    _, stated = answer_replay.signed_by(evidence.commitment, NETWORK)
     if not stated.start:
         pytest.skip("the first blocks take tokens")
     monkeypatch.setattr(answer_replay, "decoded_rows", large)

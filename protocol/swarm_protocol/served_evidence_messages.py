@@ -6,7 +6,7 @@ sequence: before it can know whether the answer is checked. Each position has a 
 ahead of the client can be left out. `swarm.serving.checking` compares a commitment with what the client has.
 
 A `wrong_possession` is what a server signed and the manifest that it contradicts, so anybody can judge it:
-`swarm.serving.evidence.wrong_possession`. Nodes pass it on.
+`swarm.serving.manifest.possession`. Nodes pass it on.
 
 A `wrong_answer` is what a server signed of an answer, and what that is of. Everyone with the model's files can compute
 it once more: `swarm.serving.server.answer_replay`. It holds the inputs of a client's request, which for a model's first

@@ -29,9 +29,15 @@ from support.wrong_reduction import (
     signatures,
     times_minus_ten,
 )
-from swarm.serving.evidence.wrong_possession import accused as possession_accused
-from swarm.serving.evidence.wrong_possession import check_possession, possession_evidence, read_possession
-from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, draw
+from swarm.serving.manifest.possession import (
+    STATEMENT_LIFETIME_S,
+    check_answer,
+    check_possession,
+    draw,
+    possession_evidence,
+    read_possession,
+)
+from swarm.serving.manifest.possession import accused as possession_accused
 from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at, num_leaves
 from swarm.training.evidence.evidence import accused, check

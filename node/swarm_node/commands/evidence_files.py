@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from swarm.serving.checking.span_commitment import signed_by
-from swarm.serving.evidence.wrong_possession import check_possession, read_possession
+from swarm.serving.manifest.possession import check_possession, read_possession
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
 from swarm_protocol.served_evidence_messages import AnswerCommitment, ServedEvidence

@@ -28,7 +28,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
-from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
+from swarm.serving.manifest.possession import AskedProof, ask_for_proof
 from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
 from swarm.trust.reputation import Outcome
 

@@ -1,1 +1,1 @@
-"""Evidence that convicts servers: making it, judging it, keeping it, and passing it on."""
+"""Evidence that convicts servers: keeping it, and passing it on."""

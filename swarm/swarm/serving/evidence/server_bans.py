@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from swarm_protocol import limits
 
-from swarm.serving.evidence.wrong_possession import ServerVerdict
+from swarm.serving.manifest.possession import ServerVerdict
 
 MAX_UNLISTED = 32
 """Bans beyond which none is added of a server that is not listed: it may be away, and is listed when it is back."""

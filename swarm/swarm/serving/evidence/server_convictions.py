@@ -6,7 +6,7 @@ has found. Nothing follows from a peer's word: evidence is checked before it is 
 nothing is not listened to again.
 
 The path of a byte: it comes in by `take` (from a peer, or found by this node), `learn` (shown by servers that were
-asked), or `recall` (from the disk). `_take` checks it (`wrong_possession`) and adds the ban (`server_bans`),
+asked), or `recall` (from the disk). `_take` checks it (`check_possession`) and adds the ban (`server_bans`),
 `_keep` writes it to the store, `_spread` gives it to some servers of each model that this node serves or uses, and
 `_answer` shows it to who asks.
 
@@ -34,8 +34,7 @@ from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.serving.evidence.server_bans import ServerBan, ServerBans
-from swarm.serving.evidence.wrong_possession import accused, check_possession, read_possession
-from swarm.serving.manifest.possession import MAX_AGE_S
+from swarm.serving.manifest.possession import MAX_AGE_S, accused, check_possession, read_possession
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,32 @@
-"""Proofs that a server holds the files it announces: which chunks are drawn, and what an answer shows. Pure.
+"""Proofs that a server holds the files it announces: which chunks are drawn, one request, and what an answer shows.
 
 This is provable data possession (Ateniese et al. 2007) in its simplest form, by Merkle trees: the one that asks needs
 the manifest alone. A server that lacks a share p of the bytes of its blocks passes k draws with probability (1 - p)^k.
 What a proof shows is that the server could get the publisher's bytes within the deadline; not that it computes with
 them, nor that it made its quantized weights of them.
+
+A wrong proof convicts a server, and anybody who has the evidence can judge it, since that holds the publisher's
+manifest. An honest server checks its files against the manifest before it serves them, and signs paths in the trees
+that it has checked, so that it signs no wrong one, no matter who made the manifest. A server without the files need not
+sign: it can send a wrong chunk with a right path, or nothing. That convicts nobody, and only who asked knows it. No
+state.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, OutOfTime, unseal
-from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.envelope import Envelope, OutOfTime, issued_at, unseal
+from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.hash_tree import leaf_digest, root_above
 from swarm_protocol.manifest_messages import (
     CHUNK_BYTES,
+    POSSESSION_METHOD,
     POSSESSION_PURPOSE,
     ChunkPath,
     DrawnChunk,
@@ -24,7 +34,15 @@ from swarm_protocol.manifest_messages import (
     PossessionRequest,
     PossessionResponse,
     PossessionStatement,
+    PublishedManifest,
+    open_manifest,
 )
+from swarm_protocol.proof_messages import WRONG_POSSESSION, Evidence
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.served_evidence_messages import WrongPossession
+
+from swarm.network.interface import Network
+from swarm.trust.reputation import BAR_S
 
 NUM_DRAWN = 4
 """Chunks of one proof: 256 KiB."""
@@ -35,6 +53,11 @@ STATEMENT_LIFETIME_S = 30 * 86400.0
 MAX_AGE_S = limits.MAX_RECORD_LIFETIME_S
 """Maximum age of an answer: one that is dated back would convict its signer for a shorter time. A server whose clock is
 so far behind is in no listing either."""
+
+DEADLINE_S = 30.0
+"""256 KiB over 70 kbit/s. A server that takes longer is of no use for answers either."""
+
+ProofOutcome: TypeAlias = Literal["proven", "failed", "unanswered"]
 
 
 def draw(
@@ -110,3 +133,137 @@ def wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequ
         if root != file.root:
             return file.name
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedProof:
+    """Says what a request came to. `failed` is a wrong or unusable `answer`, and `evidence` what convicts the server by
+    it, empty if nothing does; `error` says why a proof failed, or why there was no answer."""
+
+    outcome: ProofOutcome
+    answer: bytes = b""
+    evidence: bytes = b""
+    error: SwarmError | None = None
+
+
+async def ask_for_proof(
+    network: Network,
+    peer_id: str,
+    record: ServeRecord,
+    published: PublishedManifest,
+    rng: random.Random,
+    *,
+    num_drawn: int = NUM_DRAWN,
+) -> AskedProof:
+    """Ask the server of `record` for `num_drawn` chunks of its blocks, within DEADLINE_S. One that announces blocks
+    that the manifest does not have has failed, and is not asked."""
+    if record.end > published.manifest.num_blocks:
+        error = PeerViolation(
+            f"it announces blocks up to {record.end} of {published.manifest.num_blocks}", peer_id=peer_id
+        )
+        return AskedProof(outcome="failed", error=error)
+    request = PossessionRequest(
+        manifest=published.digest,
+        nonce=secrets.token_bytes(limits.DIGEST_BYTES),
+        drawn=draw(published.manifest, record.start, record.end, rng, num_drawn),
+    )
+    try:
+        answer = await network.call(
+            peer_id,
+            f"{POSSESSION_METHOD}/{published.manifest.name}",
+            request.to_bytes(),
+            timeout_s=DEADLINE_S,
+            max_bytes=PossessionResponse.MAX_BYTES,
+        )
+    except SwarmError as error:
+        return AskedProof(outcome="unanswered", error=error)
+    try:
+        check_answer(
+            published.manifest,
+            request,
+            answer,
+            asker=network.peer_id,
+            peer_id=peer_id,
+            network_id=network.network_id,
+            now=network.now(),
+        )
+    except (IntegrityError, PeerViolation) as error:
+        evidence = possession_evidence(published, peer_id, answer, network.network_id)
+        # the wrong clock may be this one's, and all servers would fail
+        is_failed = bool(evidence) or not isinstance(error, OutOfTime)
+        return AskedProof(
+            outcome="failed" if is_failed else "unanswered", answer=answer, evidence=evidence, error=error
+        )
+    return AskedProof(outcome="proven", answer=answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerVerdict:
+    """Holds what evidence proves: at `at`, in Unix seconds, the server `peer_id` signed what is not so. `reason` says
+    it in words."""
+
+    peer_id: str
+    model: str
+    at: float
+    reason: str
+
+    @property
+    def until(self) -> float:
+        """Return until when the server is not asked, in Unix seconds. No later proof ends it: see `docs/decisions`."""
+        return self.at + BAR_S
+
+
+def possession_evidence(published: PublishedManifest, peer_id: str, answer: bytes, network_id: str) -> bytes:
+    """Return the encoded Evidence that `answer`, a PossessionResponse that `peer_id` gave, amounts to.
+
+    No bytes if it does not convict that server: it is malformed, signed by nobody or by another, or its paths are
+    right.
+    """
+    try:
+        statement = PossessionResponse.from_bytes(answer).statement
+        wrong = WrongPossession(manifest=published.signed, statement=statement)
+        verdict = check_possession(wrong, network_id)
+    except (PeerViolation, IntegrityError):
+        return b""
+    return wrong.evidence().to_bytes() if verdict.peer_id == peer_id else b""
+
+
+def read_possession(data: bytes) -> WrongPossession:
+    """Return what encoded Evidence about a server holds, unchecked. Raises PeerViolation."""
+    if len(data) > WrongPossession.MAX_BYTES:
+        raise PeerViolation(f"evidence about a server has {len(data)} bytes, more than {WrongPossession.MAX_BYTES}")
+    evidence = Evidence.from_bytes(data)
+    if evidence.kind != WRONG_POSSESSION:
+        raise PeerViolation(f"evidence is of the kind {evidence.kind!r}, which is not about a server's files")
+    return WrongPossession.from_bytes(evidence.body)
+
+
+def accused(wrong: WrongPossession) -> tuple[str, float]:
+    """Return whom the evidence is against, and when that says that it signed, before anything is checked. Raises
+    PeerViolation."""
+    try:
+        envelope = Envelope.parse(wrong.statement)
+    except ValueError as error:
+        raise PeerViolation(f"evidence has no statement: {error}") from error
+    return envelope.peer_id, envelope.issued_at
+
+
+def check_possession(wrong: WrongPossession, network_id: str) -> ServerVerdict:
+    """Return what the evidence proves, however old it is. Blocks for milliseconds.
+
+    Raises PeerViolation or IntegrityError if it proves nothing: it is malformed, of another network, not signed, or
+    right.
+    """
+    published = open_manifest(wrong.manifest)
+    envelope, signed = read_statement(wrong.statement, network_id, issued_at(wrong.statement))
+    if signed.manifest != published.digest or len(signed.paths) != len(signed.drawn):
+        raise PeerViolation("the statement is of another manifest, or not whole", peer_id=envelope.peer_id)
+    name = wrong_file(published.manifest, signed.drawn, signed.paths)
+    if name is None:
+        raise PeerViolation("the statement is right", peer_id=envelope.peer_id)
+    return ServerVerdict(
+        peer_id=envelope.peer_id,
+        model=published.manifest.name,
+        at=envelope.issued_at,
+        reason=f"signed a wrong proof that it holds {name} of {published.manifest.name}",
+    )

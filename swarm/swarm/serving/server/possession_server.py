@@ -35,9 +35,8 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
-from swarm.serving.evidence.possession_call import ProofOutcome, ask_for_proof
 from swarm.serving.evidence.server_convictions import ServerConvictions
-from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S
+from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, ProofOutcome, ask_for_proof
 from swarm.serving.manifest.verification import HeldFile, read_chunk
 from swarm.serving.server.deployment import LoadedSpan
 

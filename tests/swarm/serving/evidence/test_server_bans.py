@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm.serving.evidence import server_bans as module
 from swarm.serving.evidence.server_bans import MAX_UNLISTED, RENEWAL_S, ServerBan, ServerBans
-from swarm.serving.evidence.wrong_possession import ServerVerdict
+from swarm.serving.manifest.possession import ServerVerdict
 from swarm.trust.reputation import BAR_S
 from swarm_protocol import limits
 

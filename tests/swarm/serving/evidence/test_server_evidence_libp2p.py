@@ -13,9 +13,8 @@ from support.network_worlds import libp2p_node
 from support.wrong_possession import CHUNKS, MODEL, TREE, against_nobody, manifest, record
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.serving.evidence.possession_call import ask_for_proof
 from swarm.serving.evidence.server_convictions import ServerConvictions
-from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S
+from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, ask_for_proof
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.hash_tree import leaf_digest

@@ -11,12 +11,19 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support import wrong_possession
 from support.plain_records import serve_record
 from support.published_models import PUBLISHER, STRANGER, flip_a_byte, published_copy
 from swarm.network.memory.memory_network import MemoryInternet
-from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
-from swarm.serving.evidence.wrong_possession import check_possession
-from swarm.serving.manifest.possession import MAX_AGE_S, STATEMENT_LIFETIME_S, check_answer, draw
+from swarm.serving.manifest.possession import (
+    MAX_AGE_S,
+    STATEMENT_LIFETIME_S,
+    AskedProof,
+    ask_for_proof,
+    check_answer,
+    check_possession,
+    draw,
+)
 from swarm.serving.manifest.verification import tree_of
 from swarm.serving.server.deployment import LoadedSpan, ServerOptions, load
 from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
@@ -265,5 +272,19 @@ def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
         assert refused.value.retry_after_s > 0
         server._users = lambda: {STRANGER.peer_id}
         assert await server.answer(STRANGER.peer_id, request)
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_announces_blocks_beyond_the_manifest_s_has_failed_without_being_asked() -> None:
+    announced = replace(wrong_possession.record(), num_blocks=9, start=7, end=8)
+
+    async def scenario() -> None:
+        network = MemoryInternet().network(identity=Identity(bytes([61]) * 32))
+        asked = await ask_for_proof(network, SERVER.peer_id, announced, wrong_possession.manifest(), random.Random(0))
+        assert (asked.outcome, asked.evidence, type(asked.error)) == ("failed", b"", PeerViolation)
+        one = replace(announced, start=0, end=1)
+        asked = await ask_for_proof(network, SERVER.peer_id, one, wrong_possession.manifest(), random.Random(0))
+        assert asked.outcome == "unanswered", "it is asked, and is not there"
 
     virtual_time.run(scenario())

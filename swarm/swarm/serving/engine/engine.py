@@ -18,8 +18,7 @@ import torch
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
-from swarm.serving.engine.page_allocator import PageAllocator, PageTable
-from swarm.serving.engine.page_names import PageNames
+from swarm.serving.engine.page_allocator import PageAllocator, PageNames, PageTable
 from swarm.serving.engine.peer_shares import PeerShares
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
 from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence, SequenceStep, StepOutput

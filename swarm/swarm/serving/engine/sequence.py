@@ -16,8 +16,7 @@ from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult
-from swarm.serving.engine.page_allocator import PageInputs, PageTable
-from swarm.serving.engine.page_names import PageNames
+from swarm.serving.engine.page_allocator import PageInputs, PageNames, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_model
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import read_header
-from swarm.serving.model.weights import empty_model, needed_shards, read_model
+from swarm.serving.model.weights import needed_shards, read_model
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
@@ -139,7 +139,7 @@ def _directory(run: RunConfig, source: CheckpointSource) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT")
     found = find_model(start.checkpoint, source.cache, revision=start.revision or "main", endpoint=endpoint)
     files = open_model(found.directory)
-    layout = fitting_layout(run, empty_model(files, 0, files.num_blocks))
+    layout = fitting_layout(run, files.whole_model)
     num_bytes = sum(found.sizes.get(shard.name, 0) for shard in needed_shards(files, 0, files.num_blocks))
     if num_bytes > MAX_VALUE_BYTES * layout.num_values + SPARE_BYTES:
         raise ConfigError(
@@ -160,7 +160,7 @@ def _read(directory: Path) -> nn.Module:
 
 def _check_kinds(files: ModelFiles) -> None:
     """Raises ConfigError for weights that are quantized, or that fp32 does not hold."""
-    names = {name for name, _ in empty_model(files, 0, files.num_blocks).named_parameters()}
+    names = {name for name, _ in files.whole_model.named_parameters()}
     for shard in sorted(set(files.shards.values())):
         for name, entry in read_header(shard).items():
             if name in names and entry.kind not in _KINDS:

@@ -6,13 +6,16 @@ its signed manifest if it is published.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, printable_line, reason_of
 from swarm_protocol.manifest_messages import PublishedManifest, SignedManifest, readable_manifest
@@ -21,6 +24,7 @@ from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
+from swarm.threads import BUILDING
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -34,6 +38,8 @@ SIZES = {
 }
 """The sizes that the config of every language model of blocks has, with their limits: a row must fit into a message."""
 
+_SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+
 MAX_CONFIG_BYTES = 4 * 2**20
 """A config that names a thousand labels has 100 kB."""
 
@@ -41,7 +47,7 @@ _PAGE_BYTES = 4096
 _PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFiles:
     """`shards` maps each tensor's name in the checkpoint to the file that holds it.
 
@@ -68,6 +74,16 @@ class ModelFiles:
     @property
     def vocab_size(self) -> int:
         return int(self.config.vocab_size)
+
+    @cached_property
+    def whole_model(self) -> Any:
+        """transformers' model of all blocks, built once and without memory, from which names and shapes are read.
+
+        Raises ConfigError as `causal_lm_class` does.
+        """
+        model_class = causal_lm_class(self.config)
+        with BUILDING, torch.device("meta"):
+            return model_class(copy.deepcopy(self.config))
 
     @property
     def context_tokens(self) -> int:
@@ -195,6 +211,21 @@ def check_is_model(config: Any) -> None:
         raise ConfigError(
             f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
         )
+
+
+def causal_lm_class(config: Any) -> Any:
+    """Return the transformers class for `config`. Raises ConfigError for what is no model of blocks that can be
+    split."""
+    name = str(config.model_type)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 (over half a second)
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise ConfigError(f"{name} is not a decoder-only language model", remedy="serve a causal language model")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", None):
+        raise ConfigError(f"{name} has blocks that share state and cannot be split", remedy="serve another family")
+    format_of(config)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def _find_shards(directory: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from swarm_protocol.errors import IntegrityError, first_few, printable_line
 
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.safetensors_reader import read_header
-from swarm.serving.model.weights import block_of_tensors, quiet_transformers, whole_model
+from swarm.serving.model.weights import block_of_tensors, quiet_transformers
 
 MAX_NAMED = 3
 """Tensors that a message names; it counts the others."""
@@ -48,7 +48,7 @@ def check_weights(files: ModelFiles) -> None:
 def _differences(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Return the tensors of the whole model that no file has, and those with another number of values than the config
     says; none where the checkpoint's names are not the model's. Shapes are not compared: a family may transpose."""
-    model = whole_model(files)
+    model = files.whole_model
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     weights = model.state_dict()
     known = {name.removeprefix(prefix): name for name in weights}

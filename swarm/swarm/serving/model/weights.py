@@ -22,17 +22,14 @@ import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 
-from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
-from swarm.serving.model.model_files import ModelFiles
+from swarm.serving.model.model_files import ModelFiles, causal_lm_class
 from swarm.serving.model.quantization import Bits, Int8Linear, is_quantizable, quantize
 from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
 from swarm.threads import BUILDING
 
 _PLAIN = (*FLOATS, torch.float64)
 """The dtypes of a weight that is not quantized."""
-
-_SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
 """The place of a module (True: before the blocks) by family and name, where its order and kind do not show it."""
@@ -102,41 +99,27 @@ class _Skeleton:
         vars(model).update(copy.deepcopy(vars(self._whole), {id(self._whole): model, **shared}))
 
 
-def whole_model(files: ModelFiles) -> Any:
-    """Build the whole model without memory. Raises ConfigError as `causal_lm_class` does."""
-    model_class = causal_lm_class(files.config)
-    with BUILDING, torch.device("meta"):
-        return model_class(copy.deepcopy(files.config))
-
-
-def empty_model(files: ModelFiles, start: int, end: int) -> Any:
-    """Build the model of `read_model` without memory. Raises ConfigError for a family that cannot be cut."""
-    model = whole_model(files)
-    cut(model, start, end)
-    return model
-
-
 def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
     """Return the files that hold tensors of blocks `[start, end)`. Raises ConfigError for a family that cannot be
     cut."""
-    return _shards_of(files, _needed_tensors(whole_model(files), files.parts, start, end))
+    return _shards_of(files, _needed_tensors(files.whole_model, files.parts, start, end))
 
 
 def needed_tensors(files: ModelFiles, spans: Iterable[tuple[int, int]]) -> list[frozenset[str]]:
     """Return for each of the `spans` the weights of the checkpoint that a server of these blocks reads."""
-    model = whole_model(files)
+    model = files.whole_model
     return [frozenset(_needed_tensors(model, files.parts, start, end).values()) for start, end in spans]
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     """Return the block of each weight of the checkpoint, None for embedding, norm and head."""
-    pattern = block_pattern(whole_model(files))
+    pattern = block_pattern(files.whole_model)
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.parts}
 
 
 def linear_tensors(files: ModelFiles, bits: Bits) -> dict[str, int]:
     """Return the tensors of blocks that `quantization` makes smaller, and their number of rows."""
-    model = whole_model(files)
+    model = files.whole_model
     prefix, pattern = f"{model.base_model_prefix}.", block_pattern(model)
     rows = {
         f"{name}.weight": module.out_features
@@ -269,7 +252,8 @@ def read_quantized(
 ) -> Any:
     """Return a transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and
     `quantize`."""
-    model, skeleton = empty_model(files, start, end), _Skeleton()
+    model, skeleton = copy.deepcopy(files.whole_model), _Skeleton()
+    cut(model, start, end)
     for block in range(start, end):
         part = read_model(files, block, block + 1, dtype, held=_ends(model), skeleton=skeleton)
         part = part.to(device).eval().requires_grad_(False)
@@ -298,21 +282,6 @@ def _put(part: Any, model: Any, index: int) -> None:
         into: nn.Module = model.get_submodule(name)
         into._parameters.update(module._parameters)
         into._buffers.update(module._buffers)
-
-
-def causal_lm_class(config: Any) -> Any:
-    """Return the transformers class for `config`. Raises ConfigError for what is no model of blocks that can be
-    split."""
-    name = str(config.model_type)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 (over half a second)
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        raise ConfigError(f"{name} is not a decoder-only language model", remedy="serve a causal language model")
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", None):
-        raise ConfigError(f"{name} has blocks that share state and cannot be split", remedy="serve another family")
-    format_of(config)
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from swarm.serving.model.model_files import open_model, weight_sizes
 from swarm.serving.model.shape import SMALL_FILES
+from swarm.serving.model.weights import block_of_tensors, linear_tensors, needed_shards
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import LlamaForCausalLM
 
 
 @pytest.fixture
@@ -22,6 +24,18 @@ def test_open_reads_the_shape(llama_dir: Path) -> None:
     assert (files.num_blocks, files.hidden_size, files.vocab_size) == (6, 32, 256)
     assert len(set(files.shards.values())) > 1
     assert weight_sizes(files)["model.embed_tokens.weight"] == 256 * 32
+
+
+def test_whole_model_is_built_once_for_all_that_is_read_from_it(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    build = LlamaForCausalLM.__init__
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", lambda *args: (built.append(args), build(*args))[1])
+    files = open_model(llama_dir)
+    assert len(block_of_tensors(files)) > len(linear_tensors(files, "int8")) > 0
+    assert len(needed_shards(files, 2, 3)) < len(needed_shards(files, 0, 6)) == len(set(files.shards.values()))
+    assert len(built) == 1
 
 
 def test_revision_of_a_copy_is_the_same(llama_dir: Path, copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a server signed of a span: whether that is what the client has of it, and evidence that others can judge.
+"""Compares what a server signed of a span with what the client has of it, and makes evidence that others can judge.
 
 Pure, and without torch.
 """

@@ -77,7 +77,7 @@ class ModelFiles:
 
     @cached_property
     def whole_model(self) -> Any:
-        """transformers' model of all blocks, built once and without memory, from which names and shapes are read.
+        """Build transformers' model of all blocks once and without memory, to read names and shapes from it.
 
         Raises ConfigError as `causal_lm_class` does.
         """

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.serving.sampling import drawing
 from swarm.serving.sampling.drawing import edited, pick, pick_all
-from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling
+from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling, uniform
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
@@ -61,6 +62,45 @@ def test_seed_gives_the_same_tokens_again_from_any_position() -> None:
     tokens = [pick(LOGITS, replace(draw, index=index)) for index in range(50)]
     assert [pick(LOGITS, replace(draw, index=index)) for index in range(49, -1, -1)] == tokens[::-1]
     assert [pick(LOGITS, TokenDraw(temperature=1.0, seed=43, index=index)) for index in range(50)] != tokens
+
+
+def drawn_from_all(logits_V: Tensor, draw: TokenDraw) -> int:
+    """Draw from all tokens in order, without a look at the likeliest first."""
+    sorted_V, ids_V = torch.sort(logits_V.double() / draw.temperature, descending=True, stable=True)
+    if draw.min_p:
+        sorted_V = sorted_V[sorted_V >= sorted_V[0] + math.log(draw.min_p)]
+    shares_V = torch.softmax(sorted_V[: draw.top_k or None], 0)
+    reached_V = shares_V.cumsum(0)
+    reached_V = reached_V[: int((reached_V < draw.top_p).sum()) + 1]
+    goal = uniform(draw.seed, draw.index) * float(reached_V[-1])
+    return int(ids_V[int((reached_V <= goal).sum())])
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0, 8.0])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5}, {"top_k": 300}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 40}],
+    ids=str,
+)
+def test_draw_looks_among_the_likeliest_first_and_gives_the_same_token(
+    how: dict[str, Any], spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "NUM_LIKELIEST", 30)
+    generator = torch.Generator().manual_seed(0)
+    # of few numbers, so that some are equal
+    logits = [(spread * torch.randn(1000, generator=generator)).bfloat16() for _ in range(40)]
+    draws = [TokenDraw(temperature=0.8, seed=1, index=index, **how) for index in range(40)]
+    assert [*map(pick, logits, draws)] == [*map(drawn_from_all, logits, draws)]
+
+
+def test_draw_sorts_no_vocabulary_for_a_token_among_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    sort, sizes = torch.argsort, []
+    monkeypatch.setattr(torch, "argsort", lambda values, **how: (sizes.append(len(values)), sort(values, **how))[1])
+    logits = 8 * torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    for how in ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.01}):
+        pick(logits, TokenDraw(temperature=1.0, seed=1, **how))
+    assert len(sizes) >= 4
+    assert max(sizes) < 10_000
 
 
 def test_seed_draws_are_pinned() -> None:

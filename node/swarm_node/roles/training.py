@@ -329,12 +329,16 @@ class RunTraining:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
     def _export(self, state: ReplicaState, digest: str) -> Path:
-        """Write the model, in place of a former one of the same run."""
+        """Write the model, in place of a former one of the same run, which stays if that fails."""
         place = self._folder / self._run.run_id  # the model is served under this name
+        written = place.with_name(f"{place.name}.new")
         with explained("write the model"):
+            if written.exists():
+                shutil.rmtree(written)  # of a process that was killed
+            export_hf(state.theta_N, self._run.config, written, tokenizer=self._node.config.tokenizer)
             if place.exists():
                 shutil.rmtree(place)
-            export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
+            written.rename(place)
         self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
         return place
 

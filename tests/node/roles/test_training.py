@@ -290,11 +290,38 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
     training._node.config = resolve({"home": str(tmp_path), "data": str(books), "tokenizer": str(words)}, env={})
     training._node.hardware, training._node.work_end = cast("Any", SimpleNamespace(device="cpu")), Shutdown()
     monkeypatch.setattr(roles_training, "prepare", prepared)
-    monkeypatch.setattr(roles_training, "export_hf", lambda *_, tokenizer: seen.append(tokenizer))
+
+    def export(_theta: object, _config: object, directory: Path, *, tokenizer: Path) -> None:
+        directory.mkdir(parents=True)
+        seen.append(tokenizer)
+
+    monkeypatch.setattr(roles_training, "export_hf", export)
     with pytest.raises(ConfigError, match="enough"):
         training._prepare(None)
     training._export(ReplicaState.initial(torch.zeros(2)), DIGEST)
     assert seen == [(books, words), words]
+
+
+def test_model_of_an_earlier_state_stays_until_the_next_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, is_disk_full = make_training(tmp_path, io.StringIO(), []), False
+    training._node.config = resolve({"home": str(tmp_path)}, env={})
+
+    def export(theta_N: torch.Tensor, _config: object, directory: Path, **_: object) -> None:
+        if is_disk_full:
+            raise ConfigError("the disk is full")
+        directory.mkdir(parents=True)
+        (directory / "weights").write_text(str(theta_N.tolist()))
+
+    monkeypatch.setattr(roles_training, "export_hf", export)
+    for number in (1.0, 2.0):
+        place = training._export(ReplicaState.initial(torch.tensor([number])), DIGEST)
+    is_disk_full = True
+    with pytest.raises(ConfigError, match="the disk is full"):
+        training._export(ReplicaState.initial(torch.tensor([3.0])), DIGEST)
+    assert [(path.name, path.read_text()) for path in place.rglob("*")] == [("weights", "[2.0]")]
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
 def test_member_that_is_started_again_has_its_state_certificate_promises_and_evidence(

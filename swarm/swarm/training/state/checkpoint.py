@@ -135,6 +135,11 @@ def discard_unfinished(folder: Path) -> None:
     for path in folder.glob(f"{_INNER_PREFIX}*"):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
+    _put_back(folder)
+
+
+def _put_back(folder: Path) -> None:
+    """Put back the checkpoint that another one was to replace, if that one is not there."""
     for aside in folder.glob(f"{_ASIDE}step-*"):
         place = folder / aside.name.removeprefix(_ASIDE)
         if place.exists():
@@ -228,6 +233,8 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            _put_back(folder)
         raise _unwritten(folder, error) from error
     except ConfigError:
         shutil.rmtree(partial, ignore_errors=True)

@@ -225,6 +225,26 @@ def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_p
     assert _newest_step(tmp_path) == 1
 
 
+def test_save_that_cannot_take_the_former_ones_place_leaves_that_one_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
+    save_checkpoint(tmp_path, _checkpoint(1))
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == ".partial":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(ConfigError, match="input/output error"):
+            save_checkpoint(tmp_path, other)
+    assert _names(tmp_path) == ["step-0000000000001"]
+    assert _newest_step(tmp_path) == 1
+
+
 class _Killed(BaseException):
     """Nothing handles it, so nothing is cleaned up: what the disk holds is what kill -9 leaves."""
 

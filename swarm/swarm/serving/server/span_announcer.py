@@ -74,11 +74,6 @@ class SpanAnnouncer:
         self._tokens_per_s = 0.0
         self._changed = asyncio.Event()
 
-    def start(self) -> None:
-        """Count tokens and idle time from now on."""
-        self._idle_since_s = asyncio.get_running_loop().time()
-        self._rate = RecentRate(self._idle_since_s)
-
     @property
     def record(self) -> ServeRecord:
         """Return what is announced now. Only while there are blocks."""
@@ -127,6 +122,8 @@ class SpanAnnouncer:
 
         Announces also while tokens are computed, and once when there are none any more.
         """
+        self._idle_since_s = asyncio.get_running_loop().time()
+        self._rate = RecentRate(self._idle_since_s)
         while True:
             self._changed.clear()
             self.announce()

@@ -111,7 +111,6 @@ class SpanServer:
             raise
         self.deployed = deployed
         self.state = "serving"
-        self.announcer.start()
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
     async def move(

@@ -7,7 +7,7 @@ still had, and then what it signs. `ClosedAnswer.finished` waits for both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,29 +38,30 @@ class LastFrames:
     """Holds what the server of a closed sequence still sends: rows, and then its commitment.
 
     `add` takes the rows, and returns whether some of them were new. Nothing waits for longer than COMMIT_S after those,
-    and LAST_S in all. `was_cut_off`: the connection ended, or rows still came when the time was over.
+    and LAST_S in all. `signed` is the commitment, no bytes if none came in time. `was_cut_off`: the connection ended,
+    or rows still came when the time was over.
     """
 
-    def __init__(self) -> None:
-        self.add: Callable[[StepResult], bool] = lambda _result: False
+    def __init__(self, add: Callable[[StepResult], bool]) -> None:
         self.was_cut_off = False
-        self._signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._add = add
+        self.signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def listen(self, connection: ClientConnection, sequence_id: bytes) -> None:
         """Take what comes for the sequence, which has just been closed."""
 
         if connection.is_over:
             self.was_cut_off = True
-            self._signed.set_result(b"")
+            self.signed.set_result(b"")
             return
         loop = asyncio.get_running_loop()
         last_s = loop.time() + LAST_S
 
         def end(signed: bytes, *, was_cut_off: bool = False) -> None:
-            if not self._signed.done():
+            if not self.signed.done():
                 timer.cancel()
                 self.was_cut_off = was_cut_off
-                self._signed.set_result(signed)
+                self.signed.set_result(signed)
                 connection.detach(sequence_id)
 
         def wait() -> asyncio.TimerHandle:
@@ -74,7 +75,7 @@ class LastFrames:
             # other frames, as that a server leaves or heard of its neighbours, say nothing of what it signs
             match message:
                 case StepResult():
-                    if self.add(message):
+                    if self._add(message):
                         timer.cancel()
                         timer = wait()
                 case Commitment(signed=signed):
@@ -84,10 +85,6 @@ class LastFrames:
 
         connection.attach(sequence_id, take)
 
-    async def signed(self) -> bytes:
-        """Wait for the commitment: no bytes if none came in time."""
-        return await self._signed
-
 
 class ClosedAnswer:
     """An answer that has ended: `finished` returns what there is to check of it.
@@ -95,8 +92,8 @@ class ClosedAnswer:
     Its rows stay in the session's buffers, which nothing changes any more. `num_bytes` is the most that they take with
     those that come late.
 
-    `last` are the last frames of the stages that can be checked; `draws` all tokens of the answer, one at least. The
-    reports go into the request's `trace`.
+    `last` takes the last frames of the `stages`, those that can be checked; `draws` are all tokens of the answer, one
+    at least. The reports go into the request's `trace`.
     """
 
     def __init__(
@@ -104,24 +101,22 @@ class ClosedAnswer:
         messages: SessionMessages,
         pipeline: Pipeline,
         draws: Sequence[Draw],
-        last: Mapping[Stage, LastFrames],
+        stages: Iterable[Stage],
         trace: Trace,
     ) -> None:
+        self.last = {stage: LastFrames(partial(self._add, stage)) for stage in stages}
         self._was_replayed = bool(trace.replays)
         self._trace = trace
         self._messages = messages
         self._num_blocks = pipeline.num_blocks
         self._draws = draws
-        self._last = last
         self._num_rows = draws[-1].position + 1
         self._buffers = dict(pipeline.buffers)
         self.num_bytes = sum(max(buffer.length, self._num_rows) * buffer.row_bytes for buffer in self._buffers.values())
-        for stage, each in last.items():
-            each.add = partial(self._add, stage)
 
     async def finished(self) -> FinishedAnswer:
         """Wait for what the servers still send. The rows that they send late are checked as those of a session."""
-        signed = {stage: await last.signed() for stage, last in self._last.items()}
+        signed = {stage: await last.signed for stage, last in self.last.items()}
         # much may have to be copied
         return await asyncio.to_thread(self._answer, signed)
 
@@ -155,7 +150,7 @@ class ClosedAnswer:
         is_last = stage.end == self._num_blocks
         outputs = b"" if is_last else self._rows(stage.end, stage.outputs_from, num_rows)
         own = [each for each in self._draws if each.position >= stage.outputs_from] if is_last else []
-        before = next((other.peer_id for other in self._last if other.end == (stage.start or self._num_blocks)), "")
+        before = next((other.peer_id for other in self.last if other.end == (stage.start or self._num_blocks)), "")
         return AnsweredSpan(
             peer_id=stage.peer_id,
             previous_peer_id=before,
@@ -168,7 +163,7 @@ class ClosedAnswer:
             outputs_from=stage.outputs_from,
             draws=_last_in_a_row(own),
             signed=signed,
-            was_cut_off=self._last[stage].was_cut_off,
+            was_cut_off=self.last[stage].was_cut_off,
             is_taken_over=stage.is_taken_over,
             takes_from=stage.opened.length if self._was_replayed and stage.opened else stage.takes_from,
             dtype=stage.dtype,

@@ -142,12 +142,10 @@ class Session:
         for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
         if self._draws and self._state.error is None and self._checks.draws():
-            self._last = {
-                stage: LastFrames() for stage in self._state.stages if stage in self._connections and not stage.is_local
-            }
-            answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, self._last, self._trace)
-            if not self._checks.submit(answer):
-                self._last.clear()
+            stages = [each for each in self._state.stages if each in self._connections and not each.is_local]
+            answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, stages, self._trace)
+            if self._checks.submit(answer):
+                self._last = answer.last
         await self._close()
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:

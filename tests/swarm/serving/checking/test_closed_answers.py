@@ -17,7 +17,7 @@ from swarm.serving.checking.recomputation import SpanInputs
 from swarm.serving.checking.span_check import CheckContext, _Comparison, check_span
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer, LastFrames
+from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer
 from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
@@ -90,11 +90,10 @@ def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline
     ]
     pipeline.add_buffers(stages)
     pipeline.buffers[0].append(bytes(4 * num_rows))
-    last = {stages[0]: LastFrames()}
     draws = [Draw(position=num_rows - 1, draw=TokenDraw(), token=SampledToken(token_id=1))]
-    answer = ClosedAnswer(messages, pipeline, draws, last, Trace(model="m"))
+    answer = ClosedAnswer(messages, pipeline, draws, stages[:1], Trace(model="m"))
     connection = FakeConnection()
-    last[stages[0]].listen(connection, ID)  # type: ignore[arg-type]
+    answer.last[stages[0]].listen(connection, ID)  # type: ignore[arg-type]
     return answer, connection, pipeline
 
 

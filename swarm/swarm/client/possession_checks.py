@@ -110,13 +110,10 @@ class PossessionChecks:
 
     async def _prove(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
         try:
-            await self._ask(peer_id, record, published)
+            async with self._free:
+                asked = await ask_for_proof(self._network, peer_id, record, published, self._rng)
         finally:
             del self._tasks[peer_id, published.digest]
-
-    async def _ask(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
-        async with self._free:
-            asked = await ask_for_proof(self._network, peer_id, record, published, self._rng)
         match asked.outcome:
             case "proven":
                 self.num_proven += 1

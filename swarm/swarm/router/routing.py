@@ -222,12 +222,7 @@ def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingCon
 
 def _links(usable: Usable) -> Floats:
     """Return round trips between servers: the longer of what both say, so that a claim brings no server nearer."""
-    index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
-    said_PP = np.full((len(usable), len(usable)), -1.0)
-    for p, (_, record) in enumerate(usable):
-        for peer_id, rtt_ms in record.rtt_ms.items():
-            if (q := index.get(peer_id)) is not None:
-                said_PP[p, q] = rtt_ms
+    said_PP = _said(usable, [record.rtt_ms for _, record in usable], unknown=-1.0)
     known_PP = np.maximum(said_PP, said_PP.T)
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
 
@@ -235,13 +230,18 @@ def _links(usable: Usable) -> Floats:
 def _transfers(usable: Usable) -> Floats:
     """Return how long a token's hidden states take from each server (row) to each other one, as that one has measured.
     Where nobody has, nothing is added: a claim can make its own server farther, and no other."""
+    return _said(usable, [record.token_ms for _, record in usable], unknown=0.0).T
+
+
+def _said(usable: Usable, told: Sequence[Mapping[str, float]], *, unknown: float) -> Floats:
+    """Return what each server (row) has told of each other one."""
     index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
-    token_PP = np.zeros((len(usable), len(usable)))
-    for q, (_, record) in enumerate(usable):
-        for peer_id, token_ms in record.token_ms.items():
-            if (p := index.get(peer_id)) is not None:
-                token_PP[p, q] = token_ms
-    return token_PP
+    said_PP = np.full((len(usable), len(usable)), unknown)
+    for p, of_others in enumerate(told):
+        for peer_id, ms in of_others.items():
+            if (q := index.get(peer_id)) is not None:
+                said_PP[p, q] = ms
+    return said_PP
 
 
 def _no_chain(

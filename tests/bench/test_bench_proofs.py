@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from bench.report import Report
+from swarm.training.allreduce.committed_slices import committed_tree
 from swarm.training.allreduce.leaf_checks import hashed_part, reduced_leaf
-from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_frames, part_values
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm_compression import get_codec, warm_up

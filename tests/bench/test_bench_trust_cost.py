@@ -33,14 +33,14 @@ import torch
 from bench.report import Report, aim
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.allreduce import audit, made_part
+from swarm.training.allreduce import audit, committed_slices
 from swarm.training.allreduce.audit import Auditing
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
 from swarm.training.member import held_out_effects, reductions
-from swarm.training.member.report_calls import ReportCalls, TakenReports
+from swarm.training.member.peer_calls import ReportCalls, TakenReports
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
@@ -54,15 +54,15 @@ NUM_STEPS = 4
 MOST_TIME, MOST_BYTES = 0.05, 0.02
 SIGNATURES = [name for name in vars(RunSignatures) if name.startswith(("sign_", "check_", "read_"))]
 FEATURES: dict[str, list[tuple[Any, str]]] = {
-    "commitments": [(reductions, "committed_tree"), (made_part.MadePart, "check")],
+    "commitments": [(reductions, "committed_tree"), (committed_slices.MadePart, "check")],
     "audits": [
         (audit, "hashed_part"),
         (audit.Auditing, "_committed"),
         (audit.Auditing, "_lies"),
-        (made_part.MadePart, "slices_of"),
+        (committed_slices.MadePart, "slices_of"),
     ],
     "signatures, votes and locks": [(RunSignatures, name) for name in SIGNATURES],
-    "held-out scores": [(held_out_effects._Measurement, "effects"), (made_part.MadePart, "values_of")],
+    "held-out scores": [(held_out_effects._Measurement, "effects"), (committed_slices.MadePart, "values_of")],
     "validators": [(interval_audits, "replayed"), (wrong_interval, "likeness")],
 }
 

@@ -16,7 +16,7 @@ from swarm.network.libp2p import (
 from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
 from swarm.serving.session import pipeline, session_state
-from swarm.training.allreduce import audit, butterfly, parts, peer_connections
+from swarm.training.allreduce import butterfly, leaf_checks, parts, peer_connections
 from swarm.training.member import members_watch
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
@@ -125,8 +125,8 @@ SAID = [
     ("rounds.md", f"L is N ÷ {parts.LEAST_LEAVES:,}, rounded down to a multiple of {CUT_VALUES}, at least"),
     ("rounds.md", f"whole leaves as fit {parts.FRAME_VALUES:,} values"),
     ("rounds.md", f"asks {members_watch.NUM_WATCHED} other members every {members_watch.WATCH_S:.0f} s where"),
-    ("rounds.md", f"with its proofs at most {100 * audit.BYTES_SHARE:.1f} % of the bytes"),
-    ("rounds.md", f"or {audit.LEAST_BYTES >> 10} KiB; else"),
+    ("rounds.md", f"with its proofs at most {100 * leaf_checks.BYTES_SHARE:.1f} % of the bytes"),
+    ("rounds.md", f"or {leaf_checks.LEAST_BYTES >> 10} KiB; else"),
     (
         "rounds.md",
         f"({butterfly.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",

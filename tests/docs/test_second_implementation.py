@@ -23,8 +23,8 @@ from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.quorum import quorum
+from swarm.training.round.round_state import attempt_beacon, coordinator_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_mapping import identifying_mapping, to_mapping
 from swarm.training.run.signed_run import sign_mapping

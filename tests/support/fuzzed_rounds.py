@@ -18,7 +18,7 @@ from support.fuzzing import Target
 from support.hostile_values import altered
 from support.round_scripts import ME, PEERS, RUN, STEP, contribution, locked, outcome, ready, setup
 from swarm.training.round.group_formation import awaited_peers, num_lacking
-from swarm.training.round.group_members import form_group
+from swarm.training.round.group_members import form_group, own_report
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -44,7 +44,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import MAX_HEARD, RoundState, own_report
+from swarm.training.round.round_state import MAX_HEARD, RoundState
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings

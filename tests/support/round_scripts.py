@@ -13,7 +13,6 @@ from typing import Any
 
 from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
-from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
 from swarm.training.round.group_members import form_group
 from swarm.training.round.quorum import Succession
@@ -35,10 +34,10 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.round.round_state import RoundSetup, RoundState, attempt_beacon, coordinator_of
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
-from swarm.training.standing.standings import TrainerStandings
+from swarm.training.standing.standings import Register, TrainerStandings
 from swarm_protocol import commit_messages
 from swarm_protocol import training_messages as messages
 from swarm_protocol.commit_messages import Abort, Lock, Outcome, PlacedSignature, VoteKind
@@ -380,7 +379,17 @@ KINDS = {
     if isinstance(kind, type)
 } | {
     each.__name__: each
-    for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, TrainerStandings, Succession)
+    for each in (
+        Clusters,
+        Entrance,
+        HeldOutRule,
+        HeldOutScores,
+        Probation,
+        Register,
+        RoundSetup,
+        TrainerStandings,
+        Succession,
+    )
 }
 
 

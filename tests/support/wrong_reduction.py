@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from support.training_swarm import config
+from swarm.training.allreduce.committed_slices import committed_tree
 from swarm.training.allreduce.leaf_checks import hashed_part, part_leaf, reduced_leaf
-from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_leaves, part_values
 from swarm.training.state.certificate import RunSignatures
 from swarm_compression import get_codec

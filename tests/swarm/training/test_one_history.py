@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from support.round_scripts import PEERS, SIGNATURE, contribution, setup
 from swarm.training.round import state_machine as machine
-from swarm.training.round.group_members import form_group
+from swarm.training.round.group_members import form_group, own_report
 from swarm.training.round.promise import Promise
 from swarm.training.round.quorum import quorum
 from swarm.training.round.round_events import (
@@ -45,7 +45,7 @@ from swarm.training.round.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState, own_report
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, ReadyReply, SignedGroup

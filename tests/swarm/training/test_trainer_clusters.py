@@ -10,7 +10,7 @@ import pytest
 from support.leaks import no_leaks
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.round.beacon import coordinator_of
+from swarm.training.round.round_state import coordinator_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, StateFetched
 

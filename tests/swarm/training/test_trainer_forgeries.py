@@ -11,7 +11,7 @@ from support.training_swarm import Member, Swarm, assert_equal_steps, certificat
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.member.peer_queries import overtaken
+from swarm.training.member.peer_calls import overtaken
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep, RoundAborted

@@ -11,8 +11,8 @@ from support.lying_owners import owner_that, times_minus_ten
 from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, assert_equal_steps, config, identity_of
 from swarm.network.memory.memory_network import EPOCH_S
 from swarm.testing import virtual_time
-from swarm.training.round.group_checks import NOT_INVITED
 from swarm.training.round.group_formation import OWN_EXPIRED
+from swarm.training.round.group_members import NOT_INVITED
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures

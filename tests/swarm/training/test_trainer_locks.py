@@ -13,10 +13,10 @@ from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.member.run_member import RunMember
-from swarm.training.round.beacon import attempt_beacon, drawn
+from swarm.training.round.clusters import drawn
 from swarm.training.round.group_members import form_group
 from swarm.training.round.quorum import Succession
-from swarm.training.round.round_state import RoundSetup
+from swarm.training.round.round_state import RoundSetup, attempt_beacon
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted

@@ -27,11 +27,11 @@ from support.training_swarm import (
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.training.allreduce import audit as audit_module
+from swarm.training.allreduce import leaf_checks
 from swarm.training.allreduce.audit import Auditing
 from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.committed_slices import MadePart
 from swarm.training.allreduce.leaf_checks import hashed_part
-from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.evidence import check
@@ -144,7 +144,7 @@ def test_owner_that_shows_one_drawn_leaf_and_no_more_is_convicted_by_that_leaf(m
         raise RoundError("it is busy")
 
     monkeypatch.setattr(Auditing, "answer", answer_one)
-    monkeypatch.setattr(audit_module, "LEAST_BYTES", 1 << 16)  # so that each auditor draws several
+    monkeypatch.setattr(leaf_checks, "LEAST_BYTES", 1 << 16)  # so that each auditor draws several
     monkeypatch.setattr(Auditing, "_look_at_own", looks_no_further)
     liars.add(identity_of("liar").peer_id)
 
@@ -236,9 +236,9 @@ def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: 
         made, statement = await answer_for(self, part)
         if not is_victim(self._streams, PEER.get()):
             return made, statement
-        tree, _ = hashed_part(codec, self._group, part, lie(self._butterfly._parts[part]))
-        _, honest = self._statements.read_part(statement)
-        return made, self._statements.sign_part(replace(honest, result_root=tree.root))
+        tree, _ = hashed_part(codec, self._group, part, lie(self.butterfly._parts[part]))
+        _, honest = self._read(statement)
+        return made, self._sign(replace(honest, result_root=tree.root))
 
     async def main() -> None:
         monkeypatch.setattr(Butterfly, "accept", accept_knowing)

@@ -14,7 +14,7 @@ from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_s
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_BYTES_PER_S
-from swarm.training.member.report_calls import MISSING_S
+from swarm.training.member.peer_calls import MISSING_S
 from swarm.training.run.run_config import RunConfig
 from swarm.training.trainer_events import OuterStep, RoundAborted
 

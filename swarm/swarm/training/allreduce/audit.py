@@ -22,49 +22,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from swarm_compression import Codec
 from swarm_compression.codec import Data
 from swarm_protocol import limits
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, PartStatement, WrongReduction
-from swarm_protocol.training_messages import Group, SignedGroup
+from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.bad_slices import undecodable
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaves
-from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.committed_slices import MadePart, are_committed, undecodable
+from swarm.training.allreduce.leaf_checks import audit_plan, draw_audited_leaves, hashed_part, part_leaf, reduced_leaves
 from swarm.training.allreduce.part_streams import blamed
-from swarm.training.allreduce.parts import CaughtLying, backup_peer, leaf_values, num_leaves, part_leaves
-
-BYTES_SHARE = 0.011
-"""Limits what the audits of one member add to the bytes of a reduction, proofs included: votes, reports, groups and
-openings take up to 0.9 % in groups of ten with a million values, and all have to fit 2 %."""
-MOST_BY_SIZE = 0.9
-"""The most of the first draws that go by the results' sizes: a lie may also make results small."""
-LEAST_BYTES = 1 << 14
-"""Audits may fetch this much in any case: of a small vector that share is less than one leaf of each member."""
+from swarm.training.allreduce.parts import CaughtLying, backup_peer, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
 """The contributors' slices of leaves, by the leaves' indices in their part."""
-
-
-class Statements(Protocol):
-    """Signs and reads the PartStatements of a run."""
-
-    def sign_part(self, statement: PartStatement) -> bytes:
-        """Return the signed statement."""
-
-    def read_part(self, data: bytes) -> tuple[str, PartStatement]:
-        """Return the signer and the statement. Raises PeerViolation or IntegrityError."""
 
 
 class NotAudited(PeerError):
@@ -72,17 +52,28 @@ class NotAudited(PeerError):
 
 
 class Auditing:
-    """One member's side of the audits of the reduction of `butterfly`: it answers others, and audits them."""
+    """One member's side of the audits of the reduction of `butterfly`: it answers others, and audits them.
+
+    `sign` signs this member's statements. `read` returns the signer of one and what it states; it raises PeerViolation
+    or IntegrityError.
+    """
 
     def __init__(
-        self, butterfly: Butterfly, signed: SignedGroup, statements: Statements, chance: random.Random
+        self,
+        butterfly: Butterfly,
+        signed: SignedGroup,
+        chance: random.Random,
+        *,
+        sign: Callable[[PartStatement], bytes],
+        read: Callable[[bytes], tuple[str, PartStatement]],
     ) -> None:
-        self._butterfly = butterfly
+        self.butterfly = butterfly
         self._streams = butterfly.streams
         self._signed = signed
         self._group = signed.group
-        self._statements = statements
         self._chance = chance
+        self._sign = sign
+        self._read = read
         self._answers: dict[int, tuple[MadePart, bytes]] = {}
         self._answering = defaultdict[int, asyncio.Lock](asyncio.Lock)
         butterfly.answer_audit = self.answer
@@ -97,14 +88,14 @@ class Auditing:
     async def slices_of(self, member: str, leaves: Sequence[int]) -> tuple[AuditedSlice, ...]:
         """Return `member`'s slices of `leaves` of this member's own part, with their proofs. Raises RoundError or
         PeerError if it has not made the part."""
-        made = await self._butterfly.made(self._group.peer_ids.index(self._streams.me))
+        made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         index = [each.peer_id for each in self._group.contributors].index(member)
         return tuple([(await self._streams.off_loop(made.slices_of, leaf))[index] for leaf in leaves])
 
     async def values_of(self, member: str) -> tuple[slice, Tensor]:
         """Return the place of this member's own part in the step's vector, and what `member` contributes to it. Raises
         RoundError or PeerError if it has not made the part."""
-        made = await self._butterfly.made(self._group.peer_ids.index(self._streams.me))
+        made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         return await self._streams.off_loop(made.values_of, member)
 
     async def answer(self, part: int, stream: Stream) -> None:
@@ -137,8 +128,8 @@ class Auditing:
     async def _answer_for(self, part: int) -> tuple[MadePart, bytes]:
         async with self._answering[part]:
             if part not in self._answers:
-                group, codec, made = self._group, self._streams.scheme.codec, await self._butterfly.made(part)
-                data = self._butterfly.data_made(part)
+                group, codec, made = self._group, self._streams.scheme.codec, await self.butterfly.made(part)
+                data = self.butterfly.data_made(part)
                 tree, _ = await self._streams.off_loop(hashed_part, codec, group, part, data)
                 statement = PartStatement(
                     run=group.run,
@@ -148,7 +139,7 @@ class Auditing:
                     part=part,
                     result_root=tree.root,
                 )
-                self._answers[part] = made, self._statements.sign_part(statement)
+                self._answers[part] = made, self._sign(statement)
             return self._answers[part]
 
     async def _audited(self, part: int, data: Data, num_draws: int) -> tuple[_PartAudit, PeerError | None]:
@@ -157,7 +148,7 @@ class Auditing:
         owner, backup = self._group.peer_ids[part], backup_peer(self._group, part)
         failure, violation = "", None
         # if the owner has failed already, nobody waits for it again
-        makers = (backup, owner) if self._butterfly.is_from_backup(part) else (owner, backup)
+        makers = (backup, owner) if self.butterfly.is_from_backup(part) else (owner, backup)
         codec = self._streams.scheme.codec
         tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
         case = _PartAudit(part=part, data=data, tree=tree, magnitudes=magnitudes)
@@ -223,8 +214,8 @@ class Auditing:
     async def _look_at_own(self, case: _PartAudit) -> None:
         """Audit a part of which this member is the backup; it makes the part once more. Raises CaughtLying if the owner
         has signed another result, and RoundError if it has given one."""
-        made = await self._butterfly.made(case.part)
-        codec, data = self._streams.scheme.codec, self._butterfly.data_made(case.part)
+        made = await self.butterfly.made(case.part)
+        codec, data = self._streams.scheme.codec, self.butterfly.data_made(case.part)
         tree, _ = await self._streams.off_loop(hashed_part, codec, self._group, case.part, data)
         if tree.root == case.tree.root:
             return
@@ -246,7 +237,7 @@ class Auditing:
 
     def _check(self, maker: str, case: _PartAudit, data: bytes) -> None:
         """Raises PeerViolation unless `data` is `maker`'s statement of the result, or the owner has signed that."""
-        signer, statement = self._statements.read_part(data)
+        signer, statement = self._read(data)
         if (signer, statement.group_digest, statement.part) != (maker, self._signed.digest, case.part):
             raise PeerViolation("it signed a statement of something else", peer_id=maker)
         if case.statement:
@@ -312,36 +303,3 @@ class _PartAudit:
     signer: str = ""
     drawn: list[int] = field(default_factory=list)
     committed: _Slices = field(default_factory=dict)
-
-
-def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:
-    """Return how many leaves `me` draws of which parts: of all others' if BYTES_SHARE or LEAST_BYTES allow, else of
-    some, drawn anew each time."""
-    others = [part for part, count in enumerate(group.part_values) if count and group.peer_ids[part] != me]
-    if not others:
-        return {}
-    size, total = leaf_values(group.num_values), num_leaves(group.num_values)
-    proof_bytes = limits.DIGEST_BYTES * (total - 1).bit_length()
-    shown_bytes = len(group.contributors) * (codec.encoded_bytes(min(size, group.num_values)) + proof_bytes)
-    num_shown = max(BYTES_SHARE * 2 * codec.encoded_bytes(group.num_values), LEAST_BYTES) / shown_bytes
-    num_parts = min(len(others), max(1, int(num_shown)))
-    num_draws = min(limits.MAX_DRAWS, max(1, int(num_shown / num_parts)))
-    chance.shuffle(others)
-    return dict.fromkeys(others[:num_parts], num_draws)
-
-
-def draw_audited_leaves(sizes: Sequence[float], num_draws: int, chance: random.Random) -> list[int]:
-    """Return distinct indices of leaves whose results have these `sizes` (see `leaf_checks.hashed_part`).
-
-    Draws are by the square of the size, since a lie that moves the model far has large results, or even, in turn. Which
-    comes first is drawn, too; by size the more often, the more one leaf stands out.
-    """
-    largest = max(sizes)
-    squares = [1.0 if size == largest else (size / largest) ** 2 for size in sizes]
-    drawn, by_size = list[int](), chance.random() < min(MOST_BY_SIZE, max(0.5, 1.0 / sum(squares)))
-    while len(drawn) < min(num_draws, len(sizes)):
-        left = [index for index in range(len(sizes)) if index not in drawn]
-        weights = [squares[index] for index in left] if by_size else [1.0] * len(left)
-        drawn += chance.choices(left, weights if any(weights) else None)
-        by_size = not by_size
-    return drawn

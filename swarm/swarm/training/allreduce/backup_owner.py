@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import Contribution, ReduceOpening
+from swarm_protocol.training_messages import ReduceOpening
 
-from swarm.training.allreduce.part_reduction import PartReducer, made_part, reduce_part
+from swarm.training.allreduce.committed_slices import MadePart
+from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
 from swarm.training.allreduce.parts import PartResult
 
@@ -32,7 +33,7 @@ class BackupOwner:
     slices is in `data`: with that, auditors can convict the owner of what it has signed."""
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
-        self.made = made_part(streams, part)
+        self.made = MadePart(streams.group, part, streams.scheme.codec)
         self._streams = streams
         self._reducer = PartReducer.of_group(streams.scheme, streams.group)
         self._part = part
@@ -53,16 +54,16 @@ class BackupOwner:
     async def run(self) -> None:
         """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
         streams, part, failure = self._streams, self._part, None
-        if self.made is not None:
-            self.made.commit(streams.me, streams.own_proof(part.index))
-            self.made.commit(part.owner, part.kept_proof)
-        here = (streams.me, part.owner)
-        others = [member.peer_id for member in self._reducer.contributors if member.peer_id not in here]
+        self.made.commit(streams.me, streams.own_proof(part.index))
+        self.made.commit(part.owner, part.kept_proof)
+        peers = [member.peer_id for member in self._reducer.contributors]
+        others = [peer for peer in peers if peer not in (streams.me, part.owner)]
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in others}
         async with asyncio.TaskGroup() as tasks:
             pulls = [tasks.create_task(self._pull(peer)) for peer in others]
             try:
-                await reduce_part(self._reducer, len(part.frames), self._contribution_frame, self._reduce_frame)
+                for index in range(len(part.frames)):
+                    await self._reduce_frame(index, [await self._kept_slice(peer, index) for peer in peers])
             except SwarmError as error:
                 failure = error
             for pull in pulls:
@@ -73,8 +74,7 @@ class BackupOwner:
     async def _pull(self, peer: str) -> None:
         try:
             async with self._streams.open(peer, self._streams.opening("slices", self._part.index)) as stream:
-                if self.made is not None:
-                    self.made.commit(peer, ReduceOpening.from_bytes(await stream.receive()).proof)
+                self.made.commit(peer, ReduceOpening.from_bytes(await stream.receive()).proof)
                 await self._inboxes[peer].fill(stream)
         except SwarmError as error:
             self._inboxes[peer].fail(error)
@@ -92,10 +92,9 @@ class BackupOwner:
                 self._other = bytearray().join(self._part.frame(before) for before in range(index))
         self._other += buffer
 
-    async def _contribution_frame(self, member: Contribution, index: int) -> Data:
-        peer, data = member.peer_id, await self._slice(member.peer_id, index)
-        if self.made is not None:
-            self.made.keep(peer, data)
+    async def _kept_slice(self, peer: str, index: int) -> Data:
+        data = await self._slice(peer, index)
+        self.made.keep(peer, data)
         return data
 
     async def _slice(self, peer: str, index: int) -> bytes:

@@ -3,10 +3,9 @@
 Each member owns one part of the vector. It opens one stream to each other owner, sends its slice of that part, encoded
 frame by frame, and receives the part's result (`Exchange`). The owner reads the members' frames in the group's order,
 so the result does not depend on who was quick, aggregates them, encodes the result once, and forwards these bytes
-verbatim (`part_reduction`): all members have the same ones. Memory beyond the vector is the encoded result and a few
-frames for each member, and, where members have committed to their slices, the slices of the own part as they came: with
-them a member answers those who audit it (`audit`). If an owner dies or falls silent after it has sent its slices, its
-backup finishes its part.
+verbatim (`part_reduction`): all members have the same ones. Memory beyond the vector is the encoded result,
+a few frames for each member, and the slices of the own part as they came: with them a member answers those who audit it
+(`audit`). If an owner dies or falls silent after it has sent its slices, its backup finishes its part.
 
 A frame of wrong size or format, or with values that are not finite, ends the reduction, with its sender named. After a
 failure nothing is torn down until the caller cancels: others would see streams break, and blame this member before they
@@ -35,8 +34,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FailpointHook, Stream, no_failpoints
 from swarm.training.allreduce.backup_owner import BackupOwner
-from swarm.training.allreduce.bad_slices import proved, show_path
-from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.committed_slices import MadePart, proved, show_path
 from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
@@ -80,8 +78,7 @@ class Butterfly:
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
         and CaughtLying proves what it did; with every later CaughtLying; and with an UndecodableSlice whose proof the
         end of the attempt cut off.
-        `tree` is the hash tree to whose root this member has committed, if the group's members have committed to their
-        slices.
+        `tree` is the hash tree to whose root this member has committed, if it contributes.
         """
         self._group = signed.group
         self._me = signed.group.peer_ids.index(connections.network.peer_id)
@@ -119,9 +116,9 @@ class Butterfly:
         self.streams.drop_contribution()
         for part in self._parts:
             part.drop()
-        for made in (self.own.made, self._backup_owner.made if self._backup_owner else None):
-            if made is not None:
-                made.drop()
+        self.own.made.drop()
+        if self._backup_owner is not None:
+            self._backup_owner.made.drop()
 
     def data_made(self, part: int) -> Data:
         """Return the encoded result of `part` as this member has made it. Valid after `made`."""
@@ -146,23 +143,18 @@ class Butterfly:
             made = self.own.made
             await result.wait_for_frames(len(result.frames))
         else:
-            made = await self._made_as_backup(result)
-        if made is None:
-            raise RoundError("this member keeps no slices")
+            # if that has not begun, the owner failed after it had given its whole part
+            made = (await self._reduce_as_backup(result)).made
         await self.streams.off_loop(made.check)
         return made
 
-    async def _made_as_backup(self, part: PartResult) -> MadePart | None:
-        await self._reduce_as_backup(part)  # if that has not begun, the owner failed after it had given its whole part
-        return self._backup_owner.made if self._backup_owner else None
-
-    async def _reduce_as_backup(self, part: PartResult) -> None:
+    async def _reduce_as_backup(self, part: PartResult) -> BackupOwner:
         """Make `part` as its backup, once for all who ask for it at the same time. Raises PeerError, which names the
         peer that failed it, and RoundError. A slice that nobody can decode is reported, too, as whoever waits for the
         part knows of its owner's failure only."""
         async with self._backup_lock:
             if self._backup_owner is not None:
-                return
+                return self._backup_owner
             if self._num_backups_begun == MAX_BACKUPS:
                 raise RoundError("this member began too often to make the part as its backup")
             self._num_backups_begun += 1
@@ -174,6 +166,7 @@ class Butterfly:
                 await self._report(failure)
                 raise failure from error.__cause__
             self._backup_owner = backup
+            return backup
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
@@ -213,8 +206,7 @@ class Butterfly:
                 self.start_backup(part)
                 await self.streams.send_result(stream, part, opening.frame)
             case "slices":
-                if self.streams.proves:
-                    await stream.send(self.streams.slices_opening("slices", part.index).to_bytes())
+                await stream.send(self.streams.slices_opening("slices", part.index).to_bytes())
                 await self.streams.send_slices(stream, part, opening.frame)
             case "audit":
                 await self.answer_audit(opening.part, stream)
@@ -239,8 +231,7 @@ class Butterfly:
         return fits[opening.kind]
 
     async def _keep(self, part: PartResult, opening: ReduceOpening, stream: Stream) -> None:
-        if self.streams.proves:
-            part.kept_proof = opening.proof
+        part.kept_proof = opening.proof
         for _ in part.frames:
             try:
                 data = await stream.receive()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.committed_slices import MadePart
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
@@ -72,9 +72,8 @@ class PartOwner:
         self._streams = streams
         self._group = streams.group
         self._part = part
-        self.made = made_part(streams, part)
-        if self.made is not None:
-            self.made.commit(streams.me, streams.own_proof(part.index))
+        self.made = MadePart(streams.group, part, streams.scheme.codec)
+        self.made.commit(streams.me, streams.own_proof(part.index))
         self.reducer = PartReducer.of_group(streams.scheme, streams.group)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
@@ -92,8 +91,7 @@ class PartOwner:
 
     async def serve(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Receive `peer`'s slices and keep the stream for its result, until the reduction has ended."""
-        if self.made is not None:
-            self.made.commit(peer, opening.proof)
+        self.made.commit(peer, opening.proof)
         accepted = self._accepted_from(peer)
         if not accepted.done():
             accepted.set_result(stream)
@@ -122,7 +120,10 @@ class PartOwner:
         return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
 
     async def reduce(self) -> None:
-        await reduce_part(self.reducer, len(self._part.frames), self._contribution_frame, self._reduce_frame)
+        peers = [member.peer_id for member in self.reducer.contributors]
+        for index in range(len(self._part.frames)):
+            # no variable holds a frame's slices while those of the next one arrive
+            await self._reduce_frame(index, [await self._slice(peer, index) for peer in peers])
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
@@ -147,14 +148,12 @@ class PartOwner:
                         self._delivering[peer] = deliveries.create_task(self._deliver(peer), name="deliver")
             keeping.cancel()
 
-    async def _contribution_frame(self, member: Contribution, index: int) -> Data:
-        peer = member.peer_id
+    async def _slice(self, peer: str, index: int) -> Data:
         if peer == self._part.owner:
             # where the result will take its place
             buffer = self._part.frame(index)
             await self._streams.encode(self._part.frames[index], buffer)
-            if self.made is not None:
-                self.made.keep(peer, bytes(buffer))
+            self.made.keep(peer, bytes(buffer))
             return buffer
         # half of the time that members wait for the result: the owner must find and name the peer that delays all
         limit_s = self._group.reduce_s / 2
@@ -164,8 +163,7 @@ class PartOwner:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except SwarmError as error:
             raise not_of_others(error, peer) from error
-        if self.made is not None:
-            self.made.keep(peer, data)
+        self.made.keep(peer, data)
         return data
 
     async def _deliver(self, peer: str) -> None:
@@ -332,23 +330,6 @@ class PartReducer:
             with _decoding_slice_of(member, data, frame):
                 x_F = decode_frame(self._codec, data, num_values(frame))
             yield x_F.numpy()
-
-
-async def reduce_part(
-    reducer: PartReducer,
-    num_frames: int,
-    contribution_frame: Callable[[Contribution, int], Awaitable[Data]],
-    reduce_frame: Callable[[int, Sequence[Data]], Awaitable[None]],
-) -> None:
-    """Reduce the frames one by one. `contribution_frame` gets a member's slice of the frame with an index."""
-    for index in range(num_frames):
-        # no variable holds a frame's slices while those of the next one arrive
-        await reduce_frame(index, [await contribution_frame(member, index) for member in reducer.contributors])
-
-
-def made_part(streams: PartStreams, part: PartResult) -> MadePart | None:
-    """Return what keeps the slices of `part`; None if nothing is proved."""
-    return MadePart(streams.group, part, streams.scheme.codec) if streams.proves else None
 
 
 @contextmanager

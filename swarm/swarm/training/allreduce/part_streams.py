@@ -31,8 +31,7 @@ from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FailpointHook, Stream
-from swarm.training.allreduce.made_part import leaves_proof
-from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
+from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values, part_leaves
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 
 T = TypeVar("T")
@@ -59,10 +58,8 @@ class PartStreams:
         tree: HashTree | None = None,
         failpoints: FailpointHook,
     ) -> None:
-        """`tree` is that of the contribution, to whose root this member has committed. Nothing is proved in a group
-        whose members have committed to nothing."""
-        self.tree = tree
-        self.proves = all(member.commitment is not None for member in signed.group.contributors)
+        """`tree` is that of the contribution, to whose root this member has committed."""
+        self.tree = tree if delta_N is not None else None
         self.me = connections.network.peer_id
         self.group = signed.group
         self.scheme = scheme
@@ -103,9 +100,12 @@ class PartStreams:
         return self.opening(kind, part, proof=self.own_proof(part))
 
     def own_proof(self, part: int) -> bytes:
-        """Return the proof of this member's slices of `part`; nothing, if nothing is proved."""
-        proves = self.tree is not None and self.proves and self.contributes
-        return leaves_proof(self.tree, self.group, part) if proves and self.tree is not None else b""
+        """Return what shows that the leaves of this member's slices of `part` are under the root that it committed to,
+        together with their digests; nothing, if it contributes nothing."""
+        if self.tree is None:
+            return b""
+        leaves = part_leaves(self.group, part)
+        return b"".join(self.tree.proof(leaves.start, leaves.stop))
 
     async def encoded(self, frame: slice) -> bytearray:
         """Return this member's encoded slice of one frame. Raises RoundError."""

@@ -160,6 +160,14 @@ def check_frame(codec: Codec, data: Data, size: int) -> None:
     _check_moves(codec.check(data, size))
 
 
+def encode_slice(codec: Codec, feedback: ErrorFeedback | None, delta_N: Tensor, frame: slice) -> bytes:
+    """Return the encoded slice of this member's contribution. Raises RoundError. Blocks."""
+    try:
+        return feedback.encode(delta_N[frame], frame.start) if feedback else bytes(codec.encode(delta_N[frame]))
+    except CodecError as error:
+        raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
+
+
 def decode_frame(codec: Codec, data: Data, size: int) -> Tensor:
     """Return the values [size] of `data`. Raises CodecError where `check_frame` does."""
     x_F = torch.empty(size)
@@ -238,7 +246,7 @@ class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
     The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_proof`
-    shows that they are what it committed to, if slices are proved. The owner and its backup send the same bytes, so the
+    shows that they are what it committed to. The owner and its backup send the same bytes, so the
     first frame to arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own
     slice, at the owner. One task owns this object.
 

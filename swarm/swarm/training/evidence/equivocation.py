@@ -41,8 +41,7 @@ from swarm_protocol.proof_messages import (
 from swarm_protocol.training_messages import GROUP_PURPOSE, Contribution, Group, Ready, SignedGroup, round_subject
 
 from swarm.newest_items import NewestItems
-from swarm.training.round.quorum import electors_of
-from swarm.training.round.voting import vote_of_lock
+from swarm.training.round.quorum import electors_of, vote_of_lock
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 

@@ -29,7 +29,7 @@ from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
-from swarm.training.allreduce.leaf_checks import is_leaf
+from swarm.training.allreduce.committed_slices import is_leaf
 from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import LeaseStripe, SampleIds, lease_of

@@ -9,7 +9,7 @@ are tested for that.
 
 A bad slice is one leaf of what a member has committed to, with its path to the root that the member signed. No honest
 member can be convicted of that either. It decodes every frame as its receivers do before it commits to it
-(`made_part.committed_tree`), and the leaves of a frame that can be decoded can be decoded. Neither the leaf's place nor
+(`committed_tree`), and the leaves of a frame that can be decoded can be decoded. Neither the leaf's place nor
 the number of leaves is believed, since the member did not sign them: bytes count as bad if no number of values makes
 them an encoding, so they are in no honest member's tree at any place. A tree's inner nodes cannot be shown as leaves
 (`hash_tree`). This is void if two machines disagree on which bytes are an encoding; the codecs are tested for that.
@@ -24,8 +24,8 @@ from swarm_protocol.identity import verify
 from swarm_protocol.proof_messages import BadSlice, PartStatement, WrongReduction, slices_message
 from swarm_protocol.training_messages import SignedGroup
 
-from swarm.training.allreduce.bad_slices import is_encoding
-from swarm.training.allreduce.leaf_checks import are_committed, is_leaf, reduced_leaf
+from swarm.training.allreduce.committed_slices import are_committed, is_encoding, is_leaf
+from swarm.training.allreduce.leaf_checks import reduced_leaf
 from swarm.training.allreduce.parts import ReductionScheme, backup_peer, part_leaves
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures

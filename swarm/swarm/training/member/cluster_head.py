@@ -23,7 +23,7 @@ from functools import partial
 
 import torch
 from swarm_compression import CodecError
-from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowerWork, FollowReply
 from swarm_protocol.run_credentials import RunCredential
@@ -32,10 +32,17 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.part_reduction import PartReducer
-from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, leaf_values, num_values
+from swarm.training.allreduce.parts import (
+    ReductionScheme,
+    check_frame,
+    encode_slice,
+    frames_of,
+    leaf_values,
+    num_values,
+)
 from swarm.training.member.interval_loop import IntervalOffer
-from swarm.training.round.group_checks import num_presentable
 from swarm.training.round.group_formation import grace_after
+from swarm.training.round.group_members import num_presentable
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.standings import grants_in
 from swarm.training.state.run_context import RunContext
@@ -280,10 +287,9 @@ class ClusterHead:
         reducer = PartReducer(scheme, members, leaf_values(setup.num_values), beacon)
 
         def slices(index: int) -> list[bytes]:
+            own = b"" if own_F is None else encode_slice(context.codec, None, own_F, self._frames[index])
             return [
-                seats[member.peer_id].frames[index]
-                if member.peer_id in seats
-                else _encoded(context, own_F, self._frames[index])
+                seats[member.peer_id].frames[index] if member.peer_id in seats else own
                 for member in reducer.contributors
             ]
 
@@ -300,11 +306,3 @@ class ClusterHead:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._changed.wait()
-
-
-def _encoded(context: RunContext, own_F: Tensor | None, frame: slice) -> bytes:
-    assert own_F is not None
-    try:
-        return bytes(context.codec.encode(own_F[frame]))
-    except CodecError as error:
-        raise RoundError(f"this member's contribution cannot be encoded: {error}") from error

@@ -31,7 +31,7 @@ from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.round import state_machine
-from swarm.training.round.group_checks import num_demotable
+from swarm.training.round.group_members import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after

@@ -210,7 +210,7 @@ class MemberReports:
         if steps_left != self._steps_left:
             self._steps_left = steps_left
             self.on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
-        entry = next((e for e in replica.standings.entries if e.peer_id == self._peer_id), None)
+        entry = next((e for e in replica.standings.register.entries if e.peer_id == self._peer_id), None)
         if entry is not None and entry != self._entry:
             self._entry = entry
             self.on_event(RunEntered(step=entry.step, how=entry.how))

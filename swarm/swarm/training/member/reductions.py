@@ -11,7 +11,8 @@ import hashlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from swarm_compression import CodecError
@@ -20,14 +21,14 @@ from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.proof_messages import Evidence, PartStatement
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.made_part import committed_tree
-from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice
+from swarm.training.allreduce.committed_slices import committed_tree
+from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
@@ -52,16 +53,6 @@ NUM_KEPT = 2
 another is tried."""
 
 
-@dataclass(slots=True, eq=False)
-class _GroupEntry:
-    """The butterfly of one group, once it exists, and how many streams wait for it."""
-
-    butterfly: asyncio.Future[Butterfly | None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    num_waiting: int = 0
-
-
 class Reductions:
     """The reductions of one step. `feed` takes the events that they end in, and `convict` evidence that another member
     has lied. `on_reduced_weight` is called with each member whose contribution the aggregation reduced notably, and
@@ -78,16 +69,17 @@ class Reductions:
         self._feed = feed
         self._on_reduced_weight = on_reduced_weight
         self._convict = convict
-        self._auditing: dict[bytes, Auditing] = {}
         self._chance = random.SystemRandom()
-        self._entries: dict[bytes, _GroupEntry] = {}
-        # that of the last attempt, too: its streams may still be served
-        self._butterflies: dict[bytes, Butterfly] = {}
+        # by the digests of their groups; that of the last attempt, too: its streams may still be served
+        self._reductions: dict[bytes, Auditing] = {}
+        self._failed_groups: set[bytes] = set()
+        self._changed = asyncio.Event()
+        self._is_closed = False
         self._bytes_of_dropped = 0
 
     @property
     def bytes_sent(self) -> int:
-        return self._bytes_of_dropped + sum(butterfly.bytes_sent for butterfly in self._butterflies.values())
+        return self._bytes_of_dropped + sum(each.butterfly.bytes_sent for each in self._reductions.values())
 
     async def reduce(self, signed: SignedGroup, offer: IntervalOffer | None) -> None:
         """Take part in the group's reduction with what this member offers, and audit the others. Ends with Reduced,
@@ -112,19 +104,23 @@ class Reductions:
             tree=offer.tree if offer else None,
             failpoints=context.failpoints,
         )
-        auditing = self._auditing[signed.digest] = Auditing(butterfly, signed, _Statements(context), self._chance)
+        auditing = Auditing(
+            butterfly,
+            signed,
+            self._chance,
+            sign=lambda statement: context.signatures.sign_part(statement, context.network.now()),
+            read=lambda data: context.signatures.read_part(data, context.network.now()),
+        )
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
-        self._entry(signed.digest).butterfly.set_result(butterfly)
-        self._butterflies[signed.digest] = butterfly
-        self._drop_old()
+        self._add(signed.digest, auditing)
         try:
             parts = await butterfly.run()
         except BaseException:
-            self._entries.pop(signed.digest, None)
+            self._failed_groups.add(signed.digest)
             raise
         # the others may commit them before this member has audited them
         context.replica.keep_parts(signed.digest, parts)
-        # its entry stays: the backup of an owner that fails late may need this member's slices, and others audit it
+        # it is served on: the backup of an owner that fails late may need this member's slices, and others audit it
         if not await self._is_right(auditing, group.attempt, parts):
             return
         for peer, kept in butterfly.kept_shares.items():
@@ -174,7 +170,7 @@ class Reductions:
             self._feed(reduce_failed(attempt, error))
             return
         if parts and not action.is_audited:
-            auditing = self._auditing.get(outcome.origin_digest)
+            auditing = self._reductions.get(outcome.origin_digest)
             if auditing is None:
                 self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
                 return
@@ -197,21 +193,14 @@ class Reductions:
         """Pass `peer`'s stream to the butterfly of the group that its `opening` names, once this member takes part in
         it. Raises RoundError."""
         digest = opening.group_digest
-        butterfly, entry = None, self._entry(digest)
-        entry.num_waiting += 1
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_WAIT_S):
-                butterfly = await asyncio.shield(entry.butterfly)
-        except TimeoutError:
-            pass  # reported below
-        finally:
-            entry.num_waiting -= 1
-            if not entry.num_waiting and not entry.butterfly.done():
-                self._entries.pop(digest, None)
-        if butterfly is None:
+                while digest not in self._reductions and not self._is_closed:
+                    await self._changed.wait()
+        if digest not in self._reductions or digest in self._failed_groups:
             raise RoundError("this member takes no part in the group of this part")
         metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
-        await butterfly.accept(peer, opening, metered)
+        await self._reductions[digest].butterfly.accept(peer, opening, metered)
 
     async def to_validate(self, proof: Proof) -> DrawnInterval | None:
         """Return what this member needs to validate the interval that the step's outcome draws for it; None if that is
@@ -219,7 +208,7 @@ class Reductions:
         me, rate = self._context.network.peer_id, self._context.replica.config.validation_rate
         origin, outcome = proof.origin, proof.outcome
         drawn = [peer for peer, by in draw_validators(origin, outcome, rate).items() if by == me]
-        auditing = self._auditing.get(outcome.origin_digest)
+        auditing = self._reductions.get(outcome.origin_digest)
         if not drawn or auditing is None:
             return None
         try:
@@ -234,7 +223,7 @@ class Reductions:
         """Return what this member holds of the contributions of `drawn` to the step of `proof`; None if it has made no
         part of them."""
         me = self._context.network.peer_id
-        auditing, others = self._auditing.get(proof.outcome.origin_digest), [peer for peer in drawn if peer != me]
+        auditing, others = self._reductions.get(proof.outcome.origin_digest), [peer for peer in drawn if peer != me]
         if auditing is None or not others or not proof.origin.part_values[proof.origin.peer_ids.index(me)]:
             return None
         try:
@@ -248,26 +237,21 @@ class Reductions:
 
     def close(self) -> None:
         """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""
-        for entry in self._entries.values():
-            if not entry.butterfly.done():
-                entry.butterfly.set_result(None)
-        for butterfly in self._butterflies.values():
-            butterfly.drop()
-        self._auditing.clear()
+        self._is_closed = True
+        self._changed.set()
+        for each in self._reductions.values():
+            each.butterfly.drop()
 
-    def _drop_old(self) -> None:
-        """Drop all but the newest NUM_KEPT reductions: attempts that fail one after the other would fill the memory."""
-        for digest in list(self._butterflies)[:-NUM_KEPT]:
-            butterfly = self._butterflies.pop(digest)
+    def _add(self, digest: bytes, auditing: Auditing) -> None:
+        """Serve another reduction, and drop all but the newest NUM_KEPT: attempts that fail one after the other would
+        fill the memory."""
+        self._reductions[digest] = auditing
+        for old in list(self._reductions)[:-NUM_KEPT]:
+            butterfly = self._reductions.pop(old).butterfly
             self._bytes_of_dropped += butterfly.bytes_sent
             butterfly.drop()
-            self._auditing.pop(digest, None)
-            self._entries.pop(digest, None)
-
-    def _entry(self, digest: bytes) -> _GroupEntry:
-        if digest not in self._entries:
-            self._entries[digest] = _GroupEntry()
-        return self._entries[digest]
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _scheme(self, group: Group) -> ReductionScheme:
         context, config = self._context, self._context.replica.config
@@ -275,9 +259,12 @@ class Reductions:
         aggregator = config.aggregator_for(num_contributors)
         if aggregator.name != config.aggregator:
             logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
-        feedback = context.residuals.of(context.replica.fragment(group.step)) if context.residuals else None
-        probation = context.replica.config.probation
-        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback, probation=probation)
+        return ReductionScheme(
+            codec=context.codec,
+            aggregator=aggregator,
+            feedback=context.feedback(group.step),
+            probation=config.probation,
+        )
 
     async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:
@@ -289,34 +276,17 @@ class Reductions:
             self._feed(Reduced(attempt=attempt, outcome=outcome))
 
 
-@dataclass(frozen=True, slots=True)
-class _Statements:
-    """Implements `audit.Statements`, at the present time."""
-
-    context: RunContext
-
-    def sign_part(self, statement: PartStatement) -> bytes:
-        return self.context.signatures.sign_part(statement, self.context.network.now())
-
-    def read_part(self, data: bytes) -> tuple[str, PartStatement]:
-        return self.context.signatures.read_part(data, self.context.network.now())
-
-
 async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalOffer) -> IntervalOffer:
     """Return `offer` with a commitment to the slices that this member will send. A pseudo-gradient that cannot be
     encoded is not offered."""
     delta_F, contribution = offer.delta_F, offer.contribution
     if delta_F is None or not contribution.num_tokens or setup.follows:
         return offer
-    feedback = context.residuals.of(context.replica.fragment(setup.step)) if context.residuals else None
-
-    def encode(frame: slice) -> bytes:
-        return feedback.encode(delta_F[frame], frame.start) if feedback else context.codec.encode(delta_F[frame])
-
+    encode = partial(encode_slice, context.codec, context.feedback(setup.step), delta_F)
     work = partial(committed_tree, encode, context.codec, setup.num_values)
     try:
         tree = await asyncio.get_running_loop().run_in_executor(context.executor, work)
-    except CodecError as error:
+    except (CodecError, RoundError) as error:
         logger.warning("this member contributes nothing to outer step %d: %s", setup.step, error)
         nothing = replace(contribution, num_tokens=0, num_samples=0, loss=0.0, followers=())
         return replace(offer, contribution=nothing, delta_F=None)

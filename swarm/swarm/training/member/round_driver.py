@@ -1,6 +1,6 @@
 """Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
-Votes are written to disk and sent here. `report_calls` carries reports and signed groups, `cluster_role` the work of
+Votes are written to disk and sent here. `peer_calls` carries reports and signed groups, `cluster_role` the work of
 followers, and `reductions` the slices.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
@@ -29,13 +29,13 @@ from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.member.cluster_role import ClusterRole
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_queries import PeerQueries
+from swarm.training.member.peer_calls import PeerQueries, ReportCalls, TakenReports
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
 from swarm.training.member.reductions import Reductions, commit_slices
-from swarm.training.member.report_calls import ReportCalls, TakenReports
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers, num_lacking
+from swarm.training.round.group_members import own_report
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
     Action,
@@ -62,7 +62,6 @@ from swarm.training.round.round_state import (
     RoundSetup,
     RoundState,
     may_leave_now,
-    own_report,
     with_coordinator,
 )
 from swarm.training.state.certificate_history import Proof
@@ -116,8 +115,7 @@ class RoundDriver:
         )
         self._queries = PeerQueries(
             context,
-            self.setup.step,
-            attempt=lambda: self.attempt,
+            lambda: self._state,
             on_named=self._hear_of,
             feed=self.feed,
             spawn=self._spawn,
@@ -130,7 +128,7 @@ class RoundDriver:
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
         self._kept: tuple[int, HeldLock | None, OwnPrepareVote | None] | None = None
-        self.groups = self._shown_groups()
+        self.groups = ShownGroups(context, lambda: self._state, feed=self.feed, heard=convictions.heard)
         self._report_calls = ReportCalls(context, self._queries, self.groups, feed=self.feed)
         self._reports = TakenReports(
             context,
@@ -370,16 +368,6 @@ class RoundDriver:
             on_certificate=self._take_certificate,
             on_hurry=self.hurry,
             on_abort=self._on_abort,
-        )
-
-    def _shown_groups(self) -> ShownGroups:
-        return ShownGroups(
-            self._context,
-            self.setup.roster,
-            attempt=lambda: self.attempt,
-            coordinator=lambda: self._state.coordinator,
-            feed=self.feed,
-            heard=self._convictions.heard,
         )
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:

@@ -15,9 +15,9 @@ from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, Re
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.member.report_calls import POLL_S
+from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.round.group_checks import num_presentable, origin_complaint
+from swarm.training.round.group_members import num_presentable, origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S

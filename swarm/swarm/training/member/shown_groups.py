@@ -23,6 +23,7 @@ from swarm_protocol.training_messages import GroupRequest, SignedGroup
 from swarm.newest_items import NewestItems
 from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.round.round_events import Event, Grouped
+from swarm.training.round.round_state import RoundState
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 
@@ -43,24 +44,20 @@ seconds, and members ask for their group all the time."""
 class ShownGroups:
     """The newest groups of one step that this member has seen and checked, by digest.
 
-    `roster` has the members of the state that the step begins at. `attempt` is this member's, and `coordinator` returns
-    who may sign a group now. `feed` takes the event that another member has shown one; `heard` notes what was signed.
+    `state` returns this member's state of the step. `feed` takes the event that another member has shown one; `heard`
+    notes what was signed.
     """
 
     def __init__(
         self,
         context: RunContext,
-        roster: tuple[str, ...],
+        state: Callable[[], RoundState],
         *,
-        attempt: Callable[[], int],
-        coordinator: Callable[[], str],
         feed: Callable[[Event], None],
         heard: EquivocationWatch,
     ) -> None:
         self._context = context
-        self._roster = roster
-        self._attempt = attempt
-        self._coordinator = coordinator
+        self._state = state
         self._feed = feed
         self._heard = heard
         self._groups = NewestItems[bytes, bytes](MAX_GROUPS)
@@ -82,7 +79,7 @@ class ShownGroups:
         """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
         genuine."""
         group, signatures = signed.group, self._context.signatures
-        if signed.digest in self or group.attempt < self._attempt():
+        if signed.digest in self or group.attempt < self._state().attempt:
             return  # attempts only grow: a group of an earlier one is not looked at
         if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
             raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
@@ -95,8 +92,9 @@ class ShownGroups:
     def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
         """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
         the group `origin`."""
-        self._context.signatures.check_lock(lock, origin, self._roster)
-        self._heard.lock(lock, origin, self._roster)
+        roster = self._state().setup.roster
+        self._context.signatures.check_lock(lock, origin, roster)
+        self._heard.lock(lock, origin, roster)
 
     async def ask(self, peer: str, digest: bytes, *, after_s: float) -> None:
         """Ask `peer` for the group with this digest, if this member does not get it otherwise within `after_s`. One
@@ -123,7 +121,7 @@ class ShownGroups:
         data = await context.network.call(peer, context.methods.group, request, timeout_s=CALL_TIMEOUT_S)
         if hashlib.sha256(data).digest() != digest:
             raise PeerViolation("it shows another group than its part is of", peer_id=peer)
-        if unverified(data).peer_id != self._coordinator():
+        if unverified(data).peer_id != self._state().coordinator:
             raise RoundError("the group of this part is not one that this member can be in")
         signed = context.signatures.read_group(data, context.network.now())
         if not {peer, context.network.peer_id} <= set(signed.group.peer_ids):

@@ -20,7 +20,7 @@ Hierarchical averaging with the clusters drawn by a beacon: the draw is that of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -29,8 +29,8 @@ from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
 NUM_REMEMBERED = 4
-"""Draws that are remembered: a member asks for the clusters of a step several times, and those of a run with thousands
-of trainers take milliseconds to draw."""
+"""Draws that are remembered, for all members in this process: each asks for the clusters of a step several times, and
+those of a run with thousands of trainers take milliseconds to draw."""
 NUM_ASKED = 8
 """Number of heads that a newcomer asks for a place: most have one, unless the run is nearly full."""
 
@@ -61,7 +61,7 @@ class Clusters:
         """Return the heads that `peer`, which follows, turns to, in this order."""
         if peer in self.dealt:
             return self.dealt[peer]
-        ranked = sorted(self.heads, key=lambda head: _draw(self.digest, f"{peer}/{head}"))
+        ranked = sorted(self.heads, key=lambda head: drawn(self.digest, f"{peer}/{head}"))
         return tuple(ranked[:NUM_ASKED])
 
     def followers_of(self, head: str) -> tuple[str, ...]:
@@ -75,14 +75,15 @@ class Clusters:
         return min(max(0, self.size - 1 - len(self.followers_of(head))), self.newcomers_per_head)
 
 
+@lru_cache(maxsize=NUM_REMEMBERED)
 def draw_clusters(
     digest: bytes,
-    roster: Sequence[str],
-    trainers: Collection[str],
+    roster: tuple[str, ...],
+    trainers: frozenset[str],
     *,
     max_group: int,
     size: int,
-    newcomers: Collection[str] = (),
+    newcomers: frozenset[str] = frozenset(),
     num_seats: int = limits.MAX_GROUP_MEMBERS,
 ) -> Clusters:
     """Return the clusters of the step that follows the state `digest`, whose members are `roster` and whose trainers
@@ -90,31 +91,8 @@ def draw_clusters(
     probation: others take vacant places before them, and they take at most `num_seats`."""
     if size == 1 or not roster:
         return Clusters(size=size)
-    return _drawn(
-        digest,
-        tuple(roster),
-        frozenset(trainers),
-        newcomers=frozenset(newcomers),
-        max_group=max_group,
-        size=size,
-        num_seats=num_seats,
-    )
-
-
-@lru_cache(maxsize=NUM_REMEMBERED)
-def _drawn(
-    digest: bytes,
-    roster: tuple[str, ...],
-    trainers: frozenset[str],
-    *,
-    newcomers: frozenset[str],
-    max_group: int,
-    size: int,
-    num_seats: int,
-) -> Clusters:
-    """Draw the clusters of a step once for all that ask for them in this process."""
-    heads = tuple(sorted(roster, key=lambda peer: _draw(digest, peer)))
-    others = sorted(trainers - set(roster), key=lambda peer: _draw(digest, peer))
+    heads = tuple(sorted(roster, key=lambda peer: drawn(digest, peer)))
+    others = sorted(trainers.difference(roster), key=lambda peer: drawn(digest, peer))
     num_vacant = max(0, max_group - len(heads))
     promoted = [peer for peer in others if peer not in newcomers][:num_vacant]
     num_free = min(num_vacant - len(promoted), num_seats)
@@ -187,6 +165,11 @@ def overclaim(
     return ""
 
 
+def drawn(beacon: bytes, peer: str) -> bytes:
+    """Return the number that `peer` has drawn: the lowest one comes first."""
+    return hashlib.sha256(beacon + peer.encode()).digest()
+
+
 def _leased_at(leased: Sequence[str], place: int) -> str:
     if place >= len(leased):
         raise RoundError(f"a group names the trainer at place {place} of {len(leased)} leases")
@@ -199,7 +182,3 @@ def _heads_of(heads: Sequence[str], place: int) -> tuple[str, ...]:
         return (heads[0],)
     turn, first = divmod(place, num_heads)
     return heads[first], heads[(first + 1 + turn % (num_heads - 1)) % num_heads]
-
-
-def _draw(digest: bytes, peer: str) -> bytes:
-    return hashlib.sha256(digest + peer.encode()).digest()

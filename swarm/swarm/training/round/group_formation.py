@@ -1,7 +1,7 @@
 """Decides how an attempt gets its group: when its coordinator forms it, and for whom it waits.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
-(`group_checks`). A trainer that follows a head reports to nobody.
+(`group_members`). A trainer that follows a head reports to nobody.
 
 Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """
@@ -16,7 +16,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
-from swarm.training.round.group_members import NOT_ADMITTED, form_group
+from swarm.training.round.group_members import NOT_ADMITTED, contribution_to_report, form_group, own_report
 from swarm.training.round.quorum import presence
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
@@ -26,13 +26,11 @@ from swarm.training.round.round_state import (
     Timers,
     Transition,
     begin_attempt,
-    contribution_to_report,
     give_up,
     is_doubted,
     is_overdue,
     is_waiting,
     note_shortage,
-    own_report,
     reached_again,
     rest_after,
     roster_left,

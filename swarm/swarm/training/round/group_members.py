@@ -1,39 +1,71 @@
-"""Decides which members a coordinator takes into the group of an attempt, and whom it leaves out, and why.
+"""The rules for the members of a group: whom a coordinator takes and leaves out, and what every member checks.
 
-Pure functions. `group_formation` says when the group is formed; the other members check it (`group_checks`).
+A coordinator can only leave members out. The group carries the reports that its members have signed for this very
+attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`quorum`). Before
+it takes part, every member recomputes it, and checks that its own report is there unchanged, that nobody's weight
+exceeds its lease, and a head's not those of its cluster, and that all start from its own state.
+`RunSignatures.check_reports` checks the signatures.
+
+Pure functions on the round's setup. `group_formation` says when the group is formed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from swarm_protocol import limits
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import revocation_in
-from swarm_protocol.training_messages import Contribution, Group, Ready
+from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.group_checks import (
-    MISSTATED,
-    MISSTATED_SCORE,
-    NOT_INVITED,
-    cluster_overclaim,
-    misstates_score,
-    misstates_standing,
-    num_seats,
-)
-from swarm.training.round.quorum import highest_claim
-from swarm.training.round.round_state import RoundSetup
+from swarm.training.round.clusters import drawn, overclaim
+from swarm.training.round.quorum import highest_claim, lock_complaint
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.standings import grants_in
 
+NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
+MISSTATED = "it says otherwise than the state how long it is on probation"
+MISSTATED_SCORE = "it says otherwise than the state whether its score is low"
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
-
 TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group, and may be used up by that"
-
 NOT_ADMITTED = "the run does not admit it"
+
+
+def contribution_to_report(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
+    """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
+    contribution = contribution or Contribution(peer_id=setup.me)
+    own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
+    return replace(
+        contribution,
+        bytes_per_s=setup.bytes_per_s,
+        steps_left=setup.standings.steps_left(setup.me, grants_in(own).get(setup.me)),
+        credentials=(*own, *contribution.credentials),
+        demoted=setup.demoted,
+        discounted=setup.held_out.is_discounted(setup.me),
+    )
+
+
+def own_report(state: RoundState) -> Ready:
+    mine = contribution_to_report(state.setup, state.mine)
+    # a report has room for a limited number, and those of earlier rosters matter least
+    accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
+    return Ready(
+        run=state.setup.run,
+        step=state.setup.step,
+        attempt=state.attempt,
+        state_digest=state.setup.state_digest,
+        accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
+        lock=state.lock.lock if state.lock else None,
+        origin=state.lock.origin if state.lock else b"",
+        sequence=state.setup.sequence,
+        revocation=state.setup.revocation,
+        **shared_fields(mine, Ready),
+    )
 
 
 def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
@@ -80,7 +112,7 @@ def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) ->
     """Return the members that are `fit`, in the order in which they take the group's seats.
 
     Members that have proven themselves come before those on probation, of these those that contribute before those that
-    only want to be admitted, and members of the state before others; of equals, a beacon draws (see `beacon`).
+    only want to be admitted, and members of the state before others; of equals, a beacon draws.
     """
     members = [each for peer, each in fit.items() if peer in setup.roster]
     beacon = seat_beacon(setup.beacon(attempt), members)
@@ -90,6 +122,14 @@ def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) ->
         return peer != setup.me, is_new, is_idle, peer not in setup.roster, drawn(beacon, peer)
 
     return sorted(fit, key=place)
+
+
+def seat_beacon(beacon: bytes, reports: Iterable[Contribution]) -> bytes:
+    """Return the beacon of the seats of the attempt with this `beacon`, whose members report `reports`. It also holds
+    their commitments to their slices, which nobody but their makers and the attempt's coordinator knows before there is
+    a group."""
+    roots = sorted(each.commitment.root for each in reports if each.commitment)
+    return hashlib.sha256(beacon + b"".join(roots)).digest()
 
 
 def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
@@ -196,3 +236,129 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
             accusers = [by for by, accused in honest.items() if peer in accused]
             unfit[peer] = f"accused by {', '.join(map(short_id, accusers)) or 'nobody else, and accuses others'}"
     return unfit
+
+
+def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
+    """Return what is wrong with a group for `setup.me`, which reported `mine`; empty if nothing is."""
+    group = signed.group
+    kept = next((replace(member, signature=b"") for member in group.members if member.peer_id == setup.me), None)
+    checks = (
+        ((group.run, group.step, group.attempt) != (setup.run, setup.step, attempt), "it is for another round"),
+        (group.state_digest != setup.state_digest, "it starts from another state"),
+        (kept != replace(mine, signature=b""), "it lacks or changes this member's report"),
+        (
+            (group.reduce_s, group.vote_s) != (setup.reduce_s, setup.vote_s),
+            "its deadlines are not those that follow from the run",
+        ),
+    )
+    wrong = next((text for is_wrong, text in checks if is_wrong), "") or lock_complaint(group)
+    wrong = wrong or _forbidden(setup, group)
+    if wrong or group.resumes is None:
+        return wrong
+    wrong = origin_complaint(setup, signed.origin) if signed.origin else "it is not there"
+    return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
+
+
+def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
+    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
+    if setup.roster and origin.signer not in setup.roster:
+        return f"{short_id(origin.signer)} signed it and is no member of the state that it follows from"
+    return _forbidden(setup, origin.group)
+
+
+def _forbidden(setup: RoundSetup, group: Group) -> str:
+    """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
+    num_members, grants = len(group.members), grants_in(group.credentials)
+    places = [each.place for member in group.members for each in member.followers]
+    checks = (
+        (
+            bool(group.revocation) and not setup.standings.is_news(revocation_in(group.revocation)),
+            "it revokes what the state knows to be revoked",
+        ),
+        (group.order != setup.order, "it follows from another resume order of the run's author"),
+        (num_members > setup.max_group, f"it has {num_members} members, more than {setup.max_group}"),
+        (
+            num_members < setup.succession.min_group,
+            f"it has {num_members} members, fewer than {setup.succession.min_group}",
+        ),
+        (
+            not setup.succession.is_enough(setup.roster, group.peer_ids),
+            "it has too few members of the state that it follows from",
+        ),
+        (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
+        (
+            any(setup.standings.refuses(peer, grants.get(peer)) for peer in group.peer_ids),
+            f"of a member, {NOT_INVITED}",
+        ),
+        (
+            len(group.credentials) > limits.MAX_CREDENTIALS
+            or bool(set(setup.standings.overused(grants)) & set(group.peer_ids)),
+            "it has more newcomers than their invitations or vouchers let in",
+        ),
+        (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
+        (any(misstates_score(setup, member) for member in group.members), f"of a member, {MISSTATED_SCORE}"),
+        (
+            len(group.on_probation) > num_seats(setup, len(group.members) - len(group.on_probation)),
+            f"it has {len(group.on_probation)} members on probation, which is too many",
+        ),
+        (any(peer in setup.clusters.dealt for peer in group.peer_ids), "it has a member whose work another one brings"),
+        (any(cluster_overclaim(setup, member) for member in group.members), "a member claims more than its lease"),
+        (len(places) > len(set(places)), "two members bring one trainer's work"),
+        (
+            bool(group.part_values) and group.part_values != part_sizes(setup.num_values, group.members),
+            "its part sizes do not follow from the bandwidths that its members reported",
+        ),
+    )
+    return next((text for is_wrong, text in checks if is_wrong), "")
+
+
+def num_seats(setup: RoundSetup, num_proven: int) -> int:
+    """Return how many members on probation may be in a group with `num_proven` others."""
+    return setup.standings.rule.num_seats(setup.max_group, num_proven)
+
+
+def num_presentable(max_group: int) -> int:
+    """Return how many credentials of newcomers one head may bring, so that those of a whole group have room."""
+    return limits.MAX_CREDENTIALS // max_group
+
+
+def num_demotable(max_group: int) -> int:
+    """Return how many members one report may demote, so that those of a whole group have room."""
+    return max(1, limits.MAX_DEMOTED // max_group)
+
+
+def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
+    """Return whether `member` says otherwise than the state how many steps it or a follower has to prove itself."""
+    own = grants_in(member.credentials).get(member.peer_id)
+    if setup.standings.steps_left(member.peer_id, own) != member.steps_left:
+        return True
+    followers = [
+        (setup.leased[each.place], each.steps_left) for each in member.followers if each.place < len(setup.leased)
+    ]
+    return any(setup.standings.steps_left(peer) != left for peer, left in followers)
+
+
+def misstates_score(setup: RoundSetup, member: Contribution) -> bool:
+    """Return whether `member` says otherwise than the state whether it counts for less."""
+    return setup.held_out.is_discounted(member.peer_id) != member.discounted
+
+
+def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:
+    """Return what `member` claims for itself or its cluster without having it; empty if nothing."""
+    grants = grants_in(member.credentials)
+    if any(not setup.admits(peer) or setup.standings.refuses(peer, grants.get(peer)) for peer in member.newcomers):
+        return "it brings a newcomer that the run does not admit"
+    shown = [each.peer_id for each in member.credentials]
+    if len(set(shown) - {member.peer_id}) > num_presentable(setup.max_group):
+        return "it brings more newcomers with credentials than a group has room for"
+    if len(member.demoted) > num_demotable(setup.max_group):
+        return "it demotes more members than its share of a group's room"
+    if len(shown) > len(set(shown)) or not {member.peer_id, *member.newcomers}.issuperset(shown):
+        return "it shows a credential of another peer, or two of one"
+    return overclaim(
+        member,
+        setup.leased,
+        setup.clusters,
+        max_samples=setup.samples_per_member,
+        tokens_per_sample=setup.tokens_per_sample,
+    )

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from swarm_protocol.commit_messages import LockClaim, Outcome, Vote
-from swarm_protocol.training_messages import Contribution, Group
+from swarm_protocol.commit_messages import Lock, LockClaim, Outcome, PlacedSignature, Vote
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.run.run_config import RunConfig
 
@@ -90,6 +90,64 @@ class Succession:
     def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
         """Return whether what `voters` voted for may follow from a state with this `roster`."""
         return len(set(roster) & set(voters)) >= self.num_enough(roster, voters)
+
+
+USUAL = Succession()
+"""The usual rule for who decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """The result of a count. `decided` is the outcome that has a quorum. If the vote is `hopeless`, no outcome can get
+    one any more. `reason` says why, in words."""
+
+    decided: Outcome | None
+    hopeless: bool
+    reason: str
+
+
+def tally(
+    members: Collection[str],
+    votes: Mapping[str, Vote],
+    silent: Iterable[str],
+    *,
+    roster: Collection[str] = (),
+    succession: Succession = USUAL,
+) -> Tally:
+    """Count `votes` by member. Those of others than `members` do not count. `silent` members will not vote any more.
+    `roster` are the members of the state before: enough of them must be among the voters, too."""
+    needed = quorum(len(members))
+    votes = {peer: vote for peer, vote in votes.items() if peer in members}
+    counts = Counter(vote.outcome for vote in votes.values())
+    outcome, most = counts.most_common(1)[0] if counts else (None, 0)
+    supporters = {peer for peer, vote in votes.items() if vote.outcome == outcome}
+    outstanding = set(members) - votes.keys() - set(silent)
+    if most >= needed:
+        if succession.is_enough(roster, supporters):
+            return Tally(decided=outcome, hopeless=False, reason="")
+        reason = f"{len(supporters & set(roster))} of the {len(roster)} members of the state before voted for it"
+        hopeless = not succession.is_enough(roster, supporters | outstanding)
+        return Tally(decided=None, hopeless=hopeless, reason=f"{reason}, which is too few")
+    split = f", in {len(counts)} different outcomes" if len(counts) > 1 else ""
+    reason = f"{len(votes)} of {len(members)} members voted{split}, and {needed} must agree"
+    return Tally(decided=None, hopeless=most + len(outstanding) < needed, reason=reason)
+
+
+def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
+    """Return the lock that these equal first `votes` of a quorum make. Votes of others than `electors` are not kept."""
+    vote = next(iter(votes.values()))
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(electors)
+        if peer in votes
+    )
+    return Lock(attempt=vote.attempt, group_digest=vote.group_digest, outcome=vote.outcome, votes=placed)
+
+
+def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
+    """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
+    vote = origin.vote(lock.outcome, "prepare")
+    return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
 
 
 def presence(num: int, num_needed: int, *, of_roster: bool, how: str = "there") -> str:

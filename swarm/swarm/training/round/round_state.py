@@ -1,26 +1,33 @@
 """Holds what a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
 
+An attempt's coordinator, and who has a seat in a group that is full, are drawn by the lowest hash of a beacon and the
+peer id. The beacon of an attempt begins with the digest of the state that the step follows from, which nobody knew when
+the members of that state were chosen. So no member can have made its key for the attempts that it wants to coordinate.
+Keys cost nothing, however, and a newcomer can make one after it has seen the state: the beacon of the seats holds more
+(see `group_members`). In a run's first round the beacon is the run's id and its initial state. Both are known
+beforehand: a party that makes enough keys coordinates that round, and takes its seats. A beacon of the last state for
+drawing the members of a round is that of MoDeST (de Vos et al. 2023, arXiv 2302.13837).
+
 Values and pure functions. `state_machine` explains the phases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import shared_fields
 from swarm_protocol.commit_messages import Lock, Outcome, Vote
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup
 
-from swarm.training.round.beacon import attempt_beacon, coordinator_of
-from swarm.training.round.clusters import Clusters
+from swarm.training.round.clusters import Clusters, drawn
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
 from swarm.training.standing.held_out_scores import HeldOutScores
-from swarm.training.standing.standings import TrainerStandings, grants_in
+from swarm.training.standing.standings import TrainerStandings
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "committing", "resting", "done"]
 
@@ -214,6 +221,16 @@ class RoundState:
 Transition: TypeAlias = tuple[RoundState, list[Action]]
 
 
+def attempt_beacon(run: str, state_digest: bytes, step: int, attempt: int) -> bytes:
+    """Return the beacon of `attempt` at the `step` that follows from `state_digest`."""
+    return hashlib.sha256(f"{run}/{state_digest.hex()}/{step}/{attempt}".encode()).digest()
+
+
+def coordinator_of(beacon: bytes, candidates: Iterable[str]) -> str:
+    """Return the coordinator: another candidate for each attempt, and the same for all members."""
+    return min(candidates, key=lambda peer: drawn(beacon, peer))
+
+
 def with_coordinator(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
@@ -244,38 +261,6 @@ def may_leave_now(state: RoundState) -> bool:
 def moves_at(state: RoundState) -> float | None:
     """Return when to go on at the later attempt that others have named, if they have."""
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
-
-
-def contribution_to_report(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
-    """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
-    contribution = contribution or Contribution(peer_id=setup.me)
-    own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
-    return replace(
-        contribution,
-        bytes_per_s=setup.bytes_per_s,
-        steps_left=setup.standings.steps_left(setup.me, grants_in(own).get(setup.me)),
-        credentials=(*own, *contribution.credentials),
-        demoted=setup.demoted,
-        discounted=setup.held_out.is_discounted(setup.me),
-    )
-
-
-def own_report(state: RoundState) -> Ready:
-    mine = contribution_to_report(state.setup, state.mine)
-    # a report has room for a limited number, and those of earlier rosters matter least
-    accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
-    return Ready(
-        run=state.setup.run,
-        step=state.setup.step,
-        attempt=state.attempt,
-        state_digest=state.setup.state_digest,
-        accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
-        lock=state.lock.lock if state.lock else None,
-        origin=state.lock.origin if state.lock else b"",
-        sequence=state.setup.sequence,
-        revocation=state.setup.revocation,
-        **shared_fields(mine, Ready),
-    )
 
 
 def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:

@@ -20,7 +20,8 @@ have different states, and the certificates decide who follows.
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
 
-Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, forming groups to `group_formation`.
+Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, forming groups to `group_formation`,
+the work in them to `group_work`, and how many votes decide to `quorum`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm_protocol.commit_messages import Abort, Outcome
+from swarm_protocol.commit_messages import Abort, Certificate, Outcome, PlacedSignature, VoteKind
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import SignedGroup
 
-from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (
     CONVICTED,
     absent_members,
@@ -45,10 +44,22 @@ from swarm.training.round.group_formation import (
     on_withheld,
     too_few,
 )
+from swarm.training.round.group_work import (
+    fail,
+    leave_group,
+    on_convicted,
+    on_grouped,
+    on_reduce_failed,
+    other_members,
+    reduces,
+    valid_votes,
+    without_vote_of,
+)
 from swarm.training.round.promise import Promise, bound_by
-from swarm.training.round.quorum import presence
+from swarm.training.round.quorum import Tally, disagreement, electors_of, make_lock, presence, tally
 from swarm.training.round.round_events import (
     AttemptLeft,
+    CastVote,
     Convicted,
     CredentialsExpired,
     Event,
@@ -60,11 +71,9 @@ from swarm.training.round.round_events import (
     Offered,
     Proven,
     Query,
-    Reduce,
     Reduced,
     ReduceFailed,
     Reported,
-    ShowEvidence,
     Sighted,
     Tick,
     Voted,
@@ -74,6 +83,8 @@ from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Faults,
+    HeldLock,
+    OwnPrepareVote,
     RoundSetup,
     RoundState,
     Timers,
@@ -83,25 +94,11 @@ from swarm.training.round.round_state import (
     is_waiting,
     moves_at,
     note_shortage,
-    own_report,
     reached_again,
     roster_left,
     suspect,
     with_coordinator,
     without_doubt,
-)
-from swarm.training.round.voting import (
-    count_votes,
-    fail,
-    leave_group,
-    no_quorum,
-    on_reduced,
-    on_voted,
-    other_members,
-    recover,
-    reduces,
-    valid_votes,
-    without_vote_of,
 )
 
 
@@ -159,15 +156,15 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
         case Grouped(signed=signed):
-            return _on_grouped(state, signed, now)
+            return on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
-            return on_reduced(state, attempt, outcome, now)
+            return _on_reduced(state, attempt, outcome, now)
         case ReduceFailed():
-            return _on_reduce_failed(state, event, now)
+            return on_reduce_failed(state, event, now)
         case Convicted(peer=peer, reason=reason):
-            return _on_convicted(state, peer, reason, now)
+            return on_convicted(state, peer, reason, now)
         case Voted():
-            return on_voted(state, event, now)
+            return _on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
         case Proven(certificate=certificate):
@@ -216,7 +213,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transitio
         gone = f"the coordinator {short_id(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
     if state.phase in {"preparing", "committing"}:
-        return count_votes(without_vote_of(state, peer), now)
+        return _count_votes(without_vote_of(state, peer), now)
     return advance(state, now)
 
 
@@ -229,97 +226,119 @@ def _shortage(state: RoundState) -> str:
     return f"; the run waits: {presence(len(left), needed, of_roster=True)}"
 
 
-def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:
-    if signed.group.attempt != state.attempt or signed.signer != state.coordinator:
+def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Transition:
+    if not reduces(state, attempt):
         return state, []
-    if state.signed is not None:
-        return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
-    if liars := tuple(peer for peer in signed.group.peer_ids if peer in state.faults.convicted):
-        state, actions = give_up(state, f"the group has {short_id(liars[0])}, whom evidence convicts", liars, now)
-        return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
-    liar, reason = _objection(state, signed)
-    if liar:
-        return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
-    group = signed.group
-    prepare_votes = {peer: each for peer, each in state.voting.prepare_votes.items() if peer in group.peer_ids}
-    commit_votes = {peer: each for peer, each in state.voting.commit_votes.items() if peer in group.peer_ids}
-    state = replace(
-        state,
-        phase="reducing",
-        signed=signed,
-        asked="",
-        attempts=replace(state.attempts, short_since=None),
-        timers=Timers(deadline=now + group.reduce_s),
-        voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
-        # the reports to this attempt are answered from now on
-        ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
+    assert state.signed is not None
+    group = state.signed.group
+    if group.resumes is not None and outcome != group.resumes:
+        return fail(state, "recomputing the resumed outcome led to a different state", (), now)
+    vote = state.signed.vote(outcome, "prepare")
+    own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
+    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
+    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
+    return state, [CastVote(vote=vote, peers=other_members(state))]
+
+
+def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
+    """Take a vote, if it counts."""
+    # votes may come before the group does
+    voting, vote = state.voting, event.vote
+    votes = voting.prepare_votes if vote.kind == "prepare" else voting.commit_votes
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    is_owed = state.signed is not None or event.peer in state.setup.roster
+    has_room = is_owed or len(votes) < MAX_HEARD
+    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
+    if vote.attempt != state.attempt or not (is_member and has_room and counts):
+        return state, []
+    known = votes.get(event.peer)
+    if known is not None and known != vote:
+        # the vote that came first counts; strangers, who may vote before there is a group, are not worth the memory
+        if state.signed is None:
+            return state, []
+        accused = {**state.faults.accused, event.peer: "voted twice"}
+        return replace(state, faults=replace(state.faults, accused=accused)), []
+    votes = {**votes, event.peer: vote}
+    voting = replace(voting, prepare_votes=votes) if vote.kind == "prepare" else replace(voting, commit_votes=votes)
+    return _count_votes(replace(state, voting=voting), now)
+
+
+def _count_votes(state: RoundState, now: float) -> Transition:
+    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
+    if state.signed is None or state.phase not in {"preparing", "committing"}:
+        return state, []
+    commit = _tally_of(state, "commit")
+    if commit.decided is not None:
+        return _finish(state, commit.decided)
+    if state.phase == "committing":
+        return _no_quorum(state, commit.reason, now) if commit.hopeless else (state, [])
+    prepare = _tally_of(state, "prepare")
+    if prepare.decided is not None and prepare.decided == state.voting.outcome:
+        return _lock(state, prepare.decided, now)
+    # if others have decided otherwise, this member's own result is damaged: their commit votes will say so
+    return _no_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
+
+
+def _tally_of(state: RoundState, kind: VoteKind) -> Tally:
+    assert state.signed is not None
+    silent = set(state.voting.silent)
+    if kind == "commit":
+        # who has another result than this member casts no commit vote for it
+        others = valid_votes(state, "prepare").items()
+        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
+    return tally(
+        state.signed.group.deciding,
+        valid_votes(state, kind),
+        silent,
+        roster=_electors(state),
+        succession=state.setup.succession,
     )
-    if group.resumes is None:
-        return state, [Reduce(signed=signed)]
-    # the votes of the lock are those of members that audited the outcome
-    return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
 
 
-def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
-    """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
-    me, mine, origin = state.setup.me, state.mine, signed.origin
-    if signed.signer == me:
-        # the group was right when this member signed it, even if its interval has ended since
-        return "", ""
-    if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
-        return signed.signer, f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
-    leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
-    if origin and leaves and origin.signer != me and not (mine and mine.leaving):
-        # the coordinator could otherwise leave itself as the only member that the next state depends on
-        return origin.signer, f"{short_id(origin.signer)} signed a group in which this member leaves, and it does not"
-    return "", ""
-
-
-def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:
-    reason = f"{short_id(signed.signer)} signed two groups for one attempt"
-    return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
-
-
-def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Transition:
-    if not reduces(state, event.attempt):
-        if event.certain and event.attempt < state.attempt:
-            state = blame(state, event.accused, (), event.reason)
-        return state, []
-    state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
-    faulty = (*event.accused, *event.unreachable)
-    if not event.unaudited:
-        return fail(state, event.reason, faulty, now)
+def _electors(state: RoundState) -> tuple[str, ...]:
     assert state.signed is not None
-    if (outcome := _audited_outcome(state)) is None:
-        return leave_group(state, event.reason, faulty, now)
-    return replace(state, recovering=True), [replace(recover(state, state.signed, outcome), is_audited=True)]
+    return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
 
 
-def _audited_outcome(state: RoundState) -> Outcome | None:
-    """Return the outcome for which more than a third of the members that decide, and two at least, have voted: if fewer
-    than a third lie, one that did not lie has audited it. None if there is no such outcome. Members on probation do not
-    count, as keys cost nothing."""
+def _lock(state: RoundState, outcome: Outcome, now: float) -> Transition:
+    """Hold the lock that the prepare votes make, and cast the commit vote."""
     assert state.signed is not None
-    deciding = state.signed.group.deciding
-    counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
-    outcome, most = counts.most_common(1)[0] if counts else (None, 0)
-    return outcome if most >= max(2, len(deciding) // 3 + 1) else None
+    own_vote = state.own_prepare_vote
+    assert own_vote is not None
+    votes = {peer: vote for peer, vote in valid_votes(state, "prepare").items() if vote.outcome == outcome}
+    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=own_vote.origin)
+    timers = Timers(deadline=now + state.signed.group.vote_s)
+    state = replace(state, phase="committing", lock=lock, timers=timers)
+    cast = CastVote(vote=replace(own_vote.vote, kind="commit"), peers=other_members(state))
+    state, actions = _count_votes(state, now)
+    # too many may have left already for this vote to matter
+    return state, [cast, *actions] if state.signed is not None else actions
 
 
-def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:
-    """Have nothing to do with `peer` from now on: leave a group with it, and do not report to it."""
-    if peer in state.faults.convicted or peer == state.setup.me:
-        return state, []
-    state = blame(state, (peer,), (), reason)
-    state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
-    state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
-    if state.signed is not None and peer in state.signed.group.peer_ids:
-        others = tuple(each for each in other_members(state) if each != peer)
-        state, actions = leave_group(state, reason, (peer,), now)
-        return state, [ShowEvidence(peers=others), *actions]
-    if state.phase == "forming" and state.coordinator == peer:
-        return give_up(state, reason, (peer,), now)
-    return advance(state, now)
+def _finish(state: RoundState, decided: Outcome) -> Transition:
+    assert state.signed is not None
+    votes = valid_votes(state, "commit")
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(state.signed.group.peer_ids)
+        if peer in votes and votes[peer].outcome == decided
+    )
+    certificate = Certificate(group=state.signed.data, outcome=decided, votes=placed).to_bytes()
+    return replace(state, phase="done"), [Finish(certificate=certificate)]
+
+
+def _no_quorum(state: RoundState, reason: str, now: float) -> Transition:
+    mine = state.voting.outcome
+    assert state.signed is not None
+    assert mine is not None
+    votes = valid_votes(state, "prepare")
+    group = state.signed.group
+    accused, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
+    voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
+    names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
+    state = suspect(blame(state, accused, suspects, "its part or vote differs"), suspects)
+    return leave_group(state, reason + names, (*absent, *accused, *suspects), now)
 
 
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transition:
@@ -328,7 +347,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transiti
         return state, []
     state = without_vote_of(state, peer)
     if state.phase in {"preparing", "committing"}:
-        return count_votes(state, now)
+        return _count_votes(state, now)
     reason = f"{short_id(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
     disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
@@ -363,6 +382,6 @@ def _on_deadline(state: RoundState, now: float) -> Transition:
         case "reducing":
             return fail(state, "the reduction took too long", (), now)
         case "preparing" | "committing":
-            return no_quorum(state, "the vote took too long", now)
+            return _no_quorum(state, "the vote took too long", now)
         case _:
             return too_few(state, now)

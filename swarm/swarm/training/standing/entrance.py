@@ -47,7 +47,7 @@ class Entrance:
     """A run's rule. `welcomes`: invitations and vouches count. `required`: nobody else enters but the `listed` peers.
 
     Who enters so has `steps` of probation. Vouches of `vouchers` members are needed (0: none count); a member vouches
-    for `vouch_budget` newcomers within `vouch_steps` outer steps, once it has `vouch_credits` (see `register`).
+    for `vouch_budget` newcomers within `vouch_steps` outer steps, once it has `vouch_credits` (see `standings`).
     """
 
     welcomes: bool = False

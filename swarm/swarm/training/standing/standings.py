@@ -1,7 +1,14 @@
 """Standings say after a committed state whether each peer counts fully, and what the next state remembers of it.
 
-It follows from the state, the run's rules and the credentials in a signed group alone, so that every replica computes
-the same. Pure functions.
+What a state keeps of a run's trainers, beside their leases and their probation, is its `Register`. Its `credits` are a
+memory of proven members. A member earns one for each outer step to which it contributes while it counts fully, up to
+its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an entry it is
+remembered: it comes back at full weight. So who was there for long may be away for long, and a key that has just proven
+itself is soon forgotten. Strangers have no entry at all. Of the members that are away, those with the most credits
+stay, so that newcomers displace nobody who has done more.
+
+All of it follows from the state, the run's rules and the credentials in a signed group alone, so that every replica
+computes the same. Values and pure functions.
 """
 
 from __future__ import annotations
@@ -9,38 +16,94 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from swarm_protocol import limits
+from swarm_protocol.checks import check_int
+from swarm_protocol.identity import check_peer_id
 from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
 from swarm_protocol.training_messages import Group
 
 from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry, Probation
-from swarm.training.standing.register import Register, credits_after
 
 Grants = Mapping[str, Grant]
 
+MAX_AWAY = 1024
+"""Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStandings:
-    """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
-    `left` are on probation, for that many more steps. Those with `credits` are remembered (see `register`), and count
-    fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
-    entered so, and `uses` count those of each serial that are no more among them. The author has taken back the
-    invitations with the serials in `revoked`, and the right of the `revoked_inviters`."""
+class Register:
+    """`credits` are by peer. `entries` say who entered by an invitation or by vouches, the
+    newest ones last (see `entrance`), and `uses` by serial how many did before them. `revoked` are serials of
+    invitations and `revoked_inviters` keys that the run's author has taken back, the newest ones last."""
 
-    rule: Probation = field(default_factory=Probation)
-    entrance: Entrance = field(default_factory=Entrance)
-    left: Mapping[str, int] = field(default_factory=dict)
-    known: Collection[str] = ()
-    outer_step: int = 0
     credits: Mapping[str, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     uses: Mapping[int, int] = field(default_factory=dict)
     revoked: tuple[int, ...] = ()
     revoked_inviters: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        for peer, value in self.credits.items():
+            check_peer_id(peer)
+            check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
+        # the entries that are there when the last group of new serials comes, and that group, are counted in the end
+        if len(self.uses) > MAX_SERIALS + MAX_ENTRIES + limits.MAX_CREDENTIALS:
+            raise ValueError("the uses are too many")
+        for serial, count in self.uses.items():
+            check_int(serial, "uses", low=1, high=2**64 - 1)
+            check_int(count, "uses", low=1, high=2**53)
+        for serial in self.revoked:
+            check_int(serial, "revoked", low=1, high=2**64 - 1)
+        for peer in self.revoked_inviters:
+            check_peer_id(peer)
+        if len(self.revoked) > MAX_ALL_REVOKED or len(self.revoked_inviters) > MAX_ALL_REVOKED:
+            raise ValueError("the revocations are too many")
+        entered = [each.peer_id for each in self.entries]
+        if len(entered) > MAX_ENTRIES or len(entered) != len(set(entered)):
+            raise ValueError("the entries are too many, or name a peer twice")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a manifest says of it: nothing, if there is nothing."""
+        fields: dict[str, Any] = {
+            "credits": sorted(self.credits.items()),
+            "entries": [each.to_json() for each in self.entries],
+            "uses": [[f"{serial:016x}", count] for serial, count in sorted(self.uses.items())],
+            "revoked": [f"{serial:016x}" for serial in self.revoked],
+            "revoked_inviters": self.revoked_inviters,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    @classmethod
+    def from_json(cls, head: Mapping[str, Any]) -> Register:
+        """Raises ValueError, TypeError or LookupError."""
+        return cls(
+            credits=dict(head.get("credits", ())),
+            entries=tuple(map(Entry.from_json, head.get("entries", ()))),
+            uses={int(serial, 16): count for serial, count in head.get("uses", ())},
+            revoked=tuple(int(serial, 16) for serial in head.get("revoked", ())),
+            revoked_inviters=tuple(head.get("revoked_inviters", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStandings:
+    """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
+    `left` are on probation, for that many more steps. Those with credits in the `register` are remembered, and count
+    fully. Any other peer would begin now, at once where the `entrance` honours its grant."""
+
+    rule: Probation = field(default_factory=Probation)
+    entrance: Entrance = field(default_factory=Entrance)
+    left: Mapping[str, int] = field(default_factory=dict)
+    known: Collection[str] = ()
+    outer_step: int = 0
+    register: Register = field(default_factory=Register)
+
     def is_new(self, peer: str) -> bool:
         """Return whether the state says nothing of `peer`."""
-        return peer not in self.known and peer not in self.credits
+        return peer not in self.known and peer not in self.register.credits
 
     def steps_left(self, peer: str, grant: Grant | None = None) -> int:
         """Return the steps to which `peer` has to contribute before it counts fully; 0: it does. `grant` is what the
@@ -61,26 +124,26 @@ class TrainerStandings:
     def why_shut_out(self, grant: Grant) -> str:
         """Return why the invitation of `grant` lets its peer in no more, which has not entered and does not count fully
         yet; empty if it may, or the peer needs none."""
-        peer, has_entered = grant.peer_id, any(each.peer_id == grant.peer_id for each in self.entries)
+        peer, has_entered = grant.peer_id, any(each.peer_id == grant.peer_id for each in self.register.entries)
         needs_it = self.steps_left(peer, grant) > 0 or self.refuses(peer, grant)
         if not (self.entrance.welcomes and grant.serial and needs_it) or has_entered:
             return ""
         if self._is_revoked(grant):
             return "was revoked by the run's author"
-        num_uses = self._num_uses(grant.serial, self.entries)
+        num_uses = self._num_uses(grant.serial, self.register.entries)
         return f"is used up ({num_uses} of {grant.max_uses})" if num_uses >= grant.max_uses else ""
 
     def overused(self, grants: Grants) -> list[str]:
         """Return whose grants do not hold together with those of the others, as uses or vouchers are used up: of peers
         that enter with one invitation, the first ones in the order of peer ids go first."""
-        standings, surplus = self, []
+        entries, surplus = self.register.entries, []
         for peer in sorted(grants):
             if not self.is_new(peer) or self._entry(grants[peer]) is None:
                 continue
-            if (entry := standings._entry(grants[peer])) is None:
+            if (entry := self._entry(grants[peer], entries)) is None:
                 surplus.append(peer)
             else:
-                standings = replace(standings, entries=(*standings.entries, entry))
+                entries = (*entries, entry)
         return surplus
 
     def honoured(self, grants: Grants) -> dict[str, Grant]:
@@ -122,7 +185,7 @@ class TrainerStandings:
         is_kept = self.rule.steps or self.entrance.required or self.entrance.vouchers
         out = self.put_out
         credit = credits_after(
-            {peer: value for peer, value in self.credits.items() if peer not in demoted and peer not in out},
+            {peer: value for peer, value in self.register.credits.items() if peer not in demoted and peer not in out},
             most=self.rule.absence_steps if is_kept else 0,
             proven=set(trainers) - unproven - set(demoted) - out,
             unproven=unproven,
@@ -131,19 +194,19 @@ class TrainerStandings:
         )
         serials, inviters = (revocation.serials, revocation.inviters) if revocation else ((), ())
         entries = self._entries_after(trainers, grants or {}, demoted)
-        uses = Counter(self.uses)
+        uses = Counter(self.register.uses)
         uses.update(each.serial for each in entries[:-MAX_ENTRIES] if each.serial)
         return Register(
             credits=credit,
             entries=entries[-MAX_ENTRIES:],
-            uses=tuple(sorted(uses.items())),
-            revoked=tuple(dict.fromkeys((*self.revoked, *serials)))[:MAX_ALL_REVOKED],
-            revoked_inviters=tuple(dict.fromkeys((*self.revoked_inviters, *inviters)))[:MAX_ALL_REVOKED],
+            uses=uses,
+            revoked=tuple(dict.fromkeys((*self.register.revoked, *serials)))[:MAX_ALL_REVOKED],
+            revoked_inviters=tuple(dict.fromkeys((*self.register.revoked_inviters, *inviters)))[:MAX_ALL_REVOKED],
         )
 
     def _entries_after(self, trainers: Collection[str], grants: Grants, demoted: Collection[str]) -> tuple[Entry, ...]:
         entered = {peer: self._entry(grants[peer]) for peer in sorted(grants) if peer in trainers and self.is_new(peer)}
-        entries = [each for each in self.entries if each.peer_id not in entered]
+        entries = [each for each in self.register.entries if each.peer_id not in entered]
         entries += [entry for entry in entered.values() if entry is not None]
         without = (
             replace(each, vouchers=tuple(peer for peer in each.vouchers if peer not in demoted)) for each in entries
@@ -151,20 +214,22 @@ class TrainerStandings:
         out = self.put_out & set(demoted)
         return tuple(each for each in without if (each.serial or each.vouchers) and each.peer_id not in out)
 
-    def _entry(self, grant: Grant) -> Entry | None:
-        """Return how the peer of `grant` would enter with it; None if the state does not honour it.
+    def _entry(self, grant: Grant, entries: Sequence[Entry] | None = None) -> Entry | None:
+        """Return how the peer of `grant` would enter with it, beside the `entries` of others, which are those of the
+        register by default; None if the state does not honour it.
 
         An invitation lets in as many peers as its terms say. Vouches count of members of full standing with enough
         credits, that have vouched for few others lately.
         """
-        rule, others = self.entrance, [each for each in self.entries if each.peer_id != grant.peer_id]
+        entries = self.register.entries if entries is None else entries
+        rule, others = self.entrance, [each for each in entries if each.peer_id != grant.peer_id]
         step = self.outer_step + 1
         if not rule.welcomes:
             return None
         if self._is_revoked(grant):
             return None
         if grant.serial:
-            if grant.serial not in self.uses and len(self.uses) >= MAX_SERIALS:
+            if grant.serial not in self.register.uses and len(self.register.uses) >= MAX_SERIALS:
                 return None
             num_uses = self._num_uses(grant.serial, others)
             return Entry(peer_id=grant.peer_id, step=step, serial=grant.serial) if num_uses < grant.max_uses else None
@@ -175,35 +240,37 @@ class TrainerStandings:
         return Entry(peer_id=grant.peer_id, step=step, vouchers=tuple(able[: rule.vouchers]))
 
     def _is_revoked(self, grant: Grant) -> bool:
-        return grant.serial in self.revoked or grant.inviter in self.revoked_inviters
+        return grant.serial in self.register.revoked or grant.inviter in self.register.revoked_inviters
 
     def _num_uses(self, serial: int, entries: Iterable[Entry]) -> int:
-        return self.uses.get(serial, 0) + sum(each.serial == serial for each in entries)
+        return self.register.uses.get(serial, 0) + sum(each.serial == serial for each in entries)
 
     def _may_vouch(self, peer: str, lately: Iterable[Entry]) -> bool:
         rule = self.entrance
         is_proven = peer in self.known and not self.left.get(peer, 0)
-        has_worked = self.credits.get(peer, 0) >= rule.vouch_credits
+        has_worked = self.register.credits.get(peer, 0) >= rule.vouch_credits
         return is_proven and has_worked and sum(peer in each.vouchers for each in lately) < rule.vouch_budget
 
     @property
     def put_out(self) -> frozenset[str]:
         """The peers that entered by an invitation which the author has revoked since."""
-        revoked = set(self.revoked)
-        return frozenset(each.peer_id for each in self.entries if each.serial in revoked)
+        revoked = set(self.register.revoked)
+        return frozenset(each.peer_id for each in self.register.entries if each.serial in revoked)
 
     def is_news(self, revocation: RunRevocation | None) -> bool:
         """Return whether the state does not know all of `revocation`, and has room for more."""
         if revocation is None:
             return False
-        has_room = len(self.revoked) < MAX_ALL_REVOKED and not set(revocation.serials) <= set(self.revoked)
-        has_inviters = len(self.revoked_inviters) < MAX_ALL_REVOKED
-        return has_room or (has_inviters and not set(revocation.inviters) <= set(self.revoked_inviters))
+        register = self.register
+        is_known = set(revocation.serials).issubset(register.revoked)
+        are_known = set(revocation.inviters).issubset(register.revoked_inviters)
+        has_room = len(register.revoked) < MAX_ALL_REVOKED
+        return (has_room and not is_known) or (len(register.revoked_inviters) < MAX_ALL_REVOKED and not are_known)
 
     def knows(self, revocation: RunRevocation) -> bool:
         """Return whether the state knows all of `revocation`."""
-        known = set(revocation.serials) <= set(self.revoked)
-        return known and set(revocation.inviters) <= set(self.revoked_inviters)
+        known = set(revocation.serials) <= set(self.register.revoked)
+        return known and set(revocation.inviters) <= set(self.register.revoked_inviters)
 
     def to_demote(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return whom a member's report names: those whose invitation is revoked, which all members know, and then the
@@ -212,7 +279,38 @@ class TrainerStandings:
 
     def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return the members that vouched for peers that evidence has convicted, and still stand for it."""
-        return tuple(sorted({peer for each in self.entries if each.peer_id in convicted for peer in each.vouchers}))
+        entries = [each for each in self.register.entries if each.peer_id in convicted]
+        return tuple(sorted({peer for each in entries for peer in each.vouchers}))
+
+
+def credits_after(
+    before: Mapping[str, int],
+    *,
+    most: int,
+    proven: Collection[str],
+    unproven: Collection[str],
+    contributors: Collection[str],
+    num_steps: int,
+) -> dict[str, int]:
+    """Return the credits after a round that made `num_steps` outer steps, 0 or 1.
+
+    `proven` and `unproven` are the trainers that are there afterwards, and `contributors` those of all that have
+    contributed. Nobody has more than `most`; 0: the run remembers nobody.
+    """
+    if not most:
+        return {}
+    here = {
+        peer: min(most, before.get(peer, 0) + (peer in contributors))
+        for peer in proven
+        if peer in before or peer in contributors
+    }
+    away = {
+        peer: value - num_steps
+        for peer, value in before.items()
+        if peer not in proven and peer not in unproven and value >= num_steps
+    }
+    longest = sorted(away, key=lambda peer: (-away[peer], peer))[:MAX_AWAY]
+    return here | {peer: away[peer] for peer in longest}
 
 
 def lets_begin(entrance: Entrance, group: Group) -> bool:

@@ -51,8 +51,7 @@ from swarm_protocol.training_messages import (
     round_subject,
 )
 
-from swarm.training.round.quorum import Succession, electors_of
-from swarm.training.round.voting import tally, vote_of_lock
+from swarm.training.round.quorum import Succession, electors_of, tally, vote_of_lock
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import lets_begin

@@ -15,7 +15,7 @@ from swarm_protocol.errors import IntegrityError
 from torch import Tensor
 
 from swarm.training.run.run_config import RunConfig
-from swarm.training.standing.register import Register
+from swarm.training.standing.standings import Register
 from swarm.training.state.lease import first_stripes
 from swarm.training.state.replica_state import Manifest, ReplicaState
 

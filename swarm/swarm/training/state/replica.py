@@ -127,12 +127,8 @@ class Replica:
             left=left,
             known=known,
             outer_step=state.outer_step,
-            credits=dict(state.register.credits),
             entrance=self.config.entrance,
-            entries=state.register.entries,
-            revoked=state.register.revoked,
-            uses=dict(state.register.uses),
-            revoked_inviters=state.register.revoked_inviters,
+            register=state.register,
         )
 
     @property
@@ -180,15 +176,14 @@ class Replica:
         Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
         often gone: nobody waits for it.
         """
-        config, rosters = self.config, (set(stripe.roster) for stripe in self.current.state.stripes)
-        trainers = tuple(set.intersection(*rosters))
+        config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.state.stripes)
         return draw_clusters(
             self.digest,
             self.roster,
-            trainers,
+            frozenset.intersection(*rosters),
             max_group=config.max_group,
             size=config.cluster_size,
-            newcomers=self.standings.left,
+            newcomers=frozenset(self.standings.left),
             num_seats=config.probation.num_seats(config.max_group, len(self.roster)),
         )
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from swarm.training.run.layout import MAX_STATE_VALUES
 from swarm.training.standing.held_out_scores import HeldOutScore
-from swarm.training.standing.register import Register
+from swarm.training.standing.standings import Register
 from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
 
 CHUNK_BYTES = 1 << 20

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from swarm_compression import Codec
+from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_in
@@ -59,6 +60,10 @@ class RunContext(ProofReader):
     @property
     def connections(self) -> PeerConnections:
         return PeerConnections(network=self.network, methods=self.methods, meter=self.meter)
+
+    def feedback(self, step: int) -> ErrorFeedback | None:
+        """Return the error feedback of the fragment that outer step `step` moves, in a run that has it."""
+        return self.residuals.of(self.replica.fragment(step)) if self.residuals else None
 
 
 def setup_of(context: RunContext) -> RoundSetup:

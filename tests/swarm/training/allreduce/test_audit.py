@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from swarm.training.allreduce.audit import BYTES_SHARE, LEAST_BYTES, audit_plan, draw_audited_leaves
+from swarm.training.allreduce.leaf_checks import BYTES_SHARE, LEAST_BYTES, audit_plan, draw_audited_leaves
 from swarm.training.allreduce.parts import leaf_values, num_leaves, part_leaves, part_values
 from swarm_compression import get_codec
 from swarm_protocol import limits

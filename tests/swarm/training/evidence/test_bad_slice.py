@@ -10,9 +10,7 @@ from functools import cache
 import pytest
 import torch
 from support.wrong_reduction import IDENTITIES, RUN, STRANGER, shown_leaf, signatures
-from swarm.training.allreduce.bad_slices import is_encoding
-from swarm.training.allreduce.leaf_checks import is_leaf
-from swarm.training.allreduce.made_part import committed_tree
+from swarm.training.allreduce.committed_slices import committed_tree, is_encoding, is_leaf
 from swarm.training.allreduce.parts import cut_leaves
 from swarm.training.evidence.evidence import accused, check
 from swarm_compression import codec_names, get_codec

@@ -60,7 +60,7 @@ class HandMade:
         member = self.swarm.members["head-0"].trainer
         state = member.state
         assert state is not None
-        clusters = draw_clusters(member.digest, state.roster, state.stripes[0].roster, max_group=2, size=2)
+        clusters = draw_clusters(member.digest, state.roster, frozenset(state.stripes[0].roster), max_group=2, size=2)
         head = clusters.heads_of(self._network.peer_id)[0]
         method = Methods(self.swarm.run.run_id).follow
         async with self._network.stream(head, method, timeout_s=100.0) as stream:
@@ -228,7 +228,7 @@ def test_newcomers_that_come_and_go_leave_nothing_at_the_head() -> None:
 
     async def main() -> None:
         me = identity_of("head").peer_id
-        clusters = draw_clusters(bytes(32), [me], [me], max_group=1, size=4)
+        clusters = draw_clusters(bytes(32), (me,), frozenset([me]), max_group=1, size=4)
         setup = SimpleNamespace(
             me=me,
             leased=(me,),

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from support.round_scripts import COORDINATOR, STEP, ready
 from swarm.testing import virtual_time
-from swarm.training.member.report_calls import POLL_S
+from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_service import RoundService
 from swarm.training.round.round_events import Proven
 from swarm.training.run.methods import Methods

@@ -49,11 +49,10 @@ def groups_of(context: object, taken: list[SignedGroup]) -> ShownGroups:
         assert isinstance(event, Grouped)
         taken.append(event.signed)
 
+    state = SimpleNamespace(attempt=0, coordinator=COORDINATOR.peer_id, setup=SimpleNamespace(roster=()))
     return ShownGroups(
         cast(Any, context),
-        (),
-        attempt=lambda: 0,
-        coordinator=lambda: COORDINATOR.peer_id,
+        lambda: cast(Any, state),
         feed=feed,
         heard=MagicMock(),
     )

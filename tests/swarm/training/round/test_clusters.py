@@ -27,7 +27,7 @@ DIGEST = bytes(32)
 
 
 def drawn(digest: bytes = DIGEST, trainers: tuple[str, ...] = LEASED, roster: tuple[str, ...] = HEADS) -> Clusters:
-    return draw_clusters(digest, roster, trainers, max_group=6, size=8)
+    return draw_clusters(digest, roster, frozenset(trainers), max_group=6, size=8)
 
 
 def group_of(*members: Contribution) -> Group:
@@ -100,7 +100,7 @@ def test_another_state_draws_other_clusters() -> None:
 
 
 def test_run_without_clusters_and_first_group_have_no_followers() -> None:
-    for clusters in (drawn(roster=()), draw_clusters(DIGEST, HEADS, LEASED, max_group=6, size=1)):
+    for clusters in (drawn(roster=()), draw_clusters(DIGEST, HEADS, frozenset(LEASED), max_group=6, size=1)):
         assert not any(map(clusters.follows, PEERS))
         assert clusters.num_newcomers(HEADS[0]) == 0
 

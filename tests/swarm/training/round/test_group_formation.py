@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.work_count import num_lines
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
-from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_checks import complaint, origin_complaint
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
-from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
+from swarm.training.round.group_members import (
+    complaint,
+    form_group,
+    origin_complaint,
+    whom_to_leave_out,
+    widely_accused,
+)
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (
     Action,
@@ -28,7 +32,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.round.round_state import RoundSetup, RoundState, attempt_beacon, coordinator_of
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings
@@ -463,7 +467,7 @@ def test_head_whose_newcomers_credential_expires_signs_a_group_that_the_others_a
     leased = (A, B, C, D)
     setup = replace(
         TERMS,
-        clusters=draw_clusters(DIGEST, leased, leased, max_group=4, size=4),
+        clusters=draw_clusters(DIGEST, leased, frozenset(leased), max_group=4, size=4),
         standings=TrainerStandings(entrance=Entrance(welcomes=True, required=required), known=leased),
     )
     head = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), leased)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.group_checks import MISSTATED, complaint
-from swarm.training.round.group_members import NO_SEAT, form_group
+from swarm.training.round.group_members import MISSTATED, NO_SEAT, complaint, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.entrance import Probation

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from swarm.training.round.quorum import Succession, disagreement, quorum
-from swarm.training.round.voting import tally
+from swarm.training.round.quorum import Succession, disagreement, quorum, tally
 from swarm_protocol.commit_messages import Outcome, Vote
 
 MEMBERS = ("a", "b", "c", "d")

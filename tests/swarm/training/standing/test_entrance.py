@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
 import pytest
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry, Probation
-from swarm.training.standing.register import MAX_AWAY, Register
-from swarm.training.standing.standings import TrainerStandings
+from swarm.training.standing.standings import MAX_AWAY, Register, TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_CREDENTIALS
 from swarm_protocol.run_credentials import Grant, RunRevocation
@@ -24,8 +24,13 @@ STANDINGS = TrainerStandings(
     entrance=RULE,
     known=MEMBERS,
     outer_step=20,
-    credits=dict.fromkeys(MEMBERS, 20),
+    register=Register(credits=dict.fromkeys(MEMBERS, 20)),
 )
+
+
+def keeping(standings: TrainerStandings, **fields: Any) -> TrainerStandings:
+    """Return the standings with these fields of the register."""
+    return replace(standings, register=replace(standings.register, **fields))
 
 
 def invited(peer: str, serial: int = 7, max_uses: int = 1) -> Grant:
@@ -47,9 +52,7 @@ def enter(standings: TrainerStandings, *grants: Grant, trainers: tuple[str, ...]
         known=here,
         left=dict(standings.after(here, used, grants=shown)),
         outer_step=standings.outer_step + 1,
-        credits=dict(register.credits),
-        entries=register.entries,
-        uses=dict(register.uses),
+        register=register,
     )
 
 
@@ -58,7 +61,7 @@ def test_invited_newcomer_counts_fully_at_once_and_one_without_is_on_probation()
     assert STANDINGS.steps_left(NEW[0]) == 4
     later = enter(STANDINGS, invited(NEW[0]), trainers=(NEW[1],))
     assert [later.steps_left(peer) for peer in NEW[:2]] == [0, 4]
-    assert later.entries == (Entry(peer_id=NEW[0], step=21, serial=7),)
+    assert later.register.entries == (Entry(peer_id=NEW[0], step=21, serial=7),)
 
 
 def test_run_may_only_shorten_probation_for_who_is_invited_or_take_no_invitations() -> None:
@@ -86,10 +89,10 @@ def test_invitation_lets_in_as_many_as_its_terms_say_also_within_one_group() -> 
     grants = {peer: invited(peer, max_uses=2) for peer in NEW[:4]}
     assert STANDINGS.overused(grants) == NEW[2:4]
     used = enter(STANDINGS, *grants.values())
-    assert [each.peer_id for each in used.entries] == NEW[:2]
+    assert [each.peer_id for each in used.register.entries] == NEW[:2]
     assert used.steps_left(NEW[2], grants[NEW[2]]) == 4, "it is used up"
     assert used.steps_left(NEW[2], invited(NEW[2], serial=8)) == 0
-    gone = replace(used, known=MEMBERS, credits={})
+    gone = keeping(replace(used, known=MEMBERS), credits={})
     assert gone.steps_left(NEW[0], grants[NEW[0]]) == 0, "who has used it may use it again"
 
 
@@ -99,7 +102,7 @@ def test_vouches_of_enough_members_of_full_standing_count() -> None:
     assert STANDINGS.steps_left(NEW[0], vouched(NEW[0], MEMBERS[0], *NEW[1:4])) == 4, "strangers' do not count"
     doubtful = replace(STANDINGS, left={MEMBERS[1]: 1})
     assert doubtful.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one is on probation"
-    idle = replace(STANDINGS, credits=STANDINGS.credits | {MEMBERS[1]: 3})
+    idle = keeping(STANDINGS, credits={**STANDINGS.register.credits, MEMBERS[1]: 3})
     assert idle.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one has not contributed enough"
     away = replace(STANDINGS, known=MEMBERS[1:])
     assert away.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one is away"
@@ -134,7 +137,7 @@ def test_who_vouched_for_a_convicted_peer_is_on_probation_again_and_vouches_no_m
     here, demoted = standings.known, MEMBERS[:2]
     assert standings.after(here, here, demoted=demoted) == ((MEMBERS[0], 4), (MEMBERS[1], 4))
     register = standings.register_after(here, here, num_steps=1, demoted=demoted)
-    assert not dict(register.credits).keys() & set(demoted), "and is forgotten if it goes away"
+    assert not register.credits.keys() & set(demoted), "and is forgotten if it goes away"
     assert register.entries == (), "it is punished once"
 
 
@@ -146,7 +149,7 @@ def test_register_keeps_the_newest_entries_and_writes_them_as_they_were() -> Non
         Entry(peer_id=Identity(number.to_bytes(32, "big")).peer_id, step=1, serial=number + 1)
         for number in range(MAX_ENTRIES)
     )
-    full = replace(STANDINGS, entries=many)
+    full = keeping(STANDINGS, entries=many)
     kept = full.register_after(MEMBERS, (), num_steps=1, grants={}).entries
     assert kept == many
     kept = full.register_after(
@@ -186,10 +189,7 @@ def revoke(standings: TrainerStandings, revocation: RunRevocation) -> TrainerSta
     return replace(
         standings,
         outer_step=standings.outer_step + 1,
-        credits=dict(register.credits),
-        entries=register.entries,
-        revoked=register.revoked,
-        revoked_inviters=register.revoked_inviters,
+        register=register,
     )
 
 
@@ -204,7 +204,7 @@ def test_revoked_invitation_lets_nobody_in_and_who_entered_by_it_begins_anew() -
     here = known.known
     assert known.after(here, here, demoted=known.to_demote(())) == ((NEW[0], 4),)
     register = known.register_after(here, here, num_steps=1, demoted=known.to_demote(()))
-    assert NEW[0] not in dict(register.credits)
+    assert NEW[0] not in register.credits
     assert (register.entries, register.revoked) == ((), (7,)), "it is named once"
     strict = replace(known, entrance=replace(RULE, required=True))
     assert strict.refuses(NEW[0])
@@ -222,15 +222,15 @@ def test_uses_of_an_invitation_count_also_when_the_entries_of_those_who_used_it_
         Entry(peer_id=Identity(number.to_bytes(32, "big")).peer_id, step=1, serial=number) for number in range(100, 611)
     )
     first = Entry(peer_id=PEERS[0], step=1, serial=7)
-    full = replace(STANDINGS, entries=(first, *many))
+    full = keeping(STANDINGS, entries=(first, *many))
     after = full.register_after([*MEMBERS, NEW[0]], (), num_steps=1, grants={NEW[0]: invited(NEW[0], serial=9999)})
     assert first not in after.entries
-    assert after.uses == ((7, 1),)
+    assert after.uses == {7: 1}
     assert Register.from_json(after.to_json()) == after
-    known = replace(full, entries=after.entries, uses=dict(after.uses))
+    known = keeping(full, entries=after.entries, uses=after.uses)
     assert known.steps_left(NEW[1], invited(NEW[1])) == 4, "its one use is used up"
     assert known.steps_left(NEW[1], invited(NEW[1], max_uses=2)) == 0
-    crowded = replace(STANDINGS, uses=dict.fromkeys(range(1000, 1000 + MAX_SERIALS), 1))
+    crowded = keeping(STANDINGS, uses=dict.fromkeys(range(1000, 1000 + MAX_SERIALS), 1))
     assert crowded.steps_left(NEW[0], invited(NEW[0])) == 4, "no count could be kept of another one"
 
 
@@ -240,22 +240,24 @@ def test_run_goes_on_when_as_many_invitations_have_been_used_as_a_state_can_coun
         Entry(peer_id=peer, step=1, serial=10_000 + number)
         for number, peer in enumerate(islice(newcomers, MAX_ENTRIES))
     )
-    standings = replace(STANDINGS, entries=entries, uses=dict.fromkeys(range(1000, 999 + MAX_SERIALS), 1))
-    assert len(standings.uses) == MAX_SERIALS - 1, "there is room for one more, and so for all of the next group"
+    standings = keeping(STANDINGS, entries=entries, uses=dict.fromkeys(range(1000, 999 + MAX_SERIALS), 1))
+    assert len(standings.register.uses) == MAX_SERIALS - 1, (
+        "there is room for one more, and so for all of the next group"
+    )
     last_group = enumerate(islice(newcomers, MAX_CREDENTIALS))
     standings = enter(standings, *(invited(peer, serial=20_000 + number) for number, peer in last_group))
     for _ in range(MAX_ENTRIES // MAX_CREDENTIALS):
         group = islice(newcomers, MAX_CREDENTIALS)
         standings = enter(standings, *(invited(peer, serial=1000, max_uses=10_000) for peer in group))
-    assert {each.serial for each in standings.entries} == {1000}, "all others are displaced, and counted"
-    assert len(standings.uses) == MAX_SERIALS - 1 + MAX_ENTRIES + MAX_CREDENTIALS
+    assert {each.serial for each in standings.register.entries} == {1000}, "all others are displaced, and counted"
+    assert len(standings.register.uses) == MAX_SERIALS - 1 + MAX_ENTRIES + MAX_CREDENTIALS
 
 
 def test_large_run_with_many_revoked_invitations_computes_its_register_at_once() -> None:
     peers = [Identity(number.to_bytes(32, "big")).peer_id for number in range(100, 100 + MAX_AWAY)]
     entries = tuple(Entry(peer_id=peer, step=1, serial=10_000 + number) for number, peer in enumerate(peers))
     revoked = tuple(range(1, MAX_ALL_REVOKED + 1))
-    standings = replace(
+    standings = keeping(
         STANDINGS, entries=entries[:MAX_ENTRIES], revoked=revoked, credits=dict.fromkeys(sorted(peers), 20)
     )
     began_s = time.process_time()
@@ -266,11 +268,11 @@ def test_large_run_with_many_revoked_invitations_computes_its_register_at_once()
 def test_state_forgets_no_revocation_and_writes_them_as_they_were() -> None:
     register = Register(revoked=(2**64 - 1, 5), revoked_inviters=(PEERS[1], PEERS[0]))
     assert Register.from_json(register.to_json()) == register
-    full = replace(STANDINGS, revoked=tuple(range(1, MAX_ALL_REVOKED + 1)))
+    full = keeping(STANDINGS, revoked=tuple(range(1, MAX_ALL_REVOKED + 1)))
     news = RunRevocation(run="run", serials=(9999,))
     assert not full.is_news(news), "else an old revocation, shown again, would displace others"
     assert not full.knows(news)
-    assert revoke(full, news).revoked == full.revoked
+    assert revoke(full, news).register.revoked == full.register.revoked
     for wrong in ({"revoked": (0,)}, {"revoked_inviters": ("nobody",)}, {"revoked": (1,) * (MAX_ALL_REVOKED + 1)}):
         with pytest.raises(ValueError, match=r".+"):
             Register(**wrong)  # type: ignore[arg-type]

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_checks import cluster_overclaim, complaint
 from swarm.training.round.group_formation import absent_members, awaited_peers, on_reported
-from swarm.training.round.group_members import TOO_MANY_ENTER, form_group
+from swarm.training.round.group_members import TOO_MANY_ENTER, cluster_overclaim, complaint, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup
@@ -23,7 +22,7 @@ PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(
 HEADS, FOLLOWERS, STRANGER = PEERS[:4], PEERS[4:12], PEERS[12]
 LEASED = HEADS + FOLLOWERS
 DIGEST = bytes(32)
-CLUSTERS = draw_clusters(DIGEST, HEADS, LEASED, max_group=4, size=4)
+CLUSTERS = draw_clusters(DIGEST, HEADS, frozenset(LEASED), max_group=4, size=4)
 HEAD = HEADS[0]
 SETUP = RoundSetup(
     run="run",
@@ -125,7 +124,7 @@ def test_members_refuse_a_group_that_counts_one_trainer_twice() -> None:
 
 
 def test_members_refuse_newcomers_that_the_run_does_not_admit() -> None:
-    clusters = draw_clusters(DIGEST, HEADS, LEASED, max_group=4, size=5)
+    clusters = draw_clusters(DIGEST, HEADS, frozenset(LEASED), max_group=4, size=5)
     setup = replace(SETUP, clusters=clusters, admission=LEASED)
     reports = {head: ready(head) for head in HEADS}
     _, left_out = form_group(setup, 0, {**reports, HEADS[1]: ready(HEADS[1], newcomers=(STRANGER,))})
@@ -148,7 +147,7 @@ def test_follower_waits_for_its_head() -> None:
 
 
 def test_round_waits_for_trainers_that_take_vacant_places() -> None:
-    clusters = draw_clusters(DIGEST, HEADS[:3], LEASED, max_group=4, size=4)
+    clusters = draw_clusters(DIGEST, HEADS[:3], frozenset(LEASED), max_group=4, size=4)
     setup = replace(SETUP, roster=HEADS[:3], clusters=clusters)
     (promoted,) = clusters.promoted
     assert set(absent_members(begin(setup, accused={}))) == {*HEADS[:3], promoted}
@@ -180,7 +179,7 @@ def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no
     )
     third, twice = PEERS[:2]
     heads = PEERS[2:8]
-    clusters = draw_clusters(DIGEST, heads, heads, max_group=6, size=5)
+    clusters = draw_clusters(DIGEST, heads, frozenset(heads), max_group=6, size=5)
     standings = TrainerStandings(entrance=Entrance(welcomes=True), known=heads)
     setup = replace(SETUP, me=heads[0], roster=heads, leased=heads, clusters=clusters, max_group=6, standings=standings)
     reports = {

@@ -9,7 +9,7 @@ from typing import Any, cast
 from support.round_scripts import COORDINATOR, ready
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
-from swarm.training.member.report_calls import ReportCalls
+from swarm.training.member.peer_calls import ReportCalls
 from swarm.training.round.round_events import Ask
 from swarm.training.run.methods import Methods
 

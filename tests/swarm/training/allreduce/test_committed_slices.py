@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.committed_slices import MadePart
 from swarm.training.allreduce.parts import PartResult, part_values
 from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError

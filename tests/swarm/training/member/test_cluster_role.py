@@ -15,7 +15,7 @@ from support.round_scripts import setup
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member.follower import HEAD_SILENT_S, MAX_RETRY_S, WELCOME_S, StepFollower
+from swarm.training.member.cluster_role import HEAD_SILENT_S, MAX_RETRY_S, WELCOME_S, StepFollower
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import Clusters
 from swarm.training.run.methods import Methods
@@ -62,7 +62,7 @@ class Scene:
                 methods=methods,
                 executor=executor,
                 codec=get_codec("int8"),
-                residuals=None,
+                feedback=lambda _step: None,
             )
             follower = StepFollower(
                 context,

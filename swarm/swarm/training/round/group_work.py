@@ -1,0 +1,178 @@
+"""Decides what a member does in the group of an attempt until it votes: it checks the group, reduces, or leaves it.
+
+Pure functions; `state_machine` calls them, and `round_driver` carries out the actions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from swarm_protocol.commit_messages import Abort, Outcome, Vote, VoteKind
+from swarm_protocol.identity import short_id
+from swarm_protocol.training_messages import SignedGroup
+
+from swarm.training.round.group_formation import advance
+from swarm.training.round.group_members import complaint, own_report
+from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
+from swarm.training.round.round_state import RoundState, Timers, Transition, blame, give_up, suspect
+
+
+def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:
+    if signed.group.attempt != state.attempt or signed.signer != state.coordinator:
+        return state, []
+    if state.signed is not None:
+        return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
+    if liars := tuple(peer for peer in signed.group.peer_ids if peer in state.faults.convicted):
+        state, actions = give_up(state, f"the group has {short_id(liars[0])}, whom evidence convicts", liars, now)
+        return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
+    liar, reason = _objection(state, signed)
+    if liar:
+        return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
+    group = signed.group
+    prepare_votes = {peer: each for peer, each in state.voting.prepare_votes.items() if peer in group.peer_ids}
+    commit_votes = {peer: each for peer, each in state.voting.commit_votes.items() if peer in group.peer_ids}
+    state = replace(
+        state,
+        phase="reducing",
+        signed=signed,
+        asked="",
+        attempts=replace(state.attempts, short_since=None),
+        timers=Timers(deadline=now + group.reduce_s),
+        voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
+        # the reports to this attempt are answered from now on
+        ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
+    )
+    if group.resumes is None:
+        return state, [Reduce(signed=signed)]
+    # the votes of the lock are those of members that audited the outcome
+    return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
+
+
+def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
+    """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
+    me, mine, origin = state.setup.me, state.mine, signed.origin
+    if signed.signer == me:
+        # the group was right when this member signed it, even if its interval has ended since
+        return "", ""
+    if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
+        return signed.signer, f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
+    leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
+    if origin and leaves and origin.signer != me and not (mine and mine.leaving):
+        # the coordinator could otherwise leave itself as the only member that the next state depends on
+        return origin.signer, f"{short_id(origin.signer)} signed a group in which this member leaves, and it does not"
+    return "", ""
+
+
+def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:
+    reason = f"{short_id(signed.signer)} signed two groups for one attempt"
+    return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+
+
+def on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Transition:
+    if not reduces(state, event.attempt):
+        if event.certain and event.attempt < state.attempt:
+            state = blame(state, event.accused, (), event.reason)
+        return state, []
+    state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
+    faulty = (*event.accused, *event.unreachable)
+    if not event.unaudited:
+        return fail(state, event.reason, faulty, now)
+    assert state.signed is not None
+    if (outcome := _audited_outcome(state)) is None:
+        return leave_group(state, event.reason, faulty, now)
+    return replace(state, recovering=True), [replace(recover(state, state.signed, outcome), is_audited=True)]
+
+
+def _audited_outcome(state: RoundState) -> Outcome | None:
+    """Return the outcome for which more than a third of the members that decide, and two at least, have voted: if fewer
+    than a third lie, one that did not lie has audited it. None if there is no such outcome. Members on probation do not
+    count, as keys cost nothing."""
+    assert state.signed is not None
+    deciding = state.signed.group.deciding
+    counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
+    outcome, most = counts.most_common(1)[0] if counts else (None, 0)
+    return outcome if most >= max(2, len(deciding) // 3 + 1) else None
+
+
+def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:
+    """Have nothing to do with `peer` from now on: leave a group with it, and do not report to it."""
+    if peer in state.faults.convicted or peer == state.setup.me:
+        return state, []
+    state = blame(state, (peer,), (), reason)
+    state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
+    state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
+    if state.signed is not None and peer in state.signed.group.peer_ids:
+        others = tuple(each for each in other_members(state) if each != peer)
+        state, actions = leave_group(state, reason, (peer,), now)
+        return state, [ShowEvidence(peers=others), *actions]
+    if state.phase == "forming" and state.coordinator == peer:
+        return give_up(state, reason, (peer,), now)
+    return advance(state, now)
+
+
+def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
+    voters = [peer for peer, each in state.voting.prepare_votes.items() if each.outcome == outcome]
+    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
+    return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
+
+
+def fail(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Transition:
+    """Go on where this member cannot reduce. If another member could, recover its outcome; else abort the attempt.
+    Other members are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
+    signed = state.signed
+    assert signed is not None
+    # members that voted have all parts, and would have given them
+    state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
+    votes = valid_votes(state, "prepare")
+    if votes and not state.recovering:
+        outcome = next(iter(votes.values())).outcome
+        return replace(state, recovering=True), [recover(state, signed, outcome)]
+    return leave_group(state, reason, accused, now, missing=missing)
+
+
+def leave_group(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Transition:
+    """Leave a signed group, and tell its members why."""
+    assert state.signed is not None
+    abort = Abort(
+        run=state.setup.run,
+        step=state.setup.step,
+        attempt=state.attempt,
+        group_digest=state.signed.digest,
+        reason=reason[:400],
+        accused=tuple(sorted(set(accused))),
+    )
+    announce = Announce(abort=abort, peers=other_members(state))
+    state, actions = give_up(state, reason, accused if missing is None else missing, now)
+    return state, [announce, *actions]
+
+
+def reduces(state: RoundState, attempt: int) -> bool:
+    return state.phase == "reducing" and state.attempt == attempt
+
+
+def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
+    """Return the votes of this kind by the group's members for this very group."""
+    signed = state.signed
+    if signed is None:
+        return {}
+    votes = state.voting.prepare_votes if kind == "prepare" else state.voting.commit_votes
+    return {
+        peer: vote
+        for peer, vote in votes.items()
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
+    }
+
+
+def without_vote_of(state: RoundState, peer: str) -> RoundState:
+    """Expect no vote of `peer` any more."""
+    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
+
+
+def other_members(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.setup.me)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import SwarmError, reason_of
 
+from swarm_node import interrupts
 from swarm_node.storage.home import explain, explained
 
 MAX_FILE_BYTES = 10 * 2**20  # days of a busy node at the default level
@@ -99,6 +100,12 @@ def quieten_libraries() -> None:
         library = logging.getLogger(name)
         library.handlers.clear()
         library.propagate = True
+
+
+def begin_work() -> None:
+    """Take the terminal from libraries, and let Ctrl-C raise: call it before a command opens what it has to close."""
+    quieten_libraries()
+    interrupts.raise_in_command()
 
 
 def keep_traceback(error: BaseException) -> Path:

@@ -15,7 +15,7 @@ from swarm.router.revisions import short_revision
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
@@ -87,7 +87,6 @@ def run(flags: Flags) -> int:
 
     from swarm_node.storage.client_models import kept_models, publishers_in, used_in  # noqa: PLC0415
 
-    diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
     is_kept = home.path.is_dir()
@@ -98,7 +97,7 @@ def run(flags: Flags) -> int:
         else KnownPublishers(config.publisher)
     )
     kept = kept_models(config, home, emitter)
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     with Client(
         peers=peers,
         network_id=config.network_id,

@@ -143,13 +143,10 @@ def check_disk(config: Config) -> Iterable[Finding]:
 
 
 def check_clock(_config: Config) -> Iterable[Finding]:
-    """Check that the clock runs and is not before this software was written; seeds check it against theirs."""
-    start_s, start = time.monotonic(), time.time()
-    time.sleep(0.05)
-    drift_s = abs((time.time() - start) - (time.monotonic() - start_s))
+    """Check that the clock is not before this software was written; seeds check it against theirs."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
-    if now < RELEASED_AT or drift_s > 1:
+    if now < RELEASED_AT:
         remedy = "set it, for example by turning on network time: timedatectl set-ntp true"
         return [Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)]
     return [Finding("clock", "ok", shown)]

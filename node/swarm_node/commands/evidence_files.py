@@ -20,7 +20,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, Sw
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
 from swarm_protocol.served_evidence_messages import AnswerCommitment, ServedEvidence
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
@@ -123,8 +123,7 @@ def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | N
     from swarm.training.evidence.evidence_folder import check_file  # noqa: PLC0415
     from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415 - torch, which takes seconds
 
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     expected = load_signed_run(run_file) if run_file is not None else None
     run, verdict = (replay or check_file)(path)
     if expected is not None and expected.run_id != run.run_id:
@@ -182,8 +181,7 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
         )
     from swarm.serving.server.answer_replay import replay_answer  # noqa: PLC0415 - torch, which takes seconds
 
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     try:
         verdict = replay_answer(evidence, file.network_id, model)
     except PeerViolation as error:

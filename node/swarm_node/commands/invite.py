@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from swarm.network.multiaddr import is_loopback, is_relayed
@@ -16,7 +17,7 @@ from swarm_protocol.errors import ConfigError, PeerError, StartError
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.network_invitation import RIGHTS, Right
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural, utc
@@ -24,7 +25,7 @@ from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import length_of_time
 from swarm_node.storage.home import Home, check_new_file, explained, write_private
 from swarm_node.storage.kept_invitation import with_invitation
-from swarm_node.storage.owned_network import OwnedNetwork
+from swarm_node.storage.owned_network import IssuedInvitation, OwnedNetwork
 from swarm_node.storage.remembered_peers import remembered
 
 DEFAULT_RIGHTS = "join,serve,train,ask"
@@ -83,18 +84,7 @@ def show(flags: Flags) -> int:
         emitter.emit(
             "invitations",
             network_id=owned.network_id,
-            invitations=[
-                {
-                    "serial": each.serial,
-                    "rights": list(each.rights),
-                    "issued_at": each.issued_at,
-                    "expires_at": each.expires_at,
-                    "node": each.node,
-                    "note": each.note,
-                    "state": each.state(now),
-                }
-                for each in owned.issued
-            ],
+            invitations=[_listed(each, now) for each in owned.issued],
         )
         return 0
     emitter.result(f"network {owned.network_id}, {plural(len(owned.issued), 'invitation')}")
@@ -103,6 +93,12 @@ def show(flags: Flags) -> int:
         state = f"{each.state(now):<7}  until {utc(each.expires_at)}"
         emitter.result(f"{each.serial}  {state}  {','.join(each.rights)}  {about}".rstrip())
     return 0
+
+
+def _listed(each: IssuedInvitation, now: float) -> dict[str, object]:
+    fields = asdict(each)
+    del fields["revoked"]  # which its state says
+    return {**fields, "state": each.state(now)}
 
 
 def revoke(flags: Flags) -> int:
@@ -148,8 +144,7 @@ def _exchange_lists(flags: Flags, home: Home, *, brings: bytes | None = None) ->
         async with visiting(config, revocations=brings) as (network, _):  # every node that is greeted has the list
             return network.revocations
 
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     try:
         return asyncio.run(visit()), ""
     except (StartError, PeerError, ConfigError) as error:

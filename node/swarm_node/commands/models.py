@@ -23,7 +23,7 @@ from swarm_protocol.errors import ConfigError, SwarmError, reason_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.chat import soon
 from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
 from swarm_node.commands.daemons import check_model_directory
@@ -58,9 +58,8 @@ def list_models(flags: Flags) -> int:
 
     from swarm_node.storage.client_models import publishers_in  # noqa: PLC0415
 
-    diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     publishers = publishers_in(Home(config.home).publishers, config.network_id, config.publisher)
     with Client(peers=peers, network_id=config.network_id, publishers=publishers, invite=config.invite) as client:
         models = soon(client.models, FIRST_S) or ()
@@ -189,8 +188,7 @@ def publish(flags: Flags) -> int:
     if out is not None:
         _check_copy(out, model)
     identity, home = signing_identity(flags), Home(flags.home())
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
     publish_directory(directory, name, identity, origin=origin, emitter=emitter, copy=out)
     return 0
@@ -275,7 +273,7 @@ def verify(flags: Flags) -> int:
         )
     from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415
 
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     manifest = published.manifest
     check_directory(directory, published, _hashing(manifest.name, directory, emitter))
     emitter.emit(

@@ -24,7 +24,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, PeerTimeout, RoundError
 from swarm_protocol.identity import Identity
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.models import publish_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
@@ -67,8 +67,7 @@ def export_run(
     `outer_step`, or the newest one; it goes to `place`, or to a new folder here, and is published if `publication` says
     so. Raises ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
     """
-    interrupts.raise_in_command()
-    diagnostics.quieten_libraries()
+    diagnostics.begin_work()
     if config.peers and checkpoints is None:
         run, state = asyncio.run(_from_members(which, outer_step, config))
     else:

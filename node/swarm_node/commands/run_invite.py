@@ -28,7 +28,7 @@ from swarm_protocol.run_credentials import (
     vouch_for,
 )
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
 from swarm_node.commands.invite import give_text, lifetime_of, peer_option
 from swarm_node.commands.run_orders import give
@@ -110,8 +110,7 @@ def revoke(flags: Flags) -> int:
             taken = await give(network, method, data, peers, "revocation", emitter)
             emitter.emit("run_revoked", run=run.run_id, what=_named(revocation), peers=taken)
 
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     asyncio.run(revoke_there())
     return 0
 

@@ -20,7 +20,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id, short_id
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, read_text, run_file, signing_identity, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
@@ -64,7 +64,7 @@ def endorse(flags: Flags) -> int:
 def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
     """Do `work` among the members of the run, as its author, who alone may do the `deed`."""
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
-    diagnostics.quieten_libraries()
+    diagnostics.begin_work()
     run = load_signed_run(path)
     run.check_author(author.peer_id, deed)
     members: Path | None = flags.options["members"]
@@ -74,7 +74,6 @@ def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None
         async with visiting(config) as (network, membership):
             await work(AuthorVisit(network, membership, run, author, named, Emitter(json=flags.json)))
 
-    interrupts.raise_in_command()
     asyncio.run(visit())
     return 0
 

@@ -21,7 +21,7 @@ from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 
-from swarm_node import diagnostics, interrupts
+from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, file_or_id, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
@@ -51,8 +51,7 @@ MAX_COMPLAINTS = 16
 def watch(flags: Flags) -> int:
     """Print how a run goes until it is finished. Raises ConfigError, IntegrityError, StartError or PeerTimeout."""
     config, which = with_peers(flags), file_or_id(flags)
-    diagnostics.quieten_libraries()
-    interrupts.raise_in_command()
+    diagnostics.begin_work()
     run = load_signed_run(which) if isinstance(which, Path) else which
     return asyncio.run(_watch(run, config, Emitter(json=flags.json)))
 

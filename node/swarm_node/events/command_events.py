@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm_node.events.event_spec import EventSpec, event_spec
+from swarm_node.events.event_spec import EventSpec, event_spec, run_event
 
 COMMAND_EVENTS: Mapping[str, EventSpec] = {
     "run_written": event_spec(
@@ -71,18 +71,16 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         member_bytes="int: bytes that a member of a large group sends for an outer step",
         memory_bytes="int: memory that a member on a CPU needs in bytes, activations left out",
     ),
-    "watching": event_spec(
+    "watching": run_event(
         "What `run watch` prints first: it is on the network and looks for the run.",
         "watching {run}: {outer_steps} outer steps, signed by {signed_by}",
-        run="text: the run's id",
         signed_by="text: peer id of the run's author",
         outer_steps="int: outer steps of the run",
     ),
-    "committed": event_spec(
+    "committed": run_event(
         "The watched run has taken an outer step; the members' certificate was checked.",
         "step {step}/{of}: loss {loss:.3f}, {num_trainers:trainer}, {tokens_per_s:.0f} tokens/s in all, "
         "state {digest:.12}",
-        run="text: the run's id",
         step="int: the outer step",
         of="int: the run's last one",
         loss="number?: mean training loss of the group, weighted by tokens",
@@ -94,50 +92,44 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         on_probation="list: peer ids of those of the group that have not proven themselves yet",
         num_on_probation="int: these, and the trainers on probation whose work members brought",
     ),
-    "members": event_spec(
+    "members": run_event(
         "The members that train the watched run, whenever members or their states have changed.",
         "members: {summary}",
-        run="text: the run's id",
         members="list: for each peer_id, state (joining, training, finished), outer_step, tokens_per_s, loss",
         summary="text: how many there are in each state",
     ),
-    "resume_planned": event_spec(
+    "resume_planned": run_event(
         "What `run resume` found, and what it signs.",
         "{run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster:member}; left out: "
         "{left_out_names}",
-        run="text: the run's id",
         outer_step="int: the outer step to go on from",
         digest="text: digest of that state",
         roster="list: peer ids of those who would decide what follows",
         left_out="list: peer ids of the last members that would not",
         left_out_names="text: the ends of these",
     ),
-    "resume_not_signed": event_spec(
+    "resume_not_signed": run_event(
         "`run resume` was not told --yes.",
         "nothing was signed. The order discards all that the members left out have done since that step: make sure "
         "that they are gone, then run the command again with --yes",
-        run="text: the run's id",
     ),
-    "resume_not_needed": event_spec(
+    "resume_not_needed": run_event(
         "`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
         "nothing was signed, as {run} can continue without an order: it is at outer step {outer_step}, and "
         "{num_answered} of its {num_members:member} answered. --yes signs the order all the same",
-        run="text: the run's id",
         outer_step="int: its newest outer step",
         members="list: peer ids of that step's members",
         answered="list: peer ids of those among them that answered",
     ),
-    "resume_delivered": event_spec(
+    "resume_delivered": run_event(
         "Members have the resume order, and pass it on.",
         "the order is with {num_peers:member}: the run continues from outer step {outer_step}",
-        run="text: the run's id",
         outer_step="int: the outer step it goes on from",
         peers="list: peer ids of those who took it",
     ),
-    "endorsement_planned": event_spec(
+    "endorsement_planned": run_event(
         "What `run endorse` found, and what it signs.",
         "{run} is at outer step {outer_step}, state {digest:.12}, of the members {roster_names}; {basis}",
-        run="text: the run's id",
         outer_step="int: the outer step of the state",
         digest="text: digest of that state",
         roster="list: peer ids of the members of that state",
@@ -146,24 +138,21 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         after="int?: the outer step that was endorsed before; null: none",
         basis="text: why this state is taken for the run's, in words",
     ),
-    "endorsement_not_signed": event_spec(
+    "endorsement_not_signed": run_event(
         "`run endorse` was not told --yes.",
         "nothing was signed. From an endorsement on, newcomers accept only what follows from it: make sure that these "
         "are the run's members, then run the command again with --yes",
-        run="text: the run's id",
     ),
-    "endorsement_delivered": event_spec(
+    "endorsement_delivered": run_event(
         "Members have the endorsement, and pass it on.",
         "the endorsement of outer step {outer_step} is with {num_peers:member}",
-        run="text: the run's id",
         outer_step="int: the outer step that was endorsed",
         peers="list: peer ids of those who took it",
     ),
-    "run_waits": event_spec(
+    "run_waits": run_event(
         "The watched run takes no step, as too few of its members are there. Told again when that changes, after a "
         "minute, and each time the wait has doubled since.",
         "waits: {reason} (for {seconds:.0f} s)",
-        run="text: the run's id",
         reason="text: how many members are there, how many a step needs, and who of the last step's is missing",
         ready="int: members that are ready for a step, newcomers among them",
         needed="int: members that a step needs at least, newcomers among them",
@@ -171,11 +160,10 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         seconds="number: for how long that was seen",
         remedy="text: what lets the run go on if the missing members never come back; empty while others are joining",
     ),
-    "run_left": event_spec(
+    "run_left": run_event(
         "The watched run's members said that it is finished, and left before `run watch` could see the proof.",
         "the members of run {run} said that it is finished, and left before they proved it: {outer_step} outer "
         "steps, loss {loss:.3f}, state {digest:.12} (checked up to step {checked})",
-        run="text: the run's id",
         outer_step="int: the last outer step",
         digest="text: digest of the final state, as a member said it",
         loss="number?: that member's training loss in its last interval",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm_node.events.event_spec import EventSpec, event_spec
+from swarm_node.events.event_spec import EventSpec, event_spec, run_event
 
 DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "step": event_spec(
@@ -50,11 +50,10 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
-    "run_invited": event_spec(
+    "run_invited": run_event(
         "An invitation to a training run was signed. Its text is in no event: it goes to stdout, or to stderr with "
         "`--json`, or to `file`.",
         "invitation {serial} to {run} until {until}: {admits} can enter with it",
-        run="text: the run's id",
         serial="text: its serial",
         max_uses="int: how many nodes may enter with it",
         node="text: the peer id that it is bound to; empty: none",
@@ -63,19 +62,17 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
-    "run_revoked": event_spec(
+    "run_revoked": run_event(
         "The author of a run has revoked an invitation or an inviter, and members have taken the revocation. The run's "
         "state learns it with one of the next steps.",
         "revoked in {run}: {what}; the order is with {num_peers:member}",
-        run="text: the run's id",
         what="text: what is revoked, in words",
         peers="list: peer ids of the members that took it",
     ),
-    "vouched": event_spec(
+    "vouched": run_event(
         "A member's vouch for a newcomer to a run was signed. It goes where an invitation goes (see `run_invited`).",
         "{voucher} vouches for {node} in {run} until {until}; the run wants {needed} such, of members that count fully "
         "and have contributed to {credits} outer steps",
-        run="text: the run's id",
         node="text: peer id of the newcomer",
         voucher="text: peer id of the member that signed",
         needed="int: how many members have to vouch",
@@ -84,10 +81,9 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
-    "entered": event_spec(
+    "entered": run_event(
         "This node is in the run by an invitation or by vouches, as the run's state says.",
         "entered {run}: {how}",
-        run="text: the run's id",
         step="int: the outer step with which it entered",
         how="text: by which invitation, or who vouched",
     ),
@@ -144,45 +140,40 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         revision="text: digest of the checkpoint; servers of different revisions never mix",
         reason="text: why these blocks",
     ),
-    "tokenizing": event_spec(
+    "tokenizing": run_event(
         "The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
         "tokenizing: {share:.0%} read, {num_tokens:token}, {tokens_per_s:.0f} tokens/s",
         live=True,
-        run="text: the run's id",
         share="number: how much of the data has been read, from 0 to 1",
         num_tokens="int: tokens so far",
         tokens_per_s="number: how fast they come",
         folder="text: where they are kept, for every home of this user",
     ),
-    "training": event_spec(
+    "training": run_event(
         "This node holds the run's state and takes part from the next interval on.",
         "training {run} from outer step {outer_step}",
-        run="text: the run's id",
         outer_step="int: the committed outer step it starts from",
     ),
-    "state_fetched": event_spec(
+    "state_fetched": run_event(
         "This node has the run's committed state, every chunk of it checked.",
         "state of step {step} ready, {num_bytes} bytes from {num_donors:peer} in {seconds:.1f} s",
-        run="text: the run's id",
         step="int: the outer step of the state",
         digest="text: digest of the state",
         donors="list: peer ids of those who gave chunks; empty if nothing had to be fetched",
         num_bytes="int: bytes fetched",
         seconds="number: how long it took",
     ),
-    "interval": event_spec(
+    "interval": run_event(
         "This node finished its inner steps of one interval.",
-        run="text: the run's id",
         step="int: the outer step that the interval leads to",
         num_tokens="int: tokens trained on",
         loss="number?: this node's mean training loss over the interval",
         seconds="number: how long the inner steps took",
         tokens_per_s="number: training speed of this node",
     ),
-    "outer_step": event_spec(
+    "outer_step": run_event(
         "A round committed: the swarm took an outer step, and every replica that says so has this digest.",
         "step {step}: loss {loss:.3f}{here}, {num_trainers:trainer}, {seconds:.1f} s",
-        run="text: the run's id",
         step="int: the outer step that was committed",
         fragment="int: which of the run's fragments it moved, from 0",
         loss="number?: mean training loss of the group, weighted by tokens",
@@ -195,39 +186,35 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         round_s="number: how much of that passed after this node's interval",
         tokens_per_s="number: training speed of this node in its interval",
     ),
-    "validated": event_spec(
+    "validated": run_event(
         "The committed parameters were tried on held-out data: by this node, or, in `run watch`, by the members, "
         "of whose losses it is the median.",
         "step {step}: validation loss {loss:.3f}",
-        run="text: the run's id",
         step="int: the outer step of the parameters",
         loss="number?: their mean loss",
     ),
-    "slow_link": event_spec(
+    "slow_link": run_event(
         "In the last rounds a member or a link between two was slower, or lost more, than those of the other members.",
         "{words}",
-        run="text: the run's id",
         kind="text: sender, receiver or link",
         sender="text: peer id of the sender, empty for a receiver",
         receiver="text: peer id of the receiver, empty for a sender",
         slowdown="number: its transfer time divided by the usual one",
         words="text: the same in words",
     ),
-    "round_aborted": event_spec(
+    "round_aborted": run_event(
         "An attempt at an outer step failed. The committed state is untouched and the work is kept.",
         "step {step}, attempt {attempt} failed: {reason}",
         repeated_field="reason",
-        run="text: the run's id",
         step="int: the outer step that was attempted",
         attempt="int: which attempt, from 0",
         reason="text: what went wrong",
         missing="list: peer ids that did not answer or were at fault, as far as is known",
     ),
-    "member_convicted": event_spec(
+    "member_convicted": run_event(
         "Evidence that this node has checked proves that a member of the run lied. It takes part in no round with this "
         "node, for as long as the run's ban_steps say.",
         "convicted in step {step}, banned {how_long}: {peer_id}, {reason}",
-        run="text: the run's id",
         step="int: the outer step of the lie",
         peer_id="text: the peer that lied",
         kind="text: the kind of evidence, such as wrong_reduction",
@@ -245,97 +232,86 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="number: until when it is not asked, in Unix seconds",
         until_day="text: that day, in UTC",
     ),
-    "interval_validated": event_spec(
+    "interval_validated": run_event(
         "This node has computed another member's interval once more, as the run's validation_rate draws, or since "
         "others accuse it. In that step it contributes nothing.",
         "the interval of {peer_id} for step {step} was computed once more: {tier}, distance {distance:.3g}",
-        run="text: the run's id",
         step="int: the outer step that the interval was for",
         peer_id="text: the peer whose interval it is",
         tier="text: exact (equal bytes), close (within the run's validation_tolerance) or wrong",
         distance="number: the norm of the difference, relative to that of the recomputed values; at most 1e6",
     ),
-    "falsely_accused": event_spec(
+    "falsely_accused": run_event(
         "A member accuses another one of not having trained what it sent, and this node, which computed the interval "
         "once more, finds that it did. It does not listen to that accuser any more; nobody is banned.",
         "{accuser} accuses {peer_id} in step {step} of what is not so",
-        run="text: the run's id",
         step="int: the outer step that the interval was for",
         peer_id="text: the accused peer",
         accuser="text: the peer that accuses it",
     ),
-    "contribution_late": event_spec(
+    "contribution_late": run_event(
         "An outer step was committed without what this node has trained for it: that work is lost, and its "
         "samples are leased again. The next interval begins from the new state.",
         "step {step}: this node's contribution {when}: its work is lost, and its samples are leased again",
-        run="text: the run's id",
         step="int: the outer step",
         num_tokens="int: what was trained on; 0 while it was still computed",
         late_s="number?: seconds after the round's group was formed, by two clocks; null: still computed",
         when="text: the same in words",
     ),
-    "run_resumed": event_spec(
+    "run_resumed": run_event(
         "The run goes on without some of its members, by a resume order of its author.",
         "by order of the run's author, the run continues from step {step} with {num_roster:member}, without the others",
-        run="text: the run's id",
         step="int: the outer step it goes on from",
         digest="text: digest of that state",
         roster="list: peer ids of those who decide what follows",
         sequence="int: the order's number; a later one is greater",
     ),
-    "on_probation": event_spec(
+    "on_probation": run_event(
         "This node has joined an open run that was under way, and counts for less until it has contributed to more "
         "steps, or has just done so.",
         "{words}",
-        run="text: the run's id",
         step="int: the outer step of the state that says so",
         steps_left="int: the steps to which it still has to contribute; 0: it counts fully from now on",
         words="text: the same in words",
     ),
-    "held_out_scored": event_spec(
+    "held_out_scored": run_event(
         "What trainers' contributions do to the loss on held-out data, as the others measure it: slow averages, which "
         "are part of the committed state.",
-        run="text: the run's id",
         step="int: the outer step of the state that says so",
         scores="object: nats a step, by peer id; above 0 is good",
         own="number?: this node's own score; null: it has none yet",
     ),
-    "state_endorsed": event_spec(
+    "state_endorsed": run_event(
         "The run's author has endorsed a state of its history, from which newcomers begin. If this node's own history "
         "has another state there, it was joined to something that is not the run.",
         "the run's author endorses step {step}, state {digest:.12}: newcomers begin from there",
-        run="text: the run's id",
         step="int: the outer step it is of",
         digest="text: digest of that state",
         sequence="int: the endorsement's number; a later one is greater",
         is_other="bool: whether this node's history has another state of that step",
     ),
-    "checkpoint": event_spec(
+    "checkpoint": run_event(
         "A checkpoint of the committed state is safely on disk.",
-        run="text: the run's id",
         outer_step="int: the outer step it holds",
         path="text: where it is",
     ),
-    "run_finished": event_spec(
+    "run_finished": run_event(
         "The run's last outer step is committed.",
         "run {run} finished after {outer_step} outer steps",
-        run="text: the run's id",
         outer_step="int: the last outer step",
         digest="text: digest of the final state",
     ),
-    "exported": event_spec(
+    "exported": run_event(
         "A run's result, or the state that `run export` was asked for, is a Hugging Face directory.",
         "model of outer step {outer_step} written to {path}",
-        run="text: the run's id",
         path="text: the directory",
         outer_step="int: the outer step of the state",
         digest="text: digest of the state",
     ),
-    "lingering": event_spec(
+    "lingering": run_event(
         "The run is finished here, and others say that they are not: it stays to give them its state.",
         "waiting up to {seconds:.0f} s to give the last state to members that have not finished ({num_peers}, of which "
         "some may be gone); Ctrl-C leaves at once",
-        run="text: the run's id",
         peers="list: peer ids of the others; a peer that has died is among them until its record ends",
         seconds="number: how long it stays at most",
     ),

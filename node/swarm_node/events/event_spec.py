@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
@@ -41,3 +42,7 @@ def event_spec(
 ) -> EventSpec:
     """Return the specification of one kind of event, whose `fields` are keywords."""
     return EventSpec(about=about, text=text, live=live, repeated_field=repeated_field, fields=fields)
+
+
+run_event = partial(event_spec, run="text: the run's id")
+"""Return the specification of an event of a run, which has the run's id before its other fields."""

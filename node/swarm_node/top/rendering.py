@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import ParamSpec
+from typing import TypeVar
 
 from rich.text import Text
 
@@ -85,16 +85,19 @@ MIN_MAP_CELLS = 8
 MAX_LINES = 200
 """Maximum number of servers or members in one detail: a terminal has no room for more."""
 
-Line = Text
-P = ParamSpec("P")
+V = TypeVar("V")
 
 
-def _text(lines: Callable[P, Iterator[Line]]) -> Callable[P, Text]:
-    """Let a function that yields lines return them as one text."""
+def _text(lines: Callable[[V, int], Iterator[Text]]) -> Callable[[V, int], Text]:
+    """Let a function that yields lines for a width return them as one text. Lines that are not to be folded are cut."""
 
     @wraps(lines)
-    def joined(*args: P.args, **kwargs: P.kwargs) -> Text:
-        return Text("\n").join(lines(*args, **kwargs))
+    def joined(view: V, width: int) -> Text:
+        found = list(lines(view, width))
+        for line in found:
+            if line.overflow != "fold":
+                line.truncate(max(1, width), overflow="ellipsis")
+        return Text("\n").join(found)
 
     return joined
 
@@ -104,27 +107,27 @@ def state(word: str) -> tuple[str, str]:
 
 
 @_text
-def overview(view: Overview, width: int) -> Iterator[Line]:
+def overview(view: Overview, width: int) -> Iterator[Text]:
     """Render the overview."""
     nodes = f"{plural(view.num_volunteers, 'volunteer')} among {plural(view.num_nodes, 'node')}"
     if num_leaving := view.nodes_by_state.get("leaving", 0):
         nodes += f"; {num_leaving} more {'is' if num_leaving == 1 else 'are'} leaving"
-    yield _fitted(Text(nodes), width)
+    yield Text(nodes)
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
     period = "24 h" if view.turnover_since is None else f"since {_clock(view.turnover_since)}"
     turnover = f"{period}: {view.joins_24h} joined, {view.leaves_24h} left"
-    yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
+    yield Text(f"{reached} · {turnover}", "dim")
     if sum(view.paths.values()):
-        yield _fitted(Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim"), width)
+        yield Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim")
     if view.num_paused:
         rest = f"{plural(view.num_paused, 'volunteer')} on a break: {lends_again(view.lends_again_at, time.time())}"
-        yield _fitted(Text(rest, "yellow"), width)
+        yield Text(rest, "yellow")
     first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
     speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
-    yield _fitted(Text(f"{speeds} · first token {first_token}"), width)
+    yield Text(f"{speeds} · first token {first_token}")
     # before all that grows, so that no terminal is too low for it; a long one is folded
     yield _title("JOIN WITH")
-    yield Text(clean(view.join_command, 1000))
+    yield Text(clean(view.join_command, 1000), overflow="fold")
     yield _title("MODELS")
     for model in view.models:
         yield from _model_lines(model, width)
@@ -143,21 +146,21 @@ def overview(view: Overview, width: int) -> Iterator[Line]:
         yield Text("nothing has changed yet", "dim")
 
 
-def _model_lines(model: ModelView, width: int) -> Iterator[Line]:
+def _model_lines(model: ModelView, width: int) -> Iterator[Text]:
     facts = f"{model.num_blocks} blocks, {plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
-    yield _fitted(Text.assemble(state(model.health), _name(model.name), " ", facts), width)
+    yield Text.assemble(state(model.health), _name(model.name), " ", facts)
     cells = _map_cells(width, STATE_CELLS)
     yield Text.assemble(" " * STATE_CELLS, missing_row(model.missing, model.num_blocks, cells))
     yield Text(" " * STATE_CELLS + clean(model.words, max(1, width - STATE_CELLS)), "dim")
 
 
-def _run_lines(run: RunView, width: int) -> Iterator[Line]:
+def _run_lines(run: RunView, width: int) -> Iterator[Text]:
     step = f"step {run.outer_step}" + (f" of {run.outer_steps}" if run.outer_steps else "")
     loss = UNKNOWN if run.loss is None else f"{run.loss:.3f}"
-    yield _fitted(Text.assemble(state(run.state), _name(run.name or run.run), f" {step}, loss {loss}"), width)
+    yield Text.assemble(state(run.state), _name(run.name or run.run), f" {step}, loss {loss}")
     facts = f"{plural(run.num_members, 'member')}, {_agreement(run)}, {rate(run.tokens_per_s)}"
     bars = sparkline(run.losses, max(0, width - STATE_CELLS - 2 - len(facts)))
-    yield _fitted(Text.assemble(" " * STATE_CELLS, (bars, "cyan"), "  " if bars else "", facts), width)
+    yield Text.assemble(" " * STATE_CELLS, (bars, "cyan"), "  " if bars else "", facts)
     yield Text(" " * STATE_CELLS + clean(run.words, max(1, width - STATE_CELLS)), "dim")
 
 
@@ -170,16 +173,16 @@ def _agreement(run: RunView) -> str:
 
 
 @_text
-def model(view: ModelDetail, width: int) -> Iterator[Line]:
+def model(view: ModelDetail, width: int) -> Iterator[Text]:
     """Render the map of blocks and servers, replicas per block, and the chains in use."""
     shown, blocks = view.model, view.model.num_blocks
-    yield _fitted(Text.assemble(state(shown.health), clean(shown.name, width), " · ", clean(shown.words, width)), width)
+    yield Text.assemble(state(shown.health), clean(shown.name, width), " · ", clean(shown.words, width))
     cells = _map_cells(width, NAME_CELLS + 1)
     pad = NAME_CELLS + 1
     yield Text.assemble(("replicas per block".ljust(pad), "dim"), replica_row(view.replicas, cells))
     for server in view.servers[:MAX_LINES]:
         yield Text.assemble(_name(server.name), " ", (span_row(server.start, server.end, blocks, cells), "cyan"))
-        yield _fitted(Text.assemble(" " * pad, _server_facts(server)), width)
+        yield Text.assemble(" " * pad, _server_facts(server))
     yield from _left_out(len(view.servers), "servers")
     if shown.weakest_block is not None:
         weakest = f"weakest: block {shown.weakest_block}, {plural(shown.weakest_replicas, 'server')}"
@@ -187,11 +190,11 @@ def model(view: ModelDetail, width: int) -> Iterator[Line]:
     for other in shown.other_revisions:
         whole = "whole" if other.is_whole else "incomplete"
         servers = f"{plural(other.num_servers, 'server')}, {whole}"
-        yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
+        yield Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow")
     for chain in view.chains:
         hops = " → ".join(f"{name_cell(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
         assumed = f" ({chain.assumed_ms:.0f} ms assumed)" if chain.assumed_ms else ""
-        yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}"), width)
+        yield Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}")
 
 
 def _server_facts(server: ServerView) -> Text:
@@ -206,75 +209,70 @@ def _server_facts(server: ServerView) -> Text:
 
 
 @_text
-def run(view: RunDetail, width: int) -> Iterator[Line]:
+def run(view: RunDetail, width: int) -> Iterator[Text]:
     """Render the loss, the newest steps, the members, and what was refused."""
     shown = view.run
-    yield _fitted(Text.assemble(state(shown.state), clean(shown.name or shown.run, width)), width)
-    yield Text(clean(shown.words, 1000))  # folded: of a run that waits it ends with what lets it go on
+    yield Text.assemble(state(shown.state), clean(shown.name or shown.run, width))
+    # of a run that waits this ends with what lets it go on
+    yield Text(clean(shown.words, 1000), overflow="fold")
     signed = clean(shown.signed_by or UNKNOWN, 60)
-    yield _fitted(Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}"), width)
+    yield Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}")
     losses = [step.loss for step in view.steps] or list(shown.losses)
     yield Text.assemble(("loss ", "dim"), (sparkline(losses, max(1, width - 5)), "cyan"))
     if shown.projected_end is not None:
         yield Text(f"expected to end at {moment(shown.projected_end)}")
     yield Text(f"state {clean(shown.digest[:12], 12) or UNKNOWN}: {_agreement(shown)}")
     for line in shown.slow_links:
-        yield _fitted(Text(f"slow link: {clean(line, width)}", "yellow"), width)
+        yield Text(f"slow link: {clean(line, width)}", "yellow")
     yield _title("STEPS")
     for step in reversed(view.steps[-8:]):
         phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
         facts = f"step {step.outer_step}: loss {step.loss:.3f}, {plural(step.num_members, 'member')}, {phases}"
-        yield _fitted(Text(facts.removesuffix(", ")), width)
+        yield Text(facts.removesuffix(", "))
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
         at_step = UNKNOWN if each.state == "gone" else each.outer_step
         facts = f"step {at_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
         if each.held_out_score is not None:
             facts += f", held-out {each.held_out_score:+.3f} nats"
-        yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)
+        yield Text.assemble(state(each.state), _name(each.name), " ", facts)
     yield from _left_out(len(view.contributors), "contributors")
     if view.bans:
         yield _title("BANNED")
     for ban in view.bans[:20]:
         until = "for good" if ban.until is None else f"until step {ban.until}"
         line = f"step {ban.outer_step}, {until}: {name_cell(ban.name, NAME_CELLS)}: {clean(ban.reason, width)}"
-        yield _fitted(Text(line, "red"), width)
+        yield Text(line, "red")
     if view.refusals:
         yield _title("REFUSED")
     for refusal in view.refusals[:20]:
         line = f"step {refusal.outer_step}: {name_cell(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
-        yield _fitted(Text(line, "yellow"), width)
+        yield Text(line, "yellow")
 
 
 @_text
-def node(view: NodeDetail, width: int) -> Iterator[Line]:
+def node(view: NodeDetail, width: int) -> Iterator[Text]:
     """Render one node and its work."""
     shown = view.node
-    yield _fitted(Text.assemble(state(shown.state), clean(shown.name, width)), width)
+    yield Text.assemble(state(shown.state), clean(shown.name, width))
     yield Text(clean(shown.peer_id, width), "dim")
     memory = f"{size(shown.free_memory_bytes)} of {size(shown.memory_bytes)} free"
-    yield _fitted(Text(f"{clean(shown.device, width)}, {memory}, version {clean(shown.version, 20)}"), width)
-    yield _fitted(
-        Text(
-            f"through one block: {rate(shown.prefill_tokens_per_s)} prefill, {rate(shown.decode_tokens_per_s)} decode, "
-            f"{rate(shown.training_tokens_per_s)} training; reached: {shown.reachability}"
-        ),
-        width,
+    yield Text(f"{clean(shown.device, width)}, {memory}, version {clean(shown.version, 20)}")
+    yield Text(
+        f"through one block: {rate(shown.prefill_tokens_per_s)} prefill, {rate(shown.decode_tokens_per_s)} decode, "
+        f"{rate(shown.training_tokens_per_s)} training; reached: {shown.reachability}"
     )
-    yield _fitted(Text(f"connected to {UNKNOWN if shown.paths is None else path_counts(shown.paths)}"), width)
-    yield _fitted(Text(f"from here: {_from_here(shown)}"), width)
+    yield Text(f"connected to {UNKNOWN if shown.paths is None else path_counts(shown.paths)}")
+    yield Text(f"from here: {_from_here(shown)}")
     if shown.pause and shown.state == "alive":
-        yield _fitted(Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow"), width)
+        yield Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow")
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
-    yield _fitted(
-        Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen"),
-        width,
-    )
+    yield Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen")
     for server in view.serving[:MAX_LINES]:
-        yield _fitted(Text.assemble("serves ", _name(server.model), " ", _server_facts(server)), width)
+        yield Text.assemble("serves ", _name(server.model), " ", _server_facts(server))
     for each in view.training[:MAX_LINES]:
         facts = f"step {each.outer_step}, {rate(each.tokens_per_s)}"
-        yield _fitted(Text.assemble("trains ", _name(each.run), " ", facts), width)
+        yield Text.assemble("trains ", _name(each.run), " ", facts)
 
 
 def _from_here(node: NodeView) -> str:
@@ -295,7 +293,7 @@ def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]
     return f"updated {duration(round(age_s))} ago", "dim"
 
 
-def _title(text: str) -> Line:
+def _title(text: str) -> Text:
     return Text(f"\n{text}", "bold")
 
 
@@ -313,14 +311,9 @@ def _map_cells(width: int, used: int) -> int:
     return max(MIN_MAP_CELLS, min(MAP_CELLS, width - used))
 
 
-def _left_out(number: int, what: str) -> Iterator[Line]:
+def _left_out(number: int, what: str) -> Iterator[Text]:
     if number > MAX_LINES:
         yield Text(f"and {number - MAX_LINES:,} more {what}", "dim")
-
-
-def _fitted(line: Line, width: int) -> Line:
-    line.truncate(max(1, width), overflow="ellipsis")
-    return line
 
 
 def moment(at: float) -> str:

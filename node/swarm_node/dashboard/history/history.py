@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection
-
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
 from swarm_node.dashboard.history.recorder import (
@@ -117,62 +115,54 @@ class DashboardHistory:
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
         """Return the newest 30 days, oldest first, at most 500."""
-        since = self._clock() - self._limits.max_age_s
-        return await self._ask(("presence", peer_id), lambda found: reader.read_presence(found, peer_id, since), ())
+        return await self._ask((), reader.read_presence, peer_id, int(self._clock() - self._limits.max_age_s))
 
     async def turnover(self, hours: float = 24.0) -> Turnover | None:
-        since = self._clock() - hours * HOUR_S
-        return await self._ask(("turnover", hours), lambda found: reader.read_turnover(found, since), None)
+        return await self._ask(None, reader.read_turnover, int(self._clock() - hours * HOUR_S))
 
     async def series(self, name: str, hours: float) -> Series | None:
         """Return the newest `hours`, in steps of 5 s, a minute or an hour; None for an unknown name."""
-        now, squeeze = self._clock(), self._writer.squeeze
-        return await self._ask(
-            ("series", name, hours),
-            lambda found: reader.read_series(found, name, hours, now, self._limits, squeeze),
-            None,
-        )
+        now, squeeze = int(self._clock()), self._writer.squeeze
+        return await self._ask(None, reader.read_series, name, hours, now, self._limits, squeeze)
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
         """Return at most 500 steps, evenly chosen, oldest first."""
-        return await self._ask(("steps", run, limit), lambda found: reader.read_steps(found, run, limit), ())
+        return await self._ask((), reader.read_steps, run, limit)
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         """Return the totals of a run, most tokens first, at most 1,000."""
-        return await self._ask(("contributions", run), lambda found: reader.read_contributions(found, run), ())
+        return await self._ask((), reader.read_contributions, run)
 
     async def contribution(self, peer_id: str) -> ContributionTotal:
         """Return the total of a peer over all runs that are kept."""
         nothing = ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
-        return await self._ask(
-            ("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id), nothing
-        )
+        return await self._ask(nothing, reader.read_contribution, peer_id)
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         """Return the refusals in a run, the newest first."""
-        return await self._ask(("refusals", run), lambda found: reader.read_refusals(found, run), ())
+        return await self._ask((), reader.read_refusals, run)
 
     async def changes(self) -> tuple[ChangeEvent, ...]:
         """Return the newest 20, newest first."""
-        return await self._ask(("changes",), reader.read_changes, ())
+        return await self._ask((), reader.read_changes)
 
-    async def _ask(self, key: Hashable, read: Callable[[Connection], _T], instead: _T) -> _T:
-        """Return what `read` does, or `instead` where the database does not answer."""
+    async def _ask(self, instead: _T, read: Callable[..., _T], *about: Hashable) -> _T:
+        """Return what `read` finds `about` these, or `instead` where the database does not answer."""
         try:
-            return await self._queries.ask(key, lambda: self._read(read))
+            return await self._queries.ask((read, *about), lambda: self._read(read, about))
         except HistoryError as error:
             if self.problem is None:  # else it was told already
                 logger.warning("the dashboard's history does not answer: %s", error)
             return instead
 
-    def _read(self, read: Callable[[Connection], _T]) -> _T:
+    def _read(self, read: Callable[..., _T], about: tuple[Hashable, ...]) -> _T:
         """Read in a thread of the pool."""
         store = self._writer.store
         if store is None:
             raise self.problem or HistoryError("the history's database is still being opened", remedy="wait a moment")
         try:
             with store.reading(READ_S) as connection:
-                return read(connection)
+                return read(connection, *about)
         except Exception as error:
             known = reason(error, store.place)
             if known is None:

@@ -124,13 +124,7 @@ def number(high: float, low: float = 0.0) -> Check:
 
 def one_of(choices: Collection[str]) -> Check:
     """Return the check of one of these texts."""
-    allowed = frozenset(choices)
-
-    def check(value: Any, field: str) -> None:
-        if type(value) is not str or value not in allowed:
-            check_choice(value, field, choices)
-
-    return check
+    return partial(check_choice, choices=frozenset(choices))
 
 
 def sized(num_bytes: int) -> Check:
@@ -139,6 +133,16 @@ def sized(num_bytes: int) -> Check:
     def check(value: Any, field: str) -> None:
         if type(value) is not bytes or len(value) != num_bytes:
             raise ValueError(f"{field} is not {num_bytes} bytes")
+
+    return check
+
+
+def filled(max_bytes: int) -> Check:
+    """Return the check of 1 to `max_bytes`."""
+
+    def check(value: Any, field: str) -> None:
+        if not (isinstance(value, bytes) and 0 < len(value) <= max_bytes):
+            raise ValueError(f"{field} is not 1 to {max_bytes} bytes")
 
     return check
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Checked, Digest, check_addr, check_count, distinct, up_to, whole
+from swarm_protocol.checks import Checked, Digest, check_addr, check_count, distinct, filled, up_to, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import dht_pb2
 
@@ -39,10 +39,8 @@ def check_addrs(addrs: tuple[str, ...], field: str) -> None:
 Addrs: TypeAlias = Annotated[tuple[str, ...], check_addrs]
 
 
-def check_record(record: object, _field: str) -> None:
-    """Check the size of a signed envelope, and nothing else of it. Raises ValueError."""
-    if not (isinstance(record, bytes) and 0 < len(record) <= MAX_STORED_BYTES):
-        raise ValueError(f"a record is not bytes, 1 to {MAX_STORED_BYTES} of them")
+SignedRecord: TypeAlias = Annotated[bytes, filled(MAX_STORED_BYTES)]
+"""A signed envelope, of which nothing but the size is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ contact_of = wire.maker(Contact)
 class Found(Checked):
     """The answer for one id: its signed envelopes, with only their size checked, and the nodes near it."""
 
-    records: Annotated[tuple[Annotated[bytes, check_record], ...], distinct(limits.MAX_RECORDS_PER_KEY)] = ()
+    records: Annotated[tuple[SignedRecord, ...], distinct(limits.MAX_RECORDS_PER_KEY)] = ()
     peers: Annotated[tuple[Contact, ...], up_to(limits.MAX_FOUND_PEERS)] = ()
 
     def __post_init__(self) -> None:
@@ -157,7 +155,7 @@ class StoreRequest(wire.WireMessage):
     PROTO = dht_pb2.StoreRequest
     MAX_BYTES = MAX_STORED_BYTES + limits.MAX_REQUEST_BYTES
 
-    record: Annotated[bytes, check_record]
+    record: SignedRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

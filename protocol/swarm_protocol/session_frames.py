@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import Checked, check_float, check_int, named, number, one_of, sized, up_to, whole
+from swarm_protocol.checks import Checked, check_float, check_int, filled, named, number, one_of, sized, up_to, whole
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import decode_failure
 from swarm_protocol.identity import PeerId
@@ -38,18 +38,6 @@ PageKey: TypeAlias = Annotated[bytes, sized(PAGE_KEY_BYTES)]
 WantedOutput: TypeAlias = Literal["nothing", "last", "all", "token"]
 
 
-def check_failure(failure: bytes, field: str) -> None:
-    """Raises ValueError. The content is checked when it is decoded."""
-    if not 0 < len(failure) <= limits.MAX_FAILURE_BYTES:
-        raise ValueError(f"{field} has {len(failure)} bytes")
-
-
-def check_signed(signed: bytes, field: str) -> None:
-    """Raises ValueError. The envelope is checked when it is opened."""
-    if not 0 < len(signed) <= limits.MAX_OPEN_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
-        raise ValueError(f"{field} has {len(signed)} bytes")
-
-
 def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
     """Raises ValueError. Two servers may have taken the same time."""
     if len(upstream_ms) > limits.MAX_UPSTREAM:
@@ -59,7 +47,7 @@ def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
             check_float(part_ms, field, high=limits.MAX_STEP_MS)
 
 
-Failure: TypeAlias = Annotated[bytes, check_failure]
+Failure: TypeAlias = Annotated[bytes, filled(limits.MAX_FAILURE_BYTES)]
 Upstream: TypeAlias = Annotated[tuple[Spent, ...], check_upstream]
 
 
@@ -263,7 +251,7 @@ class Commitment(Checked):
     it."""
 
     sequence_id: SequenceId
-    signed: Annotated[bytes, check_signed]
+    signed: Annotated[bytes, filled(limits.MAX_OPEN_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,11 +103,11 @@ def _bound(check: Any) -> Any:
     if check is check_digest or (isinstance(check, partial) and check.func is check_digest):
         return limits.DIGEST_BYTES
     if isinstance(check, partial):
+        if "choices" in check.keywords:
+            return max(check.keywords["choices"], key=len)
         return next(value for name, value in check.keywords.items() if name.startswith("max_"))
     known = getclosurevars(check).nonlocals
-    if "allowed" in known:
-        return max(known["allowed"], key=len)
-    return next((known[name] for name in ("high", "num_bytes", "max_items") if name in known), None)
+    return next((known[name] for name in ("high", "num_bytes", "max_bytes", "max_items") if name in known), None)
 
 
 def _text(check: Any, bound: Any, number: int) -> str:

@@ -210,7 +210,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             if lending.budget_bytes:
                 watches.append(tasks.create_task(keep_counting(month, traffic), name="count the month's traffic"))
             shutdown.grace_s = config.drain_s
-            await (run_in_shifts(node, role, lending, network.allow_relaying) if lending.is_limited else role.run(node))
+            await (run_in_shifts(node, role, network.allow_relaying) if lending.is_limited else role.run(node))
             shutdown.finished.set()
             for watch in watches:
                 watch.cancel()

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from swarm_node.lending.lending import Break, Lending
+from swarm_node.lending.lending import Break
 from swarm_node.node import Node, NodeRole
 from swarm_node.shutdown import FORCED_S, Shutdown
 
@@ -18,38 +18,38 @@ LOOK_S = 5.0
 """Interval at which it is looked whether a break begins or ends."""
 
 
-async def run_in_shifts(node: Node, role: NodeRole, lending: Lending, on_shift: Callable[[bool], None]) -> None:
+async def run_in_shifts(node: Node, role: NodeRole, on_shift: Callable[[bool], None]) -> None:
     """Run `role` in each shift, until the node leaves or the role is done. Raises what the role raises.
 
     `on_shift` is told whether a shift begins, or a break.
     """
     while not node.shutdown.leaving.is_set():
-        if (pause := lending.break_at(time.time())) is not None:
+        if (pause := node.break_now) is not None:
             on_shift(False)
-            await _rest(node, lending, pause)
+            await _rest(node, pause)
             continue
         on_shift(True)
         node.steps.expect(role.num_steps)
-        if not await _work_a_shift(node, role, lending):
+        if not await _work_a_shift(node, role):
             return
 
 
-async def _rest(node: Node, lending: Lending, pause: Break) -> None:
+async def _rest(node: Node, pause: Break) -> None:
     node.activity.state = "paused"
     node.emitter.emit("paused", reason=pause.words(time.time()), until=pause.until)
     await node.announce()
-    while not node.shutdown.leaving.is_set() and lending.break_at(time.time()) is not None:
+    while not node.shutdown.leaving.is_set() and node.break_now is not None:
         await node.shutdown.wait(LOOK_S)
     node.activity.state = "starting"
     await node.announce()
 
 
-async def _work_a_shift(node: Node, role: NodeRole, lending: Lending) -> bool:
+async def _work_a_shift(node: Node, role: NodeRole) -> bool:
     """Return whether the role was ended by a break, and not by itself or because the node leaves."""
     work_end = node.work_end = Shutdown()
     work_end.grace_s = node.shutdown.grace_s
     work = asyncio.create_task(role.run(node), name="work of a shift")
-    watch = asyncio.create_task(_end_in_time(node, lending, work_end, work), name="end of a shift")
+    watch = asyncio.create_task(_end_in_time(node, work_end, work), name="end of a shift")
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
@@ -65,9 +65,9 @@ async def _work_a_shift(node: Node, role: NodeRole, lending: Lending) -> bool:
     return work_end.leaving.is_set() and not node.shutdown.leaving.is_set()
 
 
-async def _end_in_time(node: Node, lending: Lending, work_end: Shutdown, work: asyncio.Task[None]) -> None:
+async def _end_in_time(node: Node, work_end: Shutdown, work: asyncio.Task[None]) -> None:
     """End the work when a break begins, within the grace period. Where the node leaves, the daemon sees to the end."""
-    while (pause := lending.break_at(time.time())) is None:
+    while (pause := node.break_now) is None:
         if await node.shutdown.wait(LOOK_S):
             work_end.request(node.shutdown.reason)
             await node.shutdown.forced.wait()

@@ -54,7 +54,7 @@ class Work(NodeRole):
             self.log.append(("ends", now()))
 
 
-Case = Callable[[Node, Lending, io.StringIO], Awaitable[None]]
+Case = Callable[[Node, io.StringIO], Awaitable[None]]
 
 
 def _play(
@@ -91,7 +91,7 @@ def _play(
                 link_use=LinkUse(Traffic()),
             )
             node.shutdown.grace_s = GRACE_S
-            await case(node, lending, out)
+            await case(node, out)
         await internet.close()
 
     virtual_time.run(scene())
@@ -104,9 +104,9 @@ def _events(out: io.StringIO) -> list[str]:
 def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
+    async def case(node: Node, out: io.StringIO) -> None:
         work, began_s, relays = Work(drain_s=10), asyncio.get_running_loop().time(), list[bool]()
-        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending, relays.append))
+        running = asyncio.create_task(shifts.run_in_shifts(node, work, relays.append))
         await asyncio.sleep(30)
         status = await node.status()
         assert (status.state, status.pause, status.lends_again_at) == ("paused", "hours", MORNING + 60)
@@ -140,8 +140,8 @@ def test_steps_of_a_shift_follow_those_of_the_shift_before(tmp_path: Path, monke
                     node.steps.done("works", "")
             await super().run(node)
 
-    async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
-        running = asyncio.create_task(shifts.run_in_shifts(node, Helper(drain_s=0), lending, bool))
+    async def case(node: Node, out: io.StringIO) -> None:
+        running = asyncio.create_task(shifts.run_in_shifts(node, Helper(drain_s=0), bool))
         await asyncio.sleep(270)
         node.shutdown.request("test")
         await running
@@ -153,9 +153,9 @@ def test_steps_of_a_shift_follow_those_of_the_shift_before(tmp_path: Path, monke
 
 
 def test_work_that_does_not_finish_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
+    async def case(node: Node, out: io.StringIO) -> None:
         work, began_s = Work(drain_s=1e6), asyncio.get_running_loop().time()
-        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending, bool))
+        running = asyncio.create_task(shifts.run_in_shifts(node, work, bool))
         await asyncio.sleep(240)
         assert [name for name, _ in work.log] == ["begins", "ends"]
         assert work.log[1][1] - began_s <= 180 + GRACE_S + 2 * shifts.LOOK_S
@@ -169,9 +169,9 @@ def test_work_that_does_not_finish_in_time_is_ended(tmp_path: Path, monkeypatch:
 def test_work_that_is_done_or_fails_within_its_hours_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
+    async def case(node: Node, out: io.StringIO) -> None:
         work = Work(drain_s=0, lasts_s=60)
-        await shifts.run_in_shifts(node, work, lending, bool)
+        await shifts.run_in_shifts(node, work, bool)
         assert [name for name, _ in work.log] == ["begins", "ends"]
 
         class Broken(Work):
@@ -179,6 +179,6 @@ def test_work_that_is_done_or_fails_within_its_hours_ends_the_node(
                 raise ConfigError("it cannot be")
 
         with pytest.raises(ConfigError, match="it cannot be"):
-            await shifts.run_in_shifts(node, Broken(drain_s=0), lending, bool)
+            await shifts.run_in_shifts(node, Broken(drain_s=0), bool)
 
     _play(case, tmp_path, monkeypatch, hours=("00:00-24:00",))

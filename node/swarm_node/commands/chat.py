@@ -126,7 +126,7 @@ class Chat:
     def begin(self) -> None:
         """Find the model and print its revision. Raises ConfigError if it is not served."""
         model = self._conversation.model
-        status = soon(lambda: self._client.model(model), FIRST_S)
+        status = soon(lambda: self._client.model(model))
         self._conversation.has_template = self._client.has_chat_template(model)
         if not self._conversation.has_template:
             self._emitter.say(f"{model} has no chat template: it continues the text of the conversation")
@@ -183,9 +183,9 @@ def fit_for_terminal(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
-def soon(look: Callable[[], T | None], within_s: float) -> T | None:
-    """Call `look` until it returns something, for at most `within_s`."""
-    give_up_at_s = time.monotonic() + within_s
+def soon(look: Callable[[], T | None]) -> T | None:
+    """Call `look` until it returns something, for at most FIRST_S."""
+    give_up_at_s = time.monotonic() + FIRST_S
     while not (found := look()) and time.monotonic() < give_up_at_s:
         time.sleep(LOOK_S)
     return found

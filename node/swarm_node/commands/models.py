@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 REPORTED_BYTES = 10**9
 """The weights of a model that take seconds to read: below that no progress is shown."""
 
-FIRST_S = 10.0
-"""Records arrive within a second or two of the connection."""
-
 MAX_CONTEXTS = 8
 """Models whose context is asked for: each has its servers send a tokenizer, which is loaded."""
 
@@ -62,7 +60,7 @@ def list_models(flags: Flags) -> int:
     diagnostics.begin_work()
     publishers = publishers_in(Home(config.home).publishers, config.network_id, config.publisher)
     with Client(peers=peers, network_id=config.network_id, publishers=publishers, invite=config.invite) as client:
-        models = soon(client.models, FIRST_S) or ()
+        models = soon(client.models) or ()
         contexts = _contexts(client, [model.name for model in models if not model.missing])
     if flags.json:
         listed = [
@@ -293,11 +291,8 @@ def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
 
     from swarm_node.roles.sources import ProgressReports, find_source  # noqa: PLC0415
 
-    def report(num_bytes: int, total_bytes: int) -> None:
-        emitter.emit("downloading", model=model.name, num_bytes=num_bytes, total_bytes=total_bytes)
-
     say_lookup(model, emitter)
-    source = find_source(model, home, ProgressReports(report))
+    source = find_source(model, home, ProgressReports(partial(emitter.progress, "downloading", model.name)))
     source.fetch_blocks(0, open_model(source.directory).num_blocks)
     return source.directory, open_model(source.directory).source
 
@@ -308,12 +303,7 @@ def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], No
 
     if (total_bytes := sum(path.stat().st_size for path in directory.glob("*.safetensors"))) < REPORTED_BYTES:
         return lambda _num_bytes: None
-    done = 0
-
-    def report(num_bytes: int, total_bytes: int) -> None:
-        emitter.emit("hashing", model=name, num_bytes=num_bytes, total_bytes=total_bytes)
-
-    reports = ProgressReports(report)
+    done, reports = 0, ProgressReports(partial(emitter.progress, "hashing", name))
 
     def on_bytes(num_bytes: int) -> None:
         nonlocal done

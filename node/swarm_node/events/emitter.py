@@ -88,6 +88,10 @@ class Emitter:
         elif text:
             self._print(text, self._err)
 
+    def progress(self, event: str, model: str, num_bytes: int, total_bytes: int) -> None:
+        """Print that a model is read or downloaded as far as that."""
+        self.emit(event, model=model, num_bytes=num_bytes, total_bytes=total_bytes)
+
     def error(self, error: SwarmError) -> None:
         """Print one `error: …` line and, below it, the remedy."""
         text = f"error: {error.message}"

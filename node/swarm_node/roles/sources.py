@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -148,10 +149,5 @@ async def run_of_id(network: Network, membership: Membership, home: Home, run_id
 
 def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
     """Return the source of the run's checkpoint on this node; downloads are reported as events."""
-
-    def downloading(num_bytes: int, total_bytes: int) -> None:
-        emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)
-
-    return CheckpointSource(
-        place=config.start, cache=Home(config.home).cache / "models", on_progress=ProgressReports(downloading)
-    )
+    reports = ProgressReports(partial(emitter.progress, "downloading", run.start.checkpoint))
+    return CheckpointSource(place=config.start, cache=Home(config.home).cache / "models", on_progress=reports)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 from swarm_node.settings import config_sources
@@ -235,23 +235,6 @@ def file_or_id(flags: Flags) -> Path | RunId:
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
     return which if isinstance(which, RunId) else run_file(flags)
-
-
-def read_text(path: Path, max_bytes: int, remedy: str) -> str:
-    """Read a file that a user has named. Raises ConfigError, with this remedy, for one that is not there, larger than
-    `max_bytes`, or no text."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:
-            raise ConfigError(f"{path} is larger than {max_bytes} bytes", remedy=remedy)
-        return data.decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy=remedy) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file", remedy=remedy) from error
-    except ValueError as error:  # of a name with a NUL, which a file can give
-        raise ConfigError(f"cannot read {str(path)!r}: {reason_of(error)}", remedy=remedy) from error
 
 
 def signing_identity(flags: Flags, *, with_any_key: bool = True) -> Identity:

@@ -28,14 +28,14 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags, read_text, say_lookup
+from swarm_node.commands.command_options import Flags, say_lookup
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import parse_node_name, parse_size
-from swarm_node.storage.home import Home
+from swarm_node.storage.home import Home, read_text
 
 
 def run(flags: Flags) -> int:

@@ -17,11 +17,12 @@ from swarm.simulation.simulation_run import processes_for, simulate
 from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.toml_text import parse_toml
 
-from swarm_node.commands.command_options import Flags, read_text
+from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import duration, plural
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
+from swarm_node.storage.home import read_text
 
 MAX_FILE_BYTES = 16 * 2**20
 """A trace of 100,000 sessions has 3 MB."""

@@ -11,18 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node.settings.config import SETTINGS, Config, Given, UsageError, Value, default_home, default_text
+from swarm_node.storage.home import read_text
 
 ENV_PREFIX = "SWARM_"
 
 CONFIG_FILE = "SWARM_CONFIG"
 """The variable that names the settings file, as `--config` does; it is no setting itself."""
 
-MAX_FILE_CHARS = 2**20
-"""Maximum length of a settings file, far above what all settings take."""
+MAX_FILE_BYTES = 2**20
+"""Maximum size of a settings file, far above what all settings take."""
 
 MAX_SHOWN_CHARS = 120
 """Maximum length of a refused value in a message, so that the message stays a line."""
@@ -74,23 +75,11 @@ def _environment() -> dict[str, Given]:
 
 def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE_CHARS + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         if is_named:
-            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
+            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out")
         return {}
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config file {path} is not a text file", remedy="fix it or move it away") from error
-    except OSError as error:
-        raise ConfigError(
-            f"config file {path} cannot be read: {reason_of(error)}", remedy="fix it or move it away"
-        ) from error
-    if len(text) > MAX_FILE_CHARS:
-        raise ConfigError(
-            f"config file {path} is longer than {MAX_FILE_CHARS} characters", remedy="name a settings file"
-        )
+    text = read_text(path, MAX_FILE_BYTES, "fix it, move it away, or name a settings file")
     table = parse_toml(text, f"config file {path}", remedy="fix it or move it away")
     known = [setting for setting in SETTINGS if setting != "home"]
     for name in table:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 
 T = TypeVar("T")
 
@@ -203,6 +203,23 @@ def _runtime_directory() -> Path:
             remedy="remove it, set XDG_RUNTIME_DIR, or choose a shorter --home",
         )
     return path
+
+
+def read_text(path: Path, max_bytes: int, remedy: str) -> str:
+    """Read a file that a user has named. Raises ConfigError, with this remedy, for one that is not there, larger than
+    `max_bytes`, or no text."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ConfigError(f"{path} is larger than {max_bytes} bytes", remedy=remedy)
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file", remedy=remedy) from error
+    except ValueError as error:  # of a name with a NUL, which a file can give
+        raise ConfigError(f"cannot read {str(path)!r}: {reason_of(error)}", remedy=remedy) from error
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:

@@ -102,7 +102,7 @@ def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path / "no.toml")
     with pytest.raises(ConfigError, match="there is no config file"):
         resolve({"home": str(tmp_path)}, env={"SWARM_CONFIG": str(tmp_path / "no.toml")})
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
 
 

@@ -72,7 +72,8 @@ def ago(seconds: float) -> str:
 
 
 def until(seconds: float) -> str:
-    return f"in {duration(seconds)}" if seconds > 0 else "any moment now"
+    """Write an estimate, to the second."""
+    return f"in {duration(math.ceil(seconds))}" if seconds > 0 else "any moment now"
 
 
 def clock(at: float) -> str:

@@ -40,6 +40,11 @@ def test_duration_is_written_as_people_say_it(seconds: float, written: str) -> N
     assert wording.duration(seconds) == written
 
 
+def test_estimate_of_an_end_is_no_finer_than_a_second() -> None:
+    written = {-1.0: "any moment now", 0.2: "in 1 s", 2.8: "in 3 s", 75.3: "in 76 s", 1500.4: "in 25 min"}
+    assert {seconds: wording.until(seconds) for seconds in written} == written
+
+
 def test_what_is_not_known_is_said_and_never_zero() -> None:
     for write in (wording.number, wording.duration, wording.num_bytes, wording.loss, wording.share, wording.count):
         assert "not known" in write(None)

@@ -359,7 +359,7 @@ class Trainer:
             if leaving.done() and not training.done():
                 member.stop()
                 # others wait only for members of the state
-                is_member = member.state is not None and network.peer_id in member.state.roster
+                is_member = member.state is not None and network.peer_id in member.state.manifest.roster
                 timeout_s = LEAVE_S if is_member else 0.0
                 await asyncio.wait({training, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failing.done():

@@ -18,6 +18,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.replica_states import state_of
 from swarm.network import framing
 from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
@@ -29,7 +30,6 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_mapping import identifying_mapping, to_mapping
 from swarm.training.run.signed_run import sign_mapping
 from swarm.training.state.lease import Cursor, LeaseStripe
-from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec, get_row_codec
 from swarm_protocol import rows
 from swarm_protocol.envelope import unseal
@@ -197,7 +197,7 @@ def test_rounds_page_describes_a_states_name() -> None:
     theta_N = torch.arange(300_000, dtype=torch.float32)
     stripes = (LeaseStripe(cursor=Cursor(next_sample=9, holes=(range(2, 4),)), roster=(PEERS[0],)),)
     roster = tuple(sorted(PEERS))
-    state = ReplicaState(outer_step=3, stripes=stripes, roster=roster, theta_N=theta_N, momentum_N=-theta_N)
+    state = state_of(theta_N, -theta_N, outer_step=3, stripes=stripes, roster=roster)
     content = theta_N.numpy().tobytes() + (-theta_N).numpy().tobytes()
     chunks = [content[at : at + 2**20] for at in range(0, len(content), 2**20)]
     head = {
@@ -208,7 +208,7 @@ def test_rounds_page_describes_a_states_name() -> None:
     }
     text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
     manifest = struct.pack("<I", len(text)) + text + b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
-    assert state.manifest().digest() == hashlib.sha256(manifest).digest()
+    assert state.digest == hashlib.sha256(manifest).digest()
 
 
 def test_rounds_page_describes_int8_vectors() -> None:

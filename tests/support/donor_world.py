@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
+from support.replica_states import state_of
 from support.training_swarm import config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.training.run.methods import Methods
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_transfer import Donor, FetchedState, Fetcher
@@ -22,13 +22,11 @@ METHODS = Methods("run")
 Answer = Callable[[str, bytes], Awaitable[bytes]]
 
 
-def states(num_values: int) -> tuple[HashedState, HashedState]:
+def states(num_values: int) -> tuple[ReplicaState, ReplicaState]:
     """A state to fetch, and one of the same size with no chunk in common with it."""
     generator = torch.Generator().manual_seed(5)
     theta_N, momentum_N = torch.randn(2, num_values, generator=generator)
-    wanted = replace(ReplicaState.initial(theta_N), outer_step=3, momentum_N=momentum_N)
-    own = replace(wanted, outer_step=0, theta_N=theta_N + 1, momentum_N=momentum_N + 1)
-    return HashedState.of(wanted), HashedState.of(own)
+    return state_of(theta_N, momentum_N, outer_step=3), state_of(theta_N + 1, momentum_N + 1)
 
 
 class DonorWorld:
@@ -80,10 +78,10 @@ class DonorWorld:
         self.num_asked.append(0)
         return honest
 
-    async def fetch(self, own: Sequence[HashedState] = ()) -> tuple[FetchedState, float]:
+    async def fetch(self, own: Sequence[ReplicaState] = ()) -> tuple[FetchedState, float]:
         """The wanted state, checked, and the seconds that it took."""
         now = asyncio.get_running_loop().time
         started = now()
         fetched = await self.fetcher.state(self.wanted.digest, self.peers, own or [self.own])
-        assert fetched.held.state.manifest().digest() == self.wanted.digest
+        assert fetched.state.hashed_again().digest == self.wanted.digest
         return fetched, now() - started

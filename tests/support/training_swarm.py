@@ -208,7 +208,7 @@ class Member:
     @property
     def digest(self) -> str:
         assert self.trainer.state is not None
-        return self.trainer.state.manifest().digest().hex()
+        return self.trainer.state.hashed_again().digest.hex()
 
 
 class Swarm:

@@ -130,7 +130,7 @@ class Keeping(AlteredMember):
 
     async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
         assert self.replica is not None
-        STATES[self.replica.digest] = self.replica.current.state
+        STATES[self.replica.digest] = self.replica.current
         await super()._take_step(intervals, background)
 
 

@@ -74,7 +74,7 @@ def export_run(
         run, state = _from_disk(which, outer_step, checkpoints, config, emitter)
     place = place or Path(f"{run.run_id}-step-{state.outer_step}")
     export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
-    digest = state.manifest().digest().hex()
+    digest = state.digest.hex()
     emitter.emit("exported", run=run.run_id, path=str(place), outer_step=state.outer_step, digest=digest)
     if publication is not None:
         origin = f"run {run.run_id}, outer step {state.outer_step}"
@@ -119,11 +119,8 @@ def _remedy(checkpoints: Path | None, run_id: str) -> str:
 
 def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:
     """Warn of a certificate without votes. Raises IntegrityError for one that is of another state."""
-    signatures, digest = (
-        RunSignatures.of_run(run, Identity.generate(), config.network_id),
-        checkpoint.state.manifest().digest(),
-    )
-    if signatures.proof_of(digest, checkpoint.certificate, time.time()) is None:
+    signatures = RunSignatures.of_run(run, Identity.generate(), config.network_id)
+    if signatures.proof_of(checkpoint.state.digest, checkpoint.certificate, time.time()) is None:
         message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
         remedy = "name the network that it was trained in with --network-id; a certificate expires after a year"
         emitter.emit("warning", message=message, remedy=remedy)

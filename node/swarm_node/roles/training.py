@@ -155,9 +155,8 @@ class RunTraining:
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:
             return None
-        digest = await asyncio.to_thread(lambda: state.manifest().digest())
-        self._emit("run_finished", outer_step=state.outer_step, digest=digest.hex())
-        return await asyncio.to_thread(self._export, state, digest.hex())
+        self._emit("run_finished", outer_step=state.outer_step, digest=state.digest.hex())
+        return await asyncio.to_thread(self._export, state)
 
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, for a limited time."""
@@ -317,18 +316,18 @@ class RunTraining:
         assert self._inner is not None
         state = self._trainer.state
         assert state is not None
-        certificate, digest = self._trainer.certificate, self._trainer.digest
-        if digest == self._saved:
+        certificate = self._trainer.certificate
+        if state.digest == self._saved:
             return
-        self._saved = digest
+        self._saved = state.digest
         read_inner = self._inner.state
         inner = self._trainer.between_intervals(lambda: write_inner(self._folder, read_inner()))
-        self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, digest=digest, inner=inner))
+        self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
-    def _export(self, state: ReplicaState, digest: str) -> Path:
+    def _export(self, state: ReplicaState) -> Path:
         """Write the model, in place of a former one of the same run, which stays if that fails."""
         place = self._folder / self._run.run_id  # the model is served under this name
         written = place.with_name(f"{place.name}.new")
@@ -339,7 +338,7 @@ class RunTraining:
             if place.exists():
                 shutil.rmtree(place)
             written.rename(place)
-        self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
+        self._emit("exported", path=str(place), outer_step=state.outer_step, digest=state.digest.hex())
         return place
 
 

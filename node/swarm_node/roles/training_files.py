@@ -35,13 +35,12 @@ MAX_WAITING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state and its digest, to be saved. `inner` will be the file that `write_inner` wrote of the inner
+    """A committed state to be saved. `inner` will be the file that `write_inner` wrote of the inner
     optimizer's moments at that time; the writer deletes it if it becomes part of no checkpoint.
     """
 
     state: ReplicaState
     certificate: bytes
-    digest: bytes = b""
     inner: Future[Path]
 
 
@@ -121,7 +120,6 @@ class CheckpointWriter:
             inner=NO_MOMENTS,
             inner_file=await _moments(snapshot.inner),
             certificate=snapshot.certificate,
-            digest=snapshot.digest,
         )
         return await asyncio.to_thread(
             save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every

@@ -327,7 +327,7 @@ class _Trainer:
         """Return the vectors that its link carries in a round: its own and the result. A head carries those of its
         cluster, too, which is taken to be full."""
         state = self.member.state if self.member else None
-        is_head = state is not None and self.network.peer_id in state.roster
+        is_head = state is not None and self.network.peer_id in state.manifest.roster
         return 2 * (config.cluster_size if is_head else 1)
 
     def _on_event(self, run: _Run, event: TrainingEvent) -> None:

@@ -107,7 +107,7 @@ def test_export_of_a_kept_step_is_that_state_as_a_model(
     assert cli.run(["run", "export", "--step", "3", "--out", "third", "--json"]) == 0
     [told] = events(capsys)
     state = states[2].state
-    assert (told["outer_step"], told["digest"]) == (3, state.manifest().digest().hex())
+    assert (told["outer_step"], told["digest"]) == (3, state.digest.hex())
     model = AutoModelForCausalLM.from_pretrained("third")
     assert torch.equal(Layout.of(model).flatten(model), state.theta_N)
     key = Identity.load_or_create(Path("home", "identity.key"))
@@ -189,7 +189,7 @@ def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
         assert cli.run(["run", "export", "--checkpoint", str(given), "--json"]) == 0
         [told] = events(capsys)
         assert (told["run"], told["outer_step"]) == (run.run_id, step)
-        assert told["digest"] == states[step - 1].state.manifest().digest().hex()
+        assert told["digest"] == states[step - 1].state.digest.hex()
     (third / "state.safetensors").write_bytes(b"garbage")
     for arguments, said in (
         (("--checkpoint", "copy", "--step", "4"), "copy keeps no checkpoint of outer step 4, only of 3, 5, 6"),
@@ -270,7 +270,7 @@ def test_newest_state_comes_from_the_members_while_they_train(run: SignedRun) ->
                 state = await newest_state(network, membership, run, NUM_VALUES, None)
                 digests = {event.step: event.digest for event in member.of(OuterStep)}
                 assert state.outer_step >= 2
-                assert state.manifest().digest().hex() == digests[state.outer_step]
+                assert state.hashed_again().digest.hex() == digests[state.outer_step]
                 with pytest.raises(ConfigError, match=r"members only hold outer step \d, not 1"):
                     await newest_state(network, membership, run, NUM_VALUES, 1)
             await network.close()

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from support.donor_world import DonorWorld
+from support.replica_states import state_of
 from support.training_swarm import SyntheticInner
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.optimizers import InnerOptimizer
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in, write_inner
-from swarm.training.state.replica_state import ReplicaState
 from swarm_node.roles import training_files
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_protocol.errors import ConfigError, PeerUnreachable, RoundError
@@ -28,7 +28,7 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, RoundError
 def snapshot(folder: Path, step: int) -> PendingCheckpoint:
     inner: Future[Path] = Future()
     inner.set_result(write_inner(folder, {"num_steps": [torch.tensor([step])]}))
-    state = replace(ReplicaState.initial(torch.full((10,), float(step))), outer_step=step)
+    state = state_of(torch.full((10,), float(step)), outer_step=step)
     return PendingCheckpoint(state=state, certificate=b"c%d" % step, inner=inner)
 
 

@@ -40,7 +40,7 @@ def test_member_that_was_away_decides_and_counts_fully_again_unless_the_run_reme
             swarm.kill("m2")
             await _until_step(stays, goes.trainer.state.outer_step + NUM_AWAY)
             assert stays.trainer.state is not None
-            assert goes.peer_id not in stays.trainer.state.roster
+            assert goes.peer_id not in stays.trainer.state.manifest.roster
             back = await swarm.join("m2")
             await _until_step(back, 1)
             proof = RunSignatures.of_run(swarm.run, Identity(bytes(32)), "test").check_certificate(

@@ -52,7 +52,7 @@ async def until_step(swarm: Swarm, step: int) -> None:
 def heads_of(swarm: Swarm) -> list[Member]:
     states = [member.trainer.state for member in swarm.members.values() if member.trainer.state]
     newest = max(states, key=lambda state: state.outer_step)
-    return [member for member in swarm.members.values() if member.peer_id in newest.roster]
+    return [member for member in swarm.members.values() if member.peer_id in newest.manifest.roster]
 
 
 def followers_of(swarm: Swarm) -> list[Member]:
@@ -71,10 +71,10 @@ def test_24_trainers_in_clusters_of_6_all_work_on_one_state() -> None:
             assert tokens_by_step(members) == {1: 4 * TOKENS, 2: 24 * TOKENS, 3: 24 * TOKENS}
             state = members[0].trainer.state
             assert state is not None
-            assert len(state.roster) == 4
+            assert len(state.manifest.roster) == 4
             # no sample was leased twice, and none was left out
-            assert state.num_committed == sum(tokens_by_step(members).values()) // 4
-            assert state.stripes[0].cursor.holes == ()
+            assert state.manifest.num_committed == sum(tokens_by_step(members).values()) // 4
+            assert state.manifest.stripes[0].cursor.holes == ()
 
     virtual_time.run(main())
 

@@ -242,6 +242,6 @@ def test_made_up_lock_of_a_stranger_does_not_hand_it_the_run() -> None:
             await network.close()
             assert_equal_steps(members, NUM_STEPS)
             assert member.trainer.state is not None
-            assert set(member.trainer.state.roster) == {each.peer_id for each in members}
+            assert set(member.trainer.state.manifest.roster) == {each.peer_id for each in members}
 
     virtual_time.run(main(), compute_s=_slow)

@@ -59,7 +59,7 @@ async def joined(swarm: Swarm, **liars: str) -> None:
 
 def scores(member: Member) -> dict[str, float]:
     assert member.trainer.state is not None
-    return {each.peer_id: each.value / MICRO for each in member.trainer.state.held_out}
+    return {each.peer_id: each.value / MICRO for each in member.trainer.state.manifest.held_out}
 
 
 def test_scores_tell_honest_work_from_noise_and_from_its_opposite() -> None:

@@ -89,7 +89,7 @@ def _proof(swarm: Swarm, member: Member) -> Proof:
 def _trains(member: Member, of: Member) -> bool:
     """Return whether the state of `of` has a lease for `member`."""
     assert of.trainer.state is not None
-    return member.peer_id in trainers_of(of.trainer.state.stripes)
+    return member.peer_id in trainers_of(of.trainer.state.manifest.stripes)
 
 
 @pytest.mark.parametrize("is_bound", [False, True])
@@ -143,7 +143,7 @@ def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_o
             for member in founders:
                 await _until_step(member, FIRST_STEPS)
             assert first.trainer.state is not None
-            assert len(first.trainer.state.register.entries) == 2, "of three that have it, two enter"
+            assert len(first.trainer.state.manifest.register.entries) == 2, "of three that have it, two enter"
             assert all(_trains(member, first) for member in founders)
             assert not _trains(stranger, first)
             assert not _trains(third_use, first)
@@ -183,7 +183,7 @@ def test_newcomer_counts_fully_once_enough_members_have_vouched_for_it(num_vouch
             assert (friend.peer_id in proof.roster) == (num_vouchers == 2)
             assert bool(friend.of(OnProbation)) == (num_vouchers == 1)
             assert friend.trainer.state is not None
-            entries = friend.trainer.state.register.entries
+            entries = friend.trainer.state.manifest.register.entries
             assert [each.vouchers for each in entries] == [
                 tuple(sorted(swarm.members[name].peer_id for name in ("m0", "m1")))
             ] * (num_vouchers == 2)
@@ -262,8 +262,8 @@ def test_revocation_that_one_member_took_reaches_the_state_and_puts_out_or_demot
             await _until_step(members[0], step + 3)
             state = members[0].trainer.state
             assert state is not None
-            assert state.register.revoked == (word.terms.serial,)
-            assert friend.peer_id not in state.roster
+            assert state.manifest.register.revoked == (word.terms.serial,)
+            assert friend.peer_id not in state.manifest.roster
             late = await swarm.join("late", invitations=(word,))
             await _until_step(members[0], state.outer_step + 3)
             if rule == "required":

@@ -60,9 +60,9 @@ def inner(step_s: float = STEP_S, **options: int) -> SyntheticInner:
 def committed_samples(members: list[Member]) -> int:
     """Return the committed samples by the state, after a check that all members agree."""
     states = [member.trainer.state for member in members]
-    assert len({state.stripes for state in states if state}) == 1
+    assert len({state.manifest.stripes for state in states if state}) == 1
     assert states[0] is not None
-    return states[0].num_committed
+    return states[0].manifest.num_committed
 
 
 @pytest.mark.parametrize(("num_members", "codec"), [(1, "e3m0"), (2, "int4"), (5, "e3m0")])

@@ -257,7 +257,7 @@ class Convictions:
         replica = self._context.replica
         if step > self._step:
             return False
-        known = {*replica.roster, *trainers_of(replica.current.state.stripes), *self.in_group()}
+        known = {*replica.roster, *trainers_of(replica.current.manifest.stripes), *self.in_group()}
         known.update(*(link.origin.peer_ids for link in replica.history.since(0)))
         return self._bans.has_room_for(peer, size, known)
 

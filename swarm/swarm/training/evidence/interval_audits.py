@@ -97,8 +97,8 @@ class IntervalAudits:
         replica = self._context.replica
         if not replica.config.validation_rate:
             return None
-        state = replica.current.state
-        return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.stripes)
+        state = replica.current
+        return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.manifest.stripes)
 
     def keep_step(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:
         """Keep what validations of a step need, which `proof` commits, and which began from `start`. `drawn` is what
@@ -229,13 +229,13 @@ def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun],
         if evidence.kind != WRONG_INTERVAL:
             raise PeerViolation("it is not about an interval: it needs no state to be checked")
         case = read_case(evidence.body, signatures, run.config)
-        if state.manifest().digest() != case.proof.origin.state_digest:
+        if state.digest != case.proof.origin.state_digest:
             raise PeerViolation("this is not the state that the step began from")
         if not case.is_voted:
             raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
     inner = inner_of(run)
     try:
-        start = IntervalStart(step=case.step, theta_N=state.theta_N, stripes=state.stripes)
+        start = IntervalStart(step=case.step, theta_N=state.theta_N, stripes=state.manifest.stripes)
         found = case.compare(replayed(inner, start, case.member, run.config), run.config)
     finally:
         inner.close()

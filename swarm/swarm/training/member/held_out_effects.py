@@ -57,7 +57,7 @@ class HeldOutEffects:
     def begins_at(self) -> Tensor | None:
         """Return the weights [N] that the next step begins from; None if the run measures nothing."""
         replica = self._context.replica
-        return replica.current.state.theta_N if replica.config.held_out_rule.num_drawn else None
+        return replica.current.theta_N if replica.config.held_out_rule.num_drawn else None
 
     def of(self, state_digest: bytes) -> tuple[int, ...]:
         """Return the effects of the contributions that the state with this digest names as drawn; empty if they have
@@ -69,7 +69,7 @@ class HeldOutEffects:
         """Measure what `held` says of the step that began from `theta_N` and has led to the committed state, before all
         later requests to the thread that trains."""
         replica = self._context.replica
-        drawn, config = replica.current.state.drawn, replica.config
+        drawn, config = replica.current.manifest.drawn, replica.config
         is_last = replica.outer_step == config.outer_steps  # no report follows, and the run's end would wait
         if is_last or theta_N is None or held is None or not {*held.slices} <= {*drawn}:
             return

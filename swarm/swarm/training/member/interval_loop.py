@@ -139,7 +139,7 @@ class IntervalLoop:
 
     async def _run(self) -> None:
         replica = self._context.replica
-        await self._intervals.load(replica.current.state.theta_N)
+        await self._intervals.load(replica.current.theta_N)
         first = self._step = replica.outer_step + 1
         try:
             while self._step <= replica.config.outer_steps and await self._one_interval(follows=self._step > first):
@@ -200,11 +200,11 @@ class IntervalLoop:
         await self._committed.wait()
         replica = self._context.replica
         where = replica.fragment(self._step - 1)
-        await self._intervals.take_in(where, replica.current.state.theta_N[where], replica.config.mixing)
+        await self._intervals.take_in(where, replica.current.theta_N[where], replica.config.mixing)
 
     async def _delta(self, interval: Interval) -> Tensor:
         where = self._context.replica.fragment(self._step)
-        delta_F = await interval.delta(self._context.replica.current.state.theta_N[where], where)
+        delta_F = await interval.delta(self._context.replica.current.theta_N[where], where)
         if self._momentum is None:
             return delta_F
         return await self._intervals.off_loop(self._momentum.averaged, where, delta_F)

@@ -144,7 +144,7 @@ class OuterSteps:
         context, started = self.context, asyncio.get_running_loop().time()
         try:
             if (own := await context.replica.find_or_make(context.executor, proof)) is not None:
-                reached = SyncResult(proof=proof, held=own)
+                reached = SyncResult(proof=proof, state=own)
             else:
                 reached = await fetch_state(context, self._membership, proof, records)
         except SwarmError as error:
@@ -152,13 +152,13 @@ class OuterSteps:
             reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"
             self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
             return None
-        context.replica.adopt(reached.held, reached.proof)
+        context.replica.adopt(reached.state, reached.proof)
         self._reports.probation(context.replica)
         if (fetched := reached.fetched) is not None:
             self._reports.on_event(
                 StateFetched(
                     step=reached.proof.outer_step,
-                    digest=reached.held.digest.hex(),
+                    digest=reached.state.digest.hex(),
                     donors=fetched.donors,
                     num_bytes=fetched.num_bytes,
                     seconds=asyncio.get_running_loop().time() - started,
@@ -201,7 +201,7 @@ class OuterSteps:
                 self._report_step(driver, reached.proof, intervals.latest, started)
             self._reports.scores(context.replica)
             if reached.proof.outer_step == setup.step and not self.is_stopping:
-                self._held_out.soon(reached.held.state, background)
+                self._held_out.soon(reached.state, background)
             intervals.adopted(fetched=reached.fetched is not None)
             self._announce()
             self._count_idle(reached.proof, setup.roster)

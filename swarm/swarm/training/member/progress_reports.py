@@ -181,7 +181,7 @@ def trainer_record(
         num_parameters=replica.current.manifest.num_values if replica else None,
         validation=validation,
         endorsed_step=endorsement.outer_step if endorsement else 0,
-        held_out_scores=lowest_scores(replica.current.state.held_out) if replica else {},
+        held_out_scores=lowest_scores(replica.current.manifest.held_out) if replica else {},
     )
 
 
@@ -263,4 +263,4 @@ class MemberReports:
 
 def scores_of(replica: Replica) -> dict[str, float]:
     """Return the trainers' scores in the committed state, in nats, by peer."""
-    return {each.peer_id: each.value / MICRO for each in replica.current.state.held_out}
+    return {each.peer_id: each.value / MICRO for each in replica.current.manifest.held_out}

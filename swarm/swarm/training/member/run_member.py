@@ -24,6 +24,7 @@ from swarm_protocol.errors import cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
+from torch import Tensor
 
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
@@ -46,7 +47,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, whom_to_ask
 from swarm.training.state.endorsement import EndorsementFile, Endorsements, EndorsementStore
 from swarm.training.state.genesis import check_genesis
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_download import ChunkStore
@@ -121,7 +122,7 @@ class RunMember:
         self._run = run
         self._on_event = on_event
         theta_N = options.setup.take_weights()  # also where a state replaces them
-        self._start: ReplicaState | None = options.state or ReplicaState.initial(theta_N, run.config.overlap_steps)
+        self._start: ReplicaState | Tensor | None = options.state or theta_N
         setup = replace(options.setup, bring=None) if options.state else options.setup
         self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
         self._failpoints = failpoints
@@ -152,7 +153,7 @@ class RunMember:
     @property
     def state(self) -> ReplicaState | None:
         """The committed state; its tensors do not change. None before `run` has prepared it."""
-        return self.replica.current.state if self.replica else None
+        return self.replica.current if self.replica else None
 
     @property
     def certificate(self) -> bytes:
@@ -213,10 +214,10 @@ class RunMember:
             await self._join_unless_stopped(steps, background)
             if self.has_joined:
                 if replica.outer_step == 0:
-                    await self._held_out.now(replica.current.state)
+                    await self._held_out.now(replica.current)
                 await steps.run(background)
         if not self._stopping.is_set():
-            await self._held_out.now(replica.current.state)
+            await self._held_out.now(replica.current)
             self._announce("finished")
 
     def stop(self) -> None:
@@ -268,17 +269,17 @@ class RunMember:
         config, options = self._run.config, self._options
         start, self._start = self._start, None
         assert start is not None
-        held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, start)
+        state = start if isinstance(start, ReplicaState) else await self._first_state(start)
         if options.setup.bring is None:
-            check_genesis(held.manifest, config)
-        proof = self._signatures.proof_of(held.digest, options.certificate, self._network.now())
+            check_genesis(state.manifest, config)
+        proof = self._signatures.proof_of(state.digest, options.certificate, self._network.now())
         methods, codec = Methods(self._run.run_id), get_codec(config.codec)
         await asyncio.to_thread(self._endorsements.recall, self._signatures, self._network.now())
         return RunContext(
             network=self._network,
             signatures=self._signatures,
             methods=methods,
-            replica=Replica(config, held, proof, options.setup.bounds),
+            replica=Replica(config, state, proof, options.setup.bounds),
             codec=codec,
             fetcher=Fetcher(self._network, methods, self._executor, options.chunks),
             executor=self._executor,
@@ -288,6 +289,10 @@ class RunMember:
             credential=self._credential(),
             meter=BandwidthMeter(options.max_bytes_per_s),
         )
+
+    async def _first_state(self, theta_N: Tensor) -> ReplicaState:
+        make, overlap_steps = ReplicaState.initial, self._run.config.overlap_steps
+        return await asyncio.get_running_loop().run_in_executor(self._executor, make, theta_N, overlap_steps)
 
     async def _open(self) -> OuterSteps:
         """Answer peers from now on."""
@@ -334,10 +339,9 @@ class RunMember:
         background.create_task(steps.convictions.ask(members), name="ask who is banned")
         bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
-            state = ReplicaState.initial(await in_own_thread(bring), self._run.config.overlap_steps)
-            held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
-            check_genesis(held.manifest, self._run.config)
-            context.replica.begin(held)
+            state = await self._first_state(await in_own_thread(bring))
+            check_genesis(state.manifest, self._run.config)
+            context.replica.begin(state)
         self._reports.probation(context.replica)  # of one that is started anew, and finds nobody further
         self.has_joined = True
         self._announce("training")

@@ -97,13 +97,12 @@ _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "
 class Checkpoint:
     """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned, each vector in one
     piece. To save it, `inner_file` from `write_inner` may be given instead, which then becomes part of the checkpoint.
-    `digest`, where it is given, is the state's when it was committed. `RunMember` checks whether `certificate` proves
+    `RunMember` checks whether `certificate` proves
     `state`."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
     certificate: bytes = b""
-    digest: bytes = b""
     inner_file: Path | None = None
 
 
@@ -153,7 +152,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     `keep` and those of every `keep_every`-th outer step (0: of none).
 
     Nothing is written if there is a sound checkpoint of this state and certificate already. Raises ConfigError if the
-    disk is full or refuses, and if `checkpoint.digest` shows that the state was damaged in memory; former checkpoints
+    disk is full or refuses, and if the state was damaged in memory since it was hashed; former checkpoints
     are then untouched.
     """
     if keep < 1:
@@ -247,8 +246,7 @@ def _unwritten(folder: Path, error: OSError) -> ConfigError:
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     state, tensors = checkpoint.state, _tensors_of(checkpoint.state)
-    manifest = state.manifest()
-    if checkpoint.digest not in {b"", manifest.digest()}:
+    if state.hashed_again().manifest != state.manifest:
         raise ConfigError(
             f"the state of outer step {state.outer_step} was damaged in this computer's memory, and is not saved",
             remedy="test the memory if this happens again",
@@ -263,7 +261,7 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     with (partial / _INNER).open("rb") as inner:
         digest = _digest(inner, checkpoint.certificate)
     write_file(partial / _DIGEST, iter([digest]))
-    write_file(partial / _MANIFEST, iter([manifest.to_bytes()]))
+    write_file(partial / _MANIFEST, iter([state.manifest.to_bytes()]))
 
 
 def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
@@ -290,10 +288,9 @@ def step_of(directory: Path) -> int:
 def _is_sound(directory: Path, checkpoint: Checkpoint) -> bool:
     """Return whether the checkpoint at `directory` is whole, and of this state and certificate."""
     try:
-        if _load(directory).certificate != checkpoint.certificate:  # its state is what its manifest says
-            return False
-        return (directory / _MANIFEST).read_bytes() == checkpoint.state.manifest().to_bytes()
-    except (IntegrityError, OSError):
+        found = _load(directory)
+        return (found.certificate, found.state.digest) == (checkpoint.certificate, checkpoint.state.digest)
+    except IntegrityError:
         return False
 
 

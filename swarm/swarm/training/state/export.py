@@ -29,7 +29,6 @@ from swarm.training.run.run_tables import BYTE_VOCABULARY
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import write_remedy
 from swarm.training.state.genesis import check_genesis
-from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_transfer import Fetcher
 
@@ -46,11 +45,11 @@ async def fetch_named_state(
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
-        zeros = ReplicaState.initial(torch.zeros(num_values))  # the momentum of some runs
-        blank = await asyncio.get_running_loop().run_in_executor(executor, HashedState.of, zeros)
-        held = (await fetcher.state(digest, holders, [blank])).held
-    check_genesis(held.manifest, run.config)
-    return held.state
+        zeros = torch.zeros(num_values)  # the momentum of some runs
+        blank = await asyncio.get_running_loop().run_in_executor(executor, ReplicaState.initial, zeros)
+        state = (await fetcher.state(digest, holders, [blank])).state
+    check_genesis(state.manifest, run.config)
+    return state
 
 
 def find_tokenizer(config: RunConfig, tokenizer: Path | None) -> TokenizerFiles:

@@ -25,7 +25,7 @@ MAX_DRAWN_VALUES = 256_000_000
 
 def genesis_digest(theta_N: Tensor, config: RunConfig) -> str:
     """Return the digest of the state with which a run of `config` begins at `theta_N`. Blocks."""
-    return ReplicaState.initial(theta_N, config.overlap_steps).manifest().digest().hex()
+    return ReplicaState.initial(theta_N, config.overlap_steps).digest.hex()
 
 
 def check_genesis(manifest: Manifest, config: RunConfig) -> None:

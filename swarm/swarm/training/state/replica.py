@@ -50,23 +50,6 @@ still catch up by parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HashedState:
-    """A state and its manifest."""
-
-    state: ReplicaState
-    manifest: Manifest
-
-    @classmethod
-    def of(cls, state: ReplicaState) -> HashedState:
-        """Hash the state. Blocks the thread."""
-        return cls(state=state, manifest=state.manifest())
-
-    @property
-    def digest(self) -> bytes:
-        return self.manifest.digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Proposal:
     """The manifest of a state that may follow the committed one, and the contributions that lead to it."""
 
@@ -83,7 +66,7 @@ class Replica:
     """
 
     def __init__(
-        self, config: RunConfig, current: HashedState, proof: Proof | None = None, bounds: tuple[int, ...] = ()
+        self, config: RunConfig, current: ReplicaState, proof: Proof | None = None, bounds: tuple[int, ...] = ()
     ) -> None:
         self.config = config
         self._bounds = bounds or (0, current.manifest.num_values)
@@ -92,7 +75,7 @@ class Replica:
         self.num_mismatches = 0
         self.proof = proof
         self.history = CertificateHistory(Succession.of(config), (proof,) if proof else ())
-        self._former: tuple[bytes, HashedState] | None = None
+        self._former: tuple[bytes, ReplicaState] | None = None
         self._is_fetched = False  # whether a peer has asked for the committed state
         self._proposals: dict[Outcome, Proposal] = {}
         self._parts: dict[bytes, tuple[Data, ...]] = {}
@@ -100,7 +83,7 @@ class Replica:
 
     @property
     def outer_step(self) -> int:
-        return self.current.state.outer_step
+        return self.current.manifest.outer_step
 
     @property
     def rank(self) -> Rank:
@@ -114,12 +97,12 @@ class Replica:
     @property
     def roster(self) -> tuple[str, ...]:
         """The members that decide what follows: the state's, unless the author named others with a resume order."""
-        return self.proof.roster if self.proof and self.proof.is_order else self.current.state.roster
+        return self.proof.roster if self.proof and self.proof.is_order else self.current.manifest.roster
 
     @property
     def standings(self) -> TrainerStandings:
         """The members that have proven themselves. Those that the author's resume order names need not."""
-        state = self.current.state
+        state = self.current.manifest
         known = {*self.roster, *trainers_of(state.stripes)}
         left = {peer: steps for peer, steps in state.probation if peer not in self.roster}
         return TrainerStandings(
@@ -134,7 +117,7 @@ class Replica:
     @property
     def held_out(self) -> HeldOutScores:
         """The scores of the committed state, and whose contributions are measured now."""
-        state = self.current.state
+        state = self.current.manifest
         return HeldOutScores(rule=self.config.held_out_rule, scores=state.held_out, drawn=state.drawn)
 
     @property
@@ -167,7 +150,7 @@ class Replica:
 
     def leased(self, step: int) -> tuple[str, ...]:
         """Return the members that have a lease for interval `step`."""
-        stripes = self.current.state.stripes
+        stripes = self.current.manifest.stripes
         return stripes[index_of(step, len(stripes))].roster
 
     def clusters(self) -> Clusters:
@@ -176,7 +159,7 @@ class Replica:
         Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
         often gone: nobody waits for it.
         """
-        config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.state.stripes)
+        config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.manifest.stripes)
         return draw_clusters(
             self.digest,
             self.roster,
@@ -190,7 +173,7 @@ class Replica:
     def lease(self, peer: str, step: int) -> Lease:
         """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
         it."""
-        return lease_of(self.current.state.stripes, step, peer, self.config.samples_per_interval)
+        return lease_of(self.current.manifest.stripes, step, peer, self.config.samples_per_interval)
 
     async def propose(
         self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[Data, ...]
@@ -203,7 +186,7 @@ class Replica:
         base = self.current
         await self._computing.acquire()
         try:
-            work = asyncio.get_running_loop().run_in_executor(executor, self._compute_manifest, base, origin, parts)
+            work = asyncio.get_running_loop().run_in_executor(executor, self._manifest_after, base, origin, parts)
         except BaseException:
             self._computing.release()
             raise
@@ -225,100 +208,76 @@ class Replica:
         while len(self._parts) > NUM_PARTS:
             del self._parts[next(iter(self._parts))]
 
-    async def make_state(self, executor: Executor, proposal: Proposal) -> HashedState:
+    async def make_state(self, executor: Executor, proposal: Proposal) -> ReplicaState:
         """Return the state that `proposal`, which must follow from the committed one, leads to."""
         loop = asyncio.get_running_loop()
-        state = await loop.run_in_executor(executor, self._compute_state, self.current.state, proposal)
-        return HashedState(state=state, manifest=proposal.manifest)
+        return await loop.run_in_executor(executor, self._compute_state, self.current, proposal)
 
-    async def find_or_make(self, executor: Executor, proof: Proof) -> HashedState | None:
+    async def find_or_make(self, executor: Executor, proof: Proof) -> ReplicaState | None:
         """Return the state that `proof` certifies, if this member has or has proposed it."""
         if proof.is_order:
             return self.current if proof.outcome.state_digest == self.digest else None
         proposal = self.proposal(proof.outcome)
         return None if proposal is None else await self.make_state(executor, proposal)
 
-    def _compute_manifest(
-        self, base: HashedState, origin: Group, parts: tuple[Data, ...]
+    def _manifest_after(
+        self, base: ReplicaState, origin: Group, parts: tuple[Data, ...]
     ) -> tuple[Manifest, tuple[bytes, ...]]:
-        """Return the manifest of the state after `base`, and the digests of `parts`. Blocks."""
+        """Return the manifest of the state after `base`, and the digests of `parts`. Without parts nobody has trained:
+        the round admits the members, and nothing else changes. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
-        if parts:
-            drawn = self.config.held_out_rule.draw(origin, digests)
-            return self._manifest_after(base.state, origin, parts, drawn), digests
-        # nobody has trained: the round admits the members, and nothing else changes
-        step = base.state.outer_step + 1
-        standings = self.standings
-        grants, demoted = standings.honoured(grants_in(origin.credentials)), origin.demoted
-        trainers = trainers_after(origin, self.leased(step), self.clusters())
-        stripes = admitted(base.state.stripes, standings.without_refused(trainers, grants))
+        step, standings = base.outer_step + 1, self.standings
+        leased, grants = self.leased(step), standings.honoured(grants_in(origin.credentials))
+        trainers = standings.without_refused(trainers_after(origin, leased, self.clusters()), grants)
+        used = samples_used(origin, leased) if parts else {}
+        try:
+            stripes = (
+                stripes_after(base.manifest.stripes, step, trainers, self.config.samples_per_interval, used)
+                if parts
+                else admitted(base.manifest.stripes, trainers)
+            )
+        except ValueError as error:
+            raise RoundError(f"a group's members used what they had no lease for: {error}") from error
         here = trainers_of(stripes)
         manifest = replace(
             base.manifest,
-            roster=origin.roster,
+            outer_step=step if parts else base.outer_step,
             stripes=stripes,
-            probation=standings.after(here, (), grants=grants, demoted=demoted),
+            roster=origin.roster,
+            probation=standings.after(here, used, grants=grants, demoted=origin.demoted),
             register=standings.register_after(
-                here, (), num_steps=0, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
+                here,
+                used,
+                num_steps=1 if parts else 0,
+                grants=grants,
+                demoted=origin.demoted,
+                revocation=revocation_in(origin.revocation),
             ),
             held_out=self.held_out.after(here, origin),
-            drawn=(),
+            drawn=self.config.held_out_rule.draw(origin, digests) if parts else (),
+            chunk_digests=self._chunk_digests_after(base, origin, parts) if parts else base.manifest.chunk_digests,
         )
         return manifest, digests
 
-    def _manifest_after(
-        self, state: ReplicaState, origin: Group, parts: tuple[Data, ...], drawn: tuple[str, ...]
-    ) -> Manifest:
-        step = state.outer_step + 1
-        fragment, hasher = self.fragment(step), StateHasher(state.theta_N.numel())
+    def _chunk_digests_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> tuple[bytes, ...]:
+        fragment, hasher = self.fragment(state.outer_step + 1), StateHasher(state.manifest.num_values)
         hasher.add(state.theta_N[: fragment.start], state.momentum_N[: fragment.start])
         for _, theta_F, momentum_F in self._stepped_frames(state, origin, parts):
             hasher.add(theta_F, momentum_F)
         hasher.add(state.theta_N[fragment.stop :], state.momentum_N[fragment.stop :])
-        leased, standings = self.leased(step), self.standings
-        grants, demoted = standings.honoured(grants_in(origin.credentials)), origin.demoted
-        trainers, used = trainers_after(origin, leased, self.clusters()), samples_used(origin, leased)
-        trainers = standings.without_refused(trainers, grants)
-        try:
-            stripes = stripes_after(state.stripes, step, trainers, self.config.samples_per_interval, used)
-        except ValueError as error:
-            raise RoundError(f"a group's members used what they had no lease for: {error}") from error
-        here = trainers_of(stripes)
-        return Manifest(
-            outer_step=step,
-            stripes=stripes,
-            roster=origin.roster,
-            probation=standings.after(here, used, grants=grants, demoted=demoted),
-            register=standings.register_after(
-                here, used, num_steps=1, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
-            ),
-            held_out=self.held_out.after(here, origin),
-            drawn=drawn,
-            num_values=state.theta_N.numel(),
-            chunk_digests=hasher.chunk_digests(),
-        )
+        return hasher.chunk_digests()
 
     def _compute_state(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
         """Return the state that `proposal` leads to from `state`. Blocks the thread."""
-        manifest, theta_N, momentum_N = proposal.manifest, state.theta_N, state.momentum_N
-        if proposal.parts:
-            theta_N, momentum_N = torch.empty_like(theta_N), torch.empty_like(momentum_N)
-            fragment = self.fragment(manifest.outer_step)
-            for unchanged in (slice(0, fragment.start), slice(fragment.stop, None)):
-                theta_N[unchanged], momentum_N[unchanged] = state.theta_N[unchanged], state.momentum_N[unchanged]
-            for where, theta_F, momentum_F in self._stepped_frames(state, proposal.origin, proposal.parts):
-                theta_N[where], momentum_N[where] = theta_F, momentum_F
-        return ReplicaState(
-            outer_step=manifest.outer_step,
-            stripes=manifest.stripes,
-            roster=manifest.roster,
-            probation=manifest.probation,
-            register=manifest.register,
-            held_out=manifest.held_out,
-            drawn=manifest.drawn,
-            theta_N=theta_N,
-            momentum_N=momentum_N,
-        )
+        if not proposal.parts:
+            return replace(state, manifest=proposal.manifest)
+        theta_N, momentum_N = torch.empty_like(state.theta_N), torch.empty_like(state.momentum_N)
+        fragment = self.fragment(proposal.manifest.outer_step)
+        for unchanged in (slice(0, fragment.start), slice(fragment.stop, None)):
+            theta_N[unchanged], momentum_N[unchanged] = state.theta_N[unchanged], state.momentum_N[unchanged]
+        for where, theta_F, momentum_F in self._stepped_frames(state, proposal.origin, proposal.parts):
+            theta_N[where], momentum_N[where] = theta_F, momentum_F
+        return ReplicaState(manifest=proposal.manifest, theta_N=theta_N, momentum_N=momentum_N)
 
     def _stepped_frames(
         self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]
@@ -349,7 +308,7 @@ class Replica:
         """Return the encoded result of that group's reduction; empty if it is not kept."""
         return self._parts.get(origin_digest, ())
 
-    def donate(self, digest: bytes) -> HashedState | None:
+    def donate(self, digest: bytes) -> ReplicaState | None:
         """Return the state of this digest: the committed one, or the one before if a peer had begun to fetch it."""
         if digest == self.digest:
             self._is_fetched = True
@@ -357,28 +316,28 @@ class Replica:
         former_digest, former = self._former or (b"", None)
         return former if digest == former_digest else None
 
-    def damaged(self) -> HashedState | None:
+    def damaged(self) -> ReplicaState | None:
         """Return the committed state as it is now, if its digest differs from the committed one: a memory fault.
         Blocks."""
-        found = HashedState.of(self.current.state)
+        found = self.current.hashed_again()
         return None if found.digest == self.digest else found
 
-    def repair(self, held: HashedState) -> None:
-        """Replace the damaged committed state by `held`, and drop what was proposed from it."""
-        assert held.digest == self.digest
-        self.current = held
+    def repair(self, state: ReplicaState) -> None:
+        """Replace the damaged committed state by `state`, and drop what was proposed from it."""
+        assert state.digest == self.digest
+        self.current = state
         self._proposals.clear()
 
-    def begin(self, held: HashedState) -> None:
-        """Replace the zeros with which a run from a checkpoint begins by `held`, and drop what was proposed from
+    def begin(self, state: ReplicaState) -> None:
+        """Replace the zeros with which a run from a checkpoint begins by `state`, and drop what was proposed from
         them."""
         assert self.proof is None
-        self.current, self.digest = held, held.digest
+        self.current, self.digest = state, state.digest
         self._proposals.clear()
 
-    def adopt(self, held: HashedState, proof: Proof) -> None:
-        """Make `held` the committed state, which `proof` certifies."""
+    def adopt(self, state: ReplicaState, proof: Proof) -> None:
+        """Make `state` the committed state, which `proof` certifies."""
         self._former, self._is_fetched = (self.digest, self.current) if self._is_fetched else None, False
-        self.current, self.digest, self.proof = held, held.digest, proof
+        self.current, self.digest, self.proof = state, state.digest, proof
         self.history.add((proof,))
         self._proposals.clear()

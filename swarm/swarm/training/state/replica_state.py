@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,7 +43,12 @@ _MAX_SAMPLES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Holds what a state consists of. theta has `num_values`, and so has momentum; for all else see ReplicaState."""
+    """Holds what a state consists of. theta has `num_values`, and so has momentum. `roster` holds the sorted members of
+    the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the leases of
+    the next intervals. `probation` names the trainers that have not proven themselves, in the order of their peer ids,
+    with the steps that they have left (see `run.probation`), and `register` what else is remembered. `held_out` are
+    scores of trainers in that order, and `drawn` names those whose contributions to this outer step are measured now
+    (`run.held_out_scores`)."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -82,6 +88,11 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         return 8 * self.num_values
+
+    @property
+    def num_committed(self) -> int:
+        """Return how many samples all outer steps so far have used."""
+        return sum(stripe.cursor.num_committed for stripe in self.stripes)
 
     def chunk_size(self, index: int) -> int:
         return min(CHUNK_BYTES, self.num_bytes - index * CHUNK_BYTES)
@@ -162,53 +173,45 @@ def _stripe_from_json(stripe: dict[str, Any]) -> LeaseStripe:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaState:
-    """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size. `roster` holds the sorted
-    members of the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the
-    leases of the next intervals. `probation` names the trainers that have not proven themselves, in the order of their
-    peer ids, with the steps that they have left (see `run.probation`), and `register` what else is remembered.
-    `held_out` are scores of trainers in that order, and `drawn` names those whose contributions to this outer step are
-    measured now (`run.held_out_scores`)."""
+    """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size; `manifest` has their digests
+    and all else."""
 
-    outer_step: int
-    stripes: tuple[LeaseStripe, ...]
-    roster: tuple[str, ...]
+    manifest: Manifest
     theta_N: Tensor
     momentum_N: Tensor
-    probation: tuple[tuple[str, int], ...] = ()
-    register: Register = field(default_factory=Register)
-    held_out: tuple[HeldOutScore, ...] = ()
-    drawn: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for x_N in (self.theta_N, self.momentum_N):
             fits = x_N.dtype == torch.float32 and x_N.device.type == "cpu" and x_N.is_contiguous()
-            if not fits or x_N.shape != (self.theta_N.numel(),):
+            if not fits or x_N.shape != (self.manifest.num_values,):
                 raise ValueError("a state is made of two flat fp32 CPU tensors of one size")
 
     @classmethod
     def initial(cls, theta_N: Tensor, overlap_steps: int = 0) -> ReplicaState:
-        """Return the state before the first outer step of a run whose rounds overlap with `overlap_steps` steps."""
-        stripes, momentum_N = first_stripes(overlap_steps), torch.zeros_like(theta_N)
-        return cls(outer_step=0, stripes=stripes, roster=(), theta_N=theta_N, momentum_N=momentum_N)
+        """Return the state before the first outer step of a run whose rounds overlap with `overlap_steps` steps.
+        Blocks."""
+        momentum_N = torch.zeros_like(theta_N)
+        manifest = Manifest(
+            outer_step=0,
+            stripes=first_stripes(overlap_steps),
+            roster=(),
+            num_values=theta_N.numel(),
+            chunk_digests=_chunk_digests(theta_N, momentum_N),
+        )
+        return cls(manifest=manifest, theta_N=theta_N, momentum_N=momentum_N)
 
     @property
-    def num_committed(self) -> int:
-        """Return how many samples all outer steps so far have used."""
-        return sum(stripe.cursor.num_committed for stripe in self.stripes)
+    def outer_step(self) -> int:
+        return self.manifest.outer_step
 
-    def manifest(self) -> Manifest:
-        """Hash all chunks. Equal states have equal manifests. Blocks."""
-        num_chunks = -(-8 * self.theta_N.numel() // CHUNK_BYTES)
-        return Manifest(
-            outer_step=self.outer_step,
-            stripes=self.stripes,
-            roster=self.roster,
-            num_values=self.theta_N.numel(),
-            probation=self.probation,
-            register=self.register,
-            held_out=self.held_out,
-            drawn=self.drawn,
-            chunk_digests=tuple(hashlib.sha256(self.chunk(index)).digest() for index in range(num_chunks)),
+    @property
+    def digest(self) -> bytes:
+        return self.manifest.digest()
+
+    def hashed_again(self) -> ReplicaState:
+        """Return this state with the manifest of what is in memory now, which can have been damaged. Blocks."""
+        return replace(
+            self, manifest=replace(self.manifest, chunk_digests=_chunk_digests(self.theta_N, self.momentum_N))
         )
 
     def chunk(self, index: int) -> bytes:
@@ -242,7 +245,7 @@ class StateHasher:
         self._momentum.add(momentum[num_missing:])
 
     def chunk_digests(self) -> tuple[bytes, ...]:
-        """Return those of `ReplicaState.manifest`, once all values are there."""
+        """Return the digests of `ReplicaState.chunk`, once all values are there."""
         self._theta.add(memoryview(self._shared))
         return (*self._theta.finish(), *self._momentum.finish())
 
@@ -304,10 +307,9 @@ class Assembly:
 
     def reuse(self, state: ReplicaState) -> None:
         """Copy from `state` the missing chunks that are equal there. What is still missing then is what differs."""
-        own = state.manifest()
-        if own.num_values == self.manifest.num_values:
-            for index in sorted(self._missing):
-                if own.chunk_digests[index] == self.manifest.chunk_digests[index]:
+        if state.manifest.num_values == self.manifest.num_values:
+            for index in self.missing:
+                with suppress(IntegrityError):
                     self.put(index, state.chunk(index))
 
     def finish(self) -> ReplicaState:
@@ -316,17 +318,13 @@ class Assembly:
             raise IntegrityError(f"{len(self._missing)} chunks of the state are missing")
         if not all(bool(torch.isfinite(x_N).all()) for x_N in (self._theta_N, self._momentum_N)):
             raise IntegrityError("the state holds values that are not finite")
-        return ReplicaState(
-            outer_step=self.manifest.outer_step,
-            stripes=self.manifest.stripes,
-            roster=self.manifest.roster,
-            probation=self.manifest.probation,
-            register=self.manifest.register,
-            held_out=self.manifest.held_out,
-            drawn=self.manifest.drawn,
-            theta_N=self._theta_N,
-            momentum_N=self._momentum_N,
-        )
+        return ReplicaState(manifest=self.manifest, theta_N=self._theta_N, momentum_N=self._momentum_N)
+
+
+def _chunk_digests(theta_N: Tensor, momentum_N: Tensor) -> tuple[bytes, ...]:
+    hasher = StateHasher(theta_N.numel())
+    hasher.add(theta_N, momentum_N)
+    return hasher.chunk_digests()
 
 
 def _bytes_of(x_N: Tensor) -> memoryview:

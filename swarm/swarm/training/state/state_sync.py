@@ -39,7 +39,8 @@ from swarm.training.state.ancestry import Anchor, links_from, those_following, w
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.replica import NUM_PARTS, HashedState
+from swarm.training.state.replica import NUM_PARTS
+from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import FetchedState
 
@@ -59,10 +60,10 @@ longer."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SyncResult:
-    """`held` is the state that `proof` certifies. `fetched` is None if this member had or computed it."""
+    """The `state` that `proof` certifies. `fetched` is None if this member had or computed it."""
 
     proof: Proof
-    held: HashedState
+    state: ReplicaState
     fetched: FetchedState | None = None
 
 
@@ -86,8 +87,8 @@ async def fetch_state(
 
 
 async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
-    if (held := await context.replica.find_or_make(context.executor, proof)) is not None:
-        return SyncResult(proof=proof, held=held)
+    if (state := await context.replica.find_or_make(context.executor, proof)) is not None:
+        return SyncResult(proof=proof, state=state)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     voters = _in_turn(context.network.peer_id, proof.voters)
     asked = [peer for peer in dict.fromkeys((*voters, *others)) if peer != context.network.peer_id]
@@ -101,8 +102,8 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
         own.insert(0, await replica.make_state(context.executor, damaged))
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
-    check_genesis(fetched.held.manifest, replica.config)
-    return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
+    check_genesis(fetched.state.manifest, replica.config)
+    return SyncResult(proof=proof, state=fetched.state, fetched=fetched)
 
 
 def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
@@ -122,16 +123,16 @@ async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> Syn
         return None
     if proof.origin.state_digest == context.replica.digest:
         try:
-            held, _ = await rebuild(context, proof, donors)
-            return SyncResult(proof=proof, held=held)
+            state, _ = await rebuild(context, proof, donors)
+            return SyncResult(proof=proof, state=state)
         except SwarmError as error:
             logger.warning("fetching the state, since its parts do not lead to it: %s", error)
     elif context.replica.proof is not None and (caught := await catch_up(context, proof, donors)) is not None:
-        return SyncResult(proof=proof, held=caught.held, fetched=caught)
+        return SyncResult(proof=proof, state=caught.state, fetched=caught)
     return None
 
 
-async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[HashedState, int]:
+async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[ReplicaState, int]:
     """Apply the certified parts to this member's state, which they start from. Return the result and the bytes fetched.
 
     A member that has reduced the parts itself, and was about to audit them, fetches nothing. Raises SwarmError if the
@@ -171,12 +172,12 @@ async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) ->
             chain = await _chain(context, proof, holders)
         for link in chain:
             others = (peer for peer in link.voters if peer != context.network.peer_id)
-            held, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
+            state, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
             num_bytes += size
             if link is proof:
                 donors = tuple(sorted(holders))
-                return FetchedState(held=held, donors=donors, num_bytes=num_bytes)
-            context.replica.adopt(held, link)
+                return FetchedState(state=state, donors=donors, num_bytes=num_bytes)
+            context.replica.adopt(state, link)
     except TimeoutError:
         logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
     except SwarmError as error:
@@ -241,7 +242,7 @@ async def repair_if_damaged(context: RunContext, group: Group) -> None:
         logger.warning("it cannot be repaired now: %s", error)
         return
     if base is replica.current:
-        replica.repair(fetched.held)
+        replica.repair(fetched.state)
 
 
 async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:

@@ -26,8 +26,8 @@ from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.run.methods import Methods
 from swarm.training.state.proof_reader import SMALL_BYTES
-from swarm.training.state.replica import HashedState, Replica
-from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
+from swarm.training.state.replica import Replica
+from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
 from swarm.training.state.state_download import ChunkStore, Download
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Donor:
     async def chunk(self, peer: str, request: bytes) -> bytes:
         wanted = ChunkRequest.from_bytes(request)
         try:
-            return self._held(wanted.state_digest).state.chunk(wanted.index)
+            return self._held(wanted.state_digest).chunk(wanted.index)
         except IndexError:
             raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
 
@@ -77,18 +77,18 @@ class Donor:
             async with asyncio.timeout(PIECE_TIMEOUT_S):
                 await stream.send(bytes(view[start : start + PIECE_BYTES]))
 
-    def _held(self, digest: bytes) -> HashedState:
-        held = self._replica.donate(digest)
-        if held is None:
+    def _held(self, digest: bytes) -> ReplicaState:
+        state = self._replica.donate(digest)
+        if state is None:
             raise PeerRefused("this state is not here any more")
-        return held
+        return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedState:
     """A state that was fetched, the peers that gave parts of it, and how many bytes they sent."""
 
-    held: HashedState
+    state: ReplicaState
     donors: tuple[str, ...]
     num_bytes: int
 
@@ -103,7 +103,7 @@ class Fetcher:
         self._executor = executor
         self._store = store
 
-    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[HashedState]) -> FetchedState:
+    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[ReplicaState]) -> FetchedState:
         """Fetch the state named `digest`. Chunks that a state of `own`, which has at least one, holds are not fetched.
 
         Raises RoundError if the donors together do not give all of it in time.
@@ -122,12 +122,11 @@ class Fetcher:
             async with asyncio.timeout(limit_s):
                 rates = self._network.links.rates_from(donors)
                 pace_s = {donor: CHUNK_BYTES / rate for donor, rate in rates.items()}
-                state = await download.run(donors, [held.state for held in own], pace_s)
+                state = await download.run(donors, own, pace_s)
         except TimeoutError:
             raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
         gave = download.gave
-        held = HashedState(state=state, manifest=manifest)
-        return FetchedState(held=held, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
+        return FetchedState(state=state, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
         """Return the manifest from the first donor that answers correctly. The next donor is asked when those before

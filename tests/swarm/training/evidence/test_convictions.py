@@ -41,12 +41,11 @@ def convictions(
     store: KeptEvidence | None = None,
 ) -> Convictions:
     """Return the convictions of a member that has committed this `history`."""
-    state = SimpleNamespace(stripes=())
     replica = SimpleNamespace(
         config=run,
         outer_step=outer_step,
         roster=roster,
-        current=SimpleNamespace(state=state),
+        current=SimpleNamespace(manifest=SimpleNamespace(stripes=())),
         history=SimpleNamespace(since=lambda step: [link for link in history if link.outer_step >= step]),
     )
     context = SimpleNamespace(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pytest
 import torch
+from support.replica_states import state_of
 from support.training_swarm import config
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import HeldOutLoss, Intervals
@@ -160,7 +160,7 @@ class FixedLoss:
 
 
 def state(outer_step: int) -> ReplicaState:
-    return replace(ReplicaState.initial(torch.zeros(2)), outer_step=outer_step)
+    return state_of(torch.zeros(2), outer_step=outer_step)
 
 
 def test_state_is_measured_every_interval_and_the_last_one_only_at_the_end() -> None:

@@ -60,7 +60,9 @@ class HandMade:
         member = self.swarm.members["head-0"].trainer
         state = member.state
         assert state is not None
-        clusters = draw_clusters(member.digest, state.roster, frozenset(state.stripes[0].roster), max_group=2, size=2)
+        clusters = draw_clusters(
+            member.digest, state.manifest.roster, frozenset(state.manifest.stripes[0].roster), max_group=2, size=2
+        )
         head = clusters.heads_of(self._network.peer_id)[0]
         method = Methods(self.swarm.run.run_id).follow
         async with self._network.stream(head, method, timeout_s=100.0) as stream:

@@ -34,7 +34,7 @@ class SummingInner:
 def measured(inner: SummingInner) -> HeldOutEffects:
     """Return the effects after a step of which the member holds one slice of a half of the vector."""
     replica = SimpleNamespace(
-        current=SimpleNamespace(state=SimpleNamespace(drawn=("me", "other"))),
+        current=SimpleNamespace(manifest=SimpleNamespace(drawn=("me", "other"))),
         config=config(),
         outer_step=1,
         digest=DIGEST,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from support.replica_states import with_head
 from support.training_swarm import SyntheticInner, config, setup_of
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
@@ -15,7 +15,7 @@ from swarm.training.inner.interval import Intervals
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import LeaseStripe
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm_protocol.identity import Identity
@@ -31,8 +31,8 @@ class World:
         self.events: list[TrainingEvent] = []
         setup = setup_of(inner, run.fragments)
         state = ReplicaState.initial(setup.theta_N, run.overlap_steps)
-        stripes = tuple(LeaseStripe(roster=(ME,)) for _ in state.stripes)
-        self.replica = Replica(run, HashedState.of(replace(state, stripes=stripes, roster=(ME,))), bounds=setup.bounds)
+        stripes = tuple(LeaseStripe(roster=(ME,)) for _ in state.manifest.stripes)
+        self.replica = Replica(run, with_head(state, stripes=stripes, roster=(ME,)), bounds=setup.bounds)
         self.intervals = Intervals(inner, clock=inner.clock)
         context: Any = SimpleNamespace(
             replica=self.replica, network=SimpleNamespace(peer_id=ME), failpoints=no_failpoints
@@ -42,8 +42,8 @@ class World:
 
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:
         """Pretend that `num_steps` outer steps were taken, or with 0 that a round only admitted members."""
-        state = self.replica.current.state
-        self.replica.current = HashedState.of(replace(state, outer_step=state.outer_step + num_steps))
+        state = self.replica.current
+        self.replica.current = with_head(state, outer_step=state.outer_step + num_steps)
         self.loop.adopted(fetched=fetched)
 
 

@@ -126,7 +126,7 @@ def test_run_uses_each_sample_exactly_once() -> None:
             assert used == list(range(3 * 4 * 10))
             state = members[0].trainer.state
             assert state is not None
-            assert state.num_committed == len(used)
+            assert state.manifest.num_committed == len(used)
 
     virtual_time.run(main())
 
@@ -361,7 +361,7 @@ def test_resume_with_another_states_certificate_is_refused() -> None:
             state, certificate = member.trainer.state, member.trainer.certificate
         assert state is not None
         async with Swarm(config(min_group=1)) as again:
-            spoiled = replace(state, theta_N=state.theta_N + 1)
+            spoiled = replace(state, theta_N=state.theta_N + 1).hashed_again()
             other = await again.join("m0", state=spoiled, certificate=certificate)
             assert other.task is not None
             with pytest.raises(IntegrityError, match="another state"):
@@ -474,7 +474,7 @@ def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
             await leaver.trainer.close()
             await leaver.network.close()
             assert leaver.trainer.state is not None
-            assert leaver.trainer.state.roster == (stays.peer_id,)
+            assert leaver.trainer.state.manifest.roster == (stays.peer_id,)
             await swarm.join("m2")
             assert_equal_steps(await swarm.finish("m0", "m2"), 5)
 

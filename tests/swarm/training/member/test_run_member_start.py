@@ -53,7 +53,7 @@ def test_members_begin_with_the_values_of_a_real_checkpoint(
     run = replace(run, start=replace(run.start, digest=pin_of(run, source).digest))
     layout = Layout.of(model)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32)
-    begins = ReplicaState.initial(layout.flatten(loaded)).manifest().digest()
+    begins = ReplicaState.initial(layout.flatten(loaded)).digest
 
     async def main() -> None:
         async with Swarm(run) as swarm:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.replica_states import state_of
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import (
     Checkpoint,
@@ -34,21 +35,27 @@ from swarm_protocol.identity import Identity
 
 def _checkpoint(outer_step: int) -> Checkpoint:
     generator = torch.Generator().manual_seed(outer_step)
-    state = ReplicaState(
+    state = state_of(
+        torch.randn(1000, generator=generator),
+        torch.randn(1000, generator=generator),
         outer_step=outer_step,
         stripes=(LeaseStripe(cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ())),),
         roster=(Identity(bytes(32)).peer_id,),
-        theta_N=torch.randn(1000, generator=generator),
-        momentum_N=torch.randn(1000, generator=generator),
     )
     inner = {"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)}
     return Checkpoint(state=state, inner=inner, certificate=b"what proves it")
 
 
+def _another(outer_step: int) -> Checkpoint:
+    """A checkpoint of another state of that step."""
+    former = _checkpoint(outer_step)
+    return replace(former, state=replace(former.state, theta_N=former.state.theta_N + 1).hashed_again())
+
+
 def _newest_step(folder: Path) -> int:
     found = load_newest(folder)
     assert found is not None
-    assert found.state.manifest() == _checkpoint(found.state.outer_step).state.manifest()
+    assert found.state.hashed_again().manifest == _checkpoint(found.state.outer_step).state.manifest
     return found.state.outer_step
 
 
@@ -61,7 +68,7 @@ def test_load_newest_gives_what_was_saved(tmp_path: Path) -> None:
     place = save_checkpoint(tmp_path / "run", saved)
     found = load_newest(tmp_path / "run")
     assert found is not None
-    assert found.state.manifest() == saved.state.manifest()
+    assert found.state.hashed_again().manifest == saved.state.manifest
     assert torch.equal(found.state.theta_N, saved.state.theta_N)
     assert found.inner.keys() == saved.inner.keys()
     assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
@@ -86,7 +93,7 @@ def test_save_keeps_every_nth_step_beside_the_newest_ones(tmp_path: Path) -> Non
     for step in range(1, 12):
         save_checkpoint(tmp_path, _checkpoint(step), keep=2, keep_every=4)
     assert steps_in(tmp_path) == [4, 8, 10, 11]
-    assert load_step(tmp_path, 4).state.manifest() == _checkpoint(4).state.manifest()
+    assert load_step(tmp_path, 4).state.hashed_again().manifest == _checkpoint(4).state.manifest
     with pytest.raises(IntegrityError, match=r"step-0000000000005 is not whole"):
         load_step(tmp_path, 5)
 
@@ -187,7 +194,7 @@ def test_save_that_cannot_be_flushed_at_the_end_says_so_and_leaves_both_checkpoi
 
 def test_save_of_another_state_at_the_same_step_takes_the_former_ones_place(tmp_path: Path) -> None:
     """This happens after a run that had come apart is one again."""
-    other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
+    other = _another(1)
     save_checkpoint(tmp_path, _checkpoint(1))
     save_checkpoint(tmp_path, other)
     found = load_newest(tmp_path)
@@ -228,7 +235,7 @@ def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_p
 def test_save_that_cannot_take_the_former_ones_place_leaves_that_one_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
+    other = _another(1)
     save_checkpoint(tmp_path, _checkpoint(1))
     rename = Path.rename
 
@@ -270,7 +277,7 @@ def test_load_newest_does_not_depend_on_the_files_afterwards(tmp_path: Path) -> 
     assert found is not None
     for path in place.iterdir():
         path.write_bytes(b"")
-    assert found.state.manifest() == _checkpoint(1).state.manifest()
+    assert found.state.hashed_again().manifest == _checkpoint(1).state.manifest
     assert found.inner["exp_avg"].tolist() == [1.0, 1.0, 1.0]
 
 
@@ -369,13 +376,12 @@ def test_save_takes_no_memory_for_a_second_copy(tmp_path: Path) -> None:
 
 def test_save_of_a_state_that_was_damaged_in_memory_is_refused(tmp_path: Path) -> None:
     sound = _checkpoint(2)
-    digest = sound.state.manifest().digest()
     save_checkpoint(tmp_path, _checkpoint(1))
     sound.state.theta_N[7] += 1
     with pytest.raises(ConfigError, match="damaged in this computer's memory"):
-        save_checkpoint(tmp_path, replace(sound, digest=digest))
+        save_checkpoint(tmp_path, sound)
     assert _names(tmp_path) == ["step-0000000000001"]
-    save_checkpoint(tmp_path, replace(_checkpoint(2), digest=digest))
+    save_checkpoint(tmp_path, _checkpoint(2))
     assert _newest_step(tmp_path) == 2
 
 
@@ -425,7 +431,8 @@ from swarm.training.state.replica_state import ReplicaState
 
 def checkpoint(step):
     theta_N = torch.full((300_000,), float(step))
-    state = replace(ReplicaState.initial(theta_N), outer_step=step)
+    state = ReplicaState.initial(theta_N)
+    state = replace(state, manifest=replace(state.manifest, outer_step=step))
     return Checkpoint(state=state, inner={"exp_avg": theta_N}, certificate=b"%d" % step)
 
 folder, newest, draw, num_trials = Path(sys.argv[1]), 0, random.Random(1), 0
@@ -442,7 +449,7 @@ while num_trials < 20 or not newest:  # a busy machine may write nothing in twen
     if found is not None:
         step = found.state.outer_step
         assert step >= newest, (step, newest)
-        assert found.state.manifest() == checkpoint(step).state.manifest()
+        assert found.state.hashed_again().manifest == checkpoint(step).state.manifest
         assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
         newest = step
 save_checkpoint(folder, checkpoint(newest + 1))

@@ -29,11 +29,11 @@ def pinned(**changes: object) -> RunConfig:
 @pytest.mark.parametrize("overlap_steps", [0, 2])
 def test_state_of_outer_step_0_is_held_against_the_genesis_no_matter_who_was_admitted(overlap_steps: int) -> None:
     run = pinned(overlap_steps=overlap_steps)
-    first = ReplicaState.initial(ZEROS, overlap_steps).manifest()
+    first = ReplicaState.initial(ZEROS, overlap_steps).manifest
     admitted = replace(first, roster=(PEER,), stripes=(LeaseStripe(roster=(PEER,)),) * len(first.stripes))
     for manifest in (first, admitted):
         check_genesis(manifest, run)
-    other = ReplicaState.initial(ZEROS + 1, overlap_steps).manifest()
+    other = ReplicaState.initial(ZEROS + 1, overlap_steps).manifest
     for manifest in (other, replace(other, roster=(PEER,))):
         with pytest.raises(IntegrityError, match="other first weights than the run's author signed"):
             check_genesis(manifest, run)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.replica_states import with_head
 from support.training_swarm import config
 from swarm.training.allreduce.parts import part_frames
 from swarm.training.run.run_tables import OuterConfig
@@ -19,7 +20,7 @@ from swarm.training.run.seeded import stream
 from swarm.training.state import replica as module
 from swarm.training.state.lease import admitted
 from swarm.training.state.outer_step import apply_outer_step
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Outcome
@@ -73,9 +74,8 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 def make_replica() -> Replica:
     initial = ReplicaState.initial(torch.zeros(10))
-    return Replica(
-        config(), HashedState.of(replace(initial, roster=(PEER,), stripes=admitted(initial.stripes, (PEER,))))
-    )
+    stripes = admitted(initial.manifest.stripes, (PEER,))
+    return Replica(config(), with_head(initial, roster=(PEER,), stripes=stripes))
 
 
 def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyncio.Task[Outcome]:
@@ -91,11 +91,11 @@ def test_clusters_wait_for_no_trainer_that_the_last_of_two_overlapping_rounds_le
     heads, gone, newcomer = PEERS[:2], PEERS[2], PEERS[3]
     initial = ReplicaState.initial(torch.zeros(NUM_VALUES), overlap_steps=1)
     stripes = (
-        replace(initial.stripes[0], roster=(*heads, newcomer)),
-        replace(initial.stripes[1], roster=(*heads, gone, newcomer)),
+        replace(initial.manifest.stripes[0], roster=(*heads, newcomer)),
+        replace(initial.manifest.stripes[1], roster=(*heads, gone, newcomer)),
     )
-    state = replace(initial, outer_step=1, roster=heads, stripes=stripes)
-    replica = Replica(config(max_group=4, cluster_size=2), HashedState.of(state))
+    state = with_head(initial, outer_step=1, roster=heads, stripes=stripes)
+    replica = Replica(config(max_group=4, cluster_size=2), state)
     assert gone in replica.leased(2)
     assert replica.clusters().promoted == (newcomer,)
 
@@ -103,15 +103,15 @@ def test_clusters_wait_for_no_trainer_that_the_last_of_two_overlapping_rounds_le
 def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor: ThreadPoolExecutor) -> None:
     largest = torch.finfo(torch.float32).max
     replica = make_replica()
-    state = replace(replica.current.state, theta_N=torch.full((10,), -largest), momentum_N=torch.full((10,), largest))
-    replica = Replica(config(), HashedState.of(state))
+    state = replace(replica.current, theta_N=torch.full((10,), -largest), momentum_N=torch.full((10,), largest))
+    replica = Replica(config(), state)
 
     async def main() -> None:
         with pytest.raises(RoundError, match="a state that is not finite"):
             await propose(replica, executor, b"a")
 
     asyncio.run(main())
-    assert replica.current.state is state
+    assert replica.current is state
 
 
 def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_its_thread(
@@ -143,7 +143,7 @@ def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
         replica = make_replica()
         stale = propose(replica, executor, b"a")
         assert await asyncio.to_thread(slow.begun.acquire, timeout=20)
-        replica.current = HashedState.of(ReplicaState.initial(torch.ones(10)))
+        replica.current = ReplicaState.initial(torch.ones(10))
         slow.go.release()
         with pytest.raises(RoundError, match="meanwhile"):
             await stale
@@ -156,9 +156,10 @@ def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
 def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExecutor, bounds: tuple[int, ...]) -> None:
     """More than a chunk of theta and than a frame, of one fragment and of the second of two."""
     outer_step, initial = len(bounds) - 2, ReplicaState.initial(_known(0, bounds[-1]))
-    stripes = admitted(initial.stripes, (PEER,))
-    state = replace(initial, outer_step=outer_step, stripes=stripes, roster=(PEER,), momentum_N=_known(1, bounds[-1]))
-    replica = Replica(config(), HashedState.of(state), bounds=bounds)
+    stripes = admitted(initial.manifest.stripes, (PEER,))
+    state = replace(initial, momentum_N=_known(1, bounds[-1])).hashed_again()
+    state = with_head(state, outer_step=outer_step, stripes=stripes, roster=(PEER,))
+    replica = Replica(config(), state, bounds=bounds)
     fragment = replica.fragment(outer_step + 1)
     delta_F = _known(2, fragment.stop - fragment.start) * 0.01
     group = replace(GROUP, step=outer_step + 1, part_values=(delta_F.numel(),))
@@ -166,7 +167,7 @@ def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExec
     frames = [delta_F[frame] for frame in part_frames(group, 0)]
     part = b"".join(map(codec.encode, frames))
 
-    async def main() -> HashedState:
+    async def main() -> ReplicaState:
         outcome = await replica.propose(executor, bytes(32), group, (part,))
         proposal = replica.proposal(outcome)
         assert proposal is not None
@@ -175,13 +176,13 @@ def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExec
 
     before = replica.digest
     made = asyncio.run(main())
-    assert made.state.manifest() == made.manifest
-    assert replica.current.state.manifest().digest() == before
+    assert made.hashed_again().manifest == made.manifest
+    assert replica.current.hashed_again().digest == before
     theta_F, momentum_F = state.theta_N[fragment].clone(), state.momentum_N[fragment].clone()
     decoded_F = torch.cat([codec.decode(codec.encode(x_C), x_C.numel()) for x_C in frames])
     apply_outer_step(theta_F, momentum_F, decoded_F, config().outer)
-    assert torch.equal(made.state.theta_N[fragment], theta_F)
-    assert torch.equal(made.state.momentum_N[fragment], momentum_F)
+    assert torch.equal(made.theta_N[fragment], theta_F)
+    assert torch.equal(made.momentum_N[fragment], momentum_F)
 
 
 OUTER = OuterConfig(learning_rate=0.7, momentum=0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.replica_states import state_of, with_head
 from swarm.training.state.lease import MAX_HOLES, Cursor, LeaseStripe
 from swarm.training.state.replica_state import (
     CHUNK_BYTES,
@@ -29,28 +31,27 @@ PEER = Identity(bytes(32)).peer_id
 
 def _state(seed: int = 0, num_values: int = NUM_VALUES) -> ReplicaState:
     generator = torch.Generator().manual_seed(seed)
-    return ReplicaState(
+    return state_of(
+        torch.randn(num_values, generator=generator),
+        torch.randn(num_values, generator=generator),
         outer_step=3,
         stripes=(LeaseStripe(cursor=Cursor(next_sample=9, holes=(range(2, 3),)), roster=(PEER,)),),
         roster=(PEER,),
-        theta_N=torch.randn(num_values, generator=generator),
-        momentum_N=torch.randn(num_values, generator=generator),
     )
 
 
 STATE = _state()
-MANIFEST = STATE.manifest()
+MANIFEST = STATE.manifest
 CHUNKS = [STATE.chunk(index) for index in range(len(MANIFEST.chunk_digests))]
 
 
 def _equal(one: ReplicaState, other: ReplicaState) -> bool:
     tensors = torch.equal(one.theta_N, other.theta_N) and torch.equal(one.momentum_N, other.momentum_N)
-    scalars = (one.outer_step, one.stripes, one.roster) == (other.outer_step, other.stripes, other.roster)
-    return tensors and scalars
+    return tensors and one.manifest == other.manifest
 
 
 def _assembled(state: ReplicaState) -> Assembly:
-    assembly = Assembly(state.manifest())
+    assembly = Assembly(state.manifest)
     for index in sorted(assembly.missing):
         assembly.put(index, state.chunk(index))
     return assembly
@@ -79,8 +80,8 @@ def test_chunk_that_there_is_not_raises_index_error(index: int) -> None:
 
 
 def test_manifest_equal_states_have_equal_digests() -> None:
-    assert _copy().manifest() == MANIFEST
-    assert _state().manifest().digest() == MANIFEST.digest()
+    assert _copy().hashed_again().manifest == MANIFEST
+    assert _state().digest == MANIFEST.digest()
 
 
 @given(place=st.integers(0, 2 * NUM_VALUES - 1), bit=st.integers(0, 31))
@@ -88,12 +89,16 @@ def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> No
     state = _copy()
     tensor = state.theta_N if place < NUM_VALUES else state.momentum_N
     tensor.view(torch.int32)[place % NUM_VALUES] ^= (1 << bit) if bit < 31 else -(1 << 31)
-    assert state.manifest().digest() != MANIFEST.digest()
+    assert state.hashed_again().digest != MANIFEST.digest()
 
 
 def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
-    others = (replace(STATE, outer_step=4), replace(STATE, stripes=(LeaseStripe(),)), replace(STATE, roster=()))
-    assert len({state.manifest().digest() for state in (STATE, *others)}) == 4
+    others = (
+        with_head(STATE, outer_step=4),
+        with_head(STATE, stripes=(LeaseStripe(),)),
+        with_head(STATE, roster=()),
+    )
+    assert len({state.digest for state in (STATE, *others)}) == 4
 
 
 @pytest.mark.parametrize("num_values", [1, 1000, CHUNK_BYTES // 8, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1, NUM_VALUES])
@@ -105,7 +110,9 @@ def test_hasher_gives_the_chunks_of_the_manifest_whatever_the_pieces(num_values:
     ):
         hasher.add(theta_C, momentum_C)
         hasher.add(theta_C[:0], momentum_C[:0])
-    assert hasher.chunk_digests() == state.manifest().chunk_digests
+    chunks = [state.chunk(index) for index in range(-(-8 * num_values // CHUNK_BYTES))]
+    digests = hasher.chunk_digests()
+    assert digests == state.manifest.chunk_digests == tuple(hashlib.sha256(chunk).digest() for chunk in chunks)
 
 
 @given(order=st.permutations(range(len(CHUNKS))))
@@ -149,7 +156,7 @@ def test_assembly_with_chunks_missing_does_not_finish() -> None:
 def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
     state = _copy()
     state.momentum_N[5] = bad
-    assembly = _assembled(state)
+    assembly = _assembled(state.hashed_again())
     with pytest.raises(IntegrityError, match="not finite"):
         assembly.finish()
 
@@ -175,13 +182,13 @@ def test_assembly_reuse_of_another_model_takes_nothing() -> None:
 )
 def test_replica_state_tensors_that_do_not_fit_are_refused(momentum_N: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="flat fp32 CPU"):
-        replace(STATE, theta_N=torch.zeros(4), momentum_N=momentum_N)
+        replace(ReplicaState.initial(torch.zeros(4)), momentum_N=momentum_N)
 
 
 def test_initial_state_is_step_zero_without_momentum() -> None:
     state = ReplicaState.initial(STATE.theta_N)
-    assert (state.outer_step, state.stripes, state.roster) == (0, (LeaseStripe(),), ())
-    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).stripes == (LeaseStripe(), LeaseStripe())
+    assert (state.outer_step, state.manifest.stripes, state.manifest.roster) == (0, (LeaseStripe(),), ())
+    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).manifest.stripes == (LeaseStripe(), LeaseStripe())
     assert not state.momentum_N.any()
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.donor_world import DonorWorld
 from swarm.testing import virtual_time
-from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import CHUNK_BYTES, ReplicaState
 from swarm.training.state.state_download import ASSUMED_S, MAX_BYTES, MAX_DONOR_BYTES, ChunkSchedule
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, RoundError
@@ -171,7 +170,7 @@ async def huge(_peer: str, _request: bytes) -> bytes:
 
 
 async def another(_peer: str, _request: bytes) -> bytes:
-    return ReplicaState.initial(torch.zeros(NUM_VALUES)).manifest().to_bytes()
+    return ReplicaState.initial(torch.zeros(NUM_VALUES)).manifest.to_bytes()
 
 
 async def garbage(_peer: str, _request: bytes) -> bytes:
@@ -213,11 +212,11 @@ def test_download_takes_from_each_own_state_what_is_equal() -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             await world.donor()
-            half_theta_N, half_momentum_N = world.own.state.theta_N.clone(), world.own.state.momentum_N.clone()
-            half_theta_N[:] = world.wanted.state.theta_N
-            half_momentum_N[: NUM_VALUES // 2] = world.wanted.state.momentum_N[: NUM_VALUES // 2]
-            first = HashedState.of(replace(world.own.state, theta_N=half_theta_N))
-            second = HashedState.of(replace(world.own.state, momentum_N=half_momentum_N))
+            half_theta_N, half_momentum_N = world.own.theta_N.clone(), world.own.momentum_N.clone()
+            half_theta_N[:] = world.wanted.theta_N
+            half_momentum_N[: NUM_VALUES // 2] = world.wanted.momentum_N[: NUM_VALUES // 2]
+            first = replace(world.own, theta_N=half_theta_N).hashed_again()
+            second = replace(world.own, momentum_N=half_momentum_N).hashed_again()
             fetched, _ = await world.fetch([first, second])
             assert fetched.num_bytes == 2 << 20
 

@@ -19,7 +19,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state import replica
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica, ReplicaState
 from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, catch_up
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
@@ -111,7 +111,7 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
     """The steps in between are adopted one by one, and the last may not be there any more."""
     real, stranded = Replica.find_or_make, list[int]()
 
-    async def find_or_make(replica: Replica, executor: Executor, proof: Proof) -> HashedState | None:
+    async def find_or_make(replica: Replica, executor: Executor, proof: Proof) -> ReplicaState | None:
         held = await real(replica, executor, proof)
         if proof.outer_step == 2 and held is not None and not stranded:
             stranded.append(proof.outer_step)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.replica_states import state_of
 from support.training_swarm import config
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import Stream
@@ -21,7 +22,7 @@ from swarm.training.allreduce.parts import part_values
 from swarm.training.run.methods import Methods
 from swarm.training.state import state_transfer
 from swarm.training.state.lease import LeaseStripe
-from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import (
     Manifest,
     ReplicaState,
@@ -48,8 +49,8 @@ class World:
         self.fetcher = Fetcher(self.mine, METHODS, self.executor)
         generator = torch.Generator().manual_seed(5)
         theta_N = torch.randn(NUM_VALUES, generator=generator)
-        self.old = HashedState.of(ReplicaState.initial(torch.zeros(NUM_VALUES)))
-        self.new = HashedState.of(replace(ReplicaState.initial(theta_N), outer_step=3))
+        self.old = ReplicaState.initial(torch.zeros(NUM_VALUES))
+        self.new = state_of(theta_N, outer_step=3)
         self.donors = [self.internet.network() for _ in range(num_donors)]
         self.num_chunks_given = [0] * num_donors
 
@@ -96,7 +97,7 @@ def in_world(
 def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
-        assert fetched.held.state.manifest().digest() == world.new.digest
+        assert fetched.state.hashed_again().digest == world.new.digest
         # momentum is zero in both states, so half of the chunks are here already
         assert fetched.num_bytes == 4 * NUM_VALUES
         assert len(fetched.donors) == 2
@@ -106,12 +107,12 @@ def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
 
 def test_state_repairs_only_the_chunks_that_differ() -> None:
     async def case(world: World) -> None:
-        theta_N = world.new.state.theta_N.clone()
+        theta_N = world.new.theta_N.clone()
         theta_N[5] += 1
-        diverged = HashedState.of(replace(world.new.state, theta_N=theta_N))
+        diverged = replace(world.new, theta_N=theta_N).hashed_again()
         fetched = await world.fetcher.state(world.new.digest, world.peers, [diverged])
         assert fetched.num_bytes == 1 << 20
-        assert torch.equal(fetched.held.state.theta_N, world.new.state.theta_N)
+        assert torch.equal(fetched.state.theta_N, world.new.theta_N)
 
     in_world(case)
 
@@ -119,7 +120,7 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
 def test_state_drops_a_lying_donor_after_one_chunk() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
-        assert fetched.held.state.manifest().digest() == world.new.digest
+        assert fetched.state.hashed_again().digest == world.new.digest
         assert world.peers[0] not in fetched.donors
         assert world.num_chunks_given[0] == 1
 
@@ -132,7 +133,7 @@ def test_state_survives_a_donor_that_dies() -> None:
         await asyncio.sleep(0)
         world.internet.crash(world.peers[1])
         fetched = await fetching
-        assert fetched.held.state.manifest().digest() == world.new.digest
+        assert fetched.state.hashed_again().digest == world.new.digest
 
     in_world(case)
 
@@ -157,7 +158,7 @@ def test_state_that_nobody_has_is_an_error_in_words() -> None:
 
 def test_state_of_another_size_is_refused_before_memory_is_taken() -> None:
     async def case(world: World) -> None:
-        small = HashedState.of(ReplicaState.initial(torch.zeros(10)))
+        small = ReplicaState.initial(torch.zeros(10))
         with pytest.raises(RoundError, match="another size"):
             await world.fetcher.state(world.new.digest, world.peers, [small])
 
@@ -177,7 +178,7 @@ def reduced(world: World) -> tuple[Group, Replica]:
         vote_s=1.0,
     )
     stripes = (LeaseStripe(roster=group.peer_ids),)
-    current = HashedState.of(replace(ReplicaState.initial(torch.zeros(3000)), roster=group.peer_ids, stripes=stripes))
+    current = state_of(torch.zeros(3000), roster=group.peer_ids, stripes=stripes)
     return group, Replica(config(), current)
 
 
@@ -246,7 +247,7 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
             return await donor.chunk(peer, request)
 
         await world.donors[0].serve(METHODS.chunk, trickle)
-        own = HashedState.of(replace(world.old.state, momentum_N=torch.ones(NUM_VALUES)))
+        own = replace(world.old, momentum_N=torch.ones(NUM_VALUES)).hashed_again()
         started = asyncio.get_running_loop().time()
         with pytest.raises(RoundError, match=r"within 94 s"):
             await world.fetcher.state(world.new.digest, world.peers, [own])

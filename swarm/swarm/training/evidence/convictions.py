@@ -194,26 +194,22 @@ class Convictions:
         async with self._checking:  # one at a time, of all senders
             evidence = Evidence.from_bytes(data)
             peer, step = accused(evidence, context.signatures)
-            is_news = self._bans.is_news(peer, step)
+            if not self._bans.is_news(peer, step):
+                return
             # what others show can be of strangers, even where this member finds two statements in it that differ
             is_own = sender == context.network.peer_id and evidence.kind != EQUIVOCATION
             if not was_kept and not is_own and not self._concerns(peer, step, len(data)):
                 return
             if evidence.kind == WRONG_INTERVAL:
-                if not is_news and not self._has_new_finder(peer, step, evidence):
-                    return
-                case = await self._case(evidence, is_news=is_news, was_kept=was_kept)
+                case = await self._accusations.gather(evidence, was_kept=was_kept)
                 if case is None:
                     return
-                evidence = case.evidence.evidence()
-                data = evidence.to_bytes()
-                if is_news and not case.is_enough(context.network.peer_id):
+                data = case.evidence.evidence().to_bytes()
+                if not case.is_enough(context.network.peer_id):
                     self._accuse(case, data, sender)
                     return
                 verdict = case.verdict
-            if not is_news:
-                return
-            if evidence.kind != WRONG_INTERVAL:
+            else:
                 verdict = await self._off_loop(check, evidence, context.signatures, context.replica.config)
             ban = self._bans.add(verdict, data)
             if not ban.holds_at(self._step):
@@ -260,36 +256,6 @@ class Convictions:
         known = {*replica.roster, *trainers_of(replica.current.manifest.stripes), *self.in_group()}
         known.update(*(link.origin.peer_ids for link in replica.history.since(0)))
         return self._bans.has_room_for(peer, size, known)
-
-    def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
-        """Return whether evidence of an interval for which `peer` is banned already names a member that has not been
-        known to find it wrong. Raises PeerViolation or IntegrityError."""
-        return self._interval_ban(peer, step) is not None and self._accusations.has_new_finder(peer, step, evidence)
-
-    def _interval_ban(self, peer: str, step: int) -> Ban | None:
-        """Return the ban of `peer` for its interval of this step."""
-        about = (peer, step, WRONG_INTERVAL)
-        bans = (each for each in self.bans if (each.verdict.peer_id, each.verdict.step, each.verdict.kind) == about)
-        return next(bans, None)
-
-    async def _case(self, evidence: Evidence, *, is_news: bool, was_kept: bool) -> IntervalCase | None:
-        """Return the accusation as `IntervalAccusations.gather` does; others are shown all its findings from now on."""
-        gathered = await self._accusations.gather(evidence, was_kept=was_kept)
-        if gathered is None:
-            return None
-        case, has_grown = gathered
-        if has_grown and not is_news:
-            await self._show_instead(case)
-        return case
-
-    async def _show_instead(self, case: IntervalCase) -> None:
-        """Show others this evidence, which has more findings, in place of the earlier one."""
-        peer = case.member.peer_id
-        ban = self._interval_ban(peer, case.step)
-        if ban is not None:
-            data = case.evidence.evidence().to_bytes()
-            self._bans.add(ban.verdict, data)
-            await self._keep(peer, data)
 
     async def _keep(self, peer: str, data: bytes) -> None:
         """Keep evidence against `peer` beyond the end of the process, and no more than `Bans` does."""

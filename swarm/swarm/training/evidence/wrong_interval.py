@@ -186,17 +186,9 @@ class IntervalAccusations:
         self._cases = NewestItems[AccusationKey, IntervalCase](MAX_ACCUSATIONS)
         self._key_of = NewestItems[bytes, AccusationKey](MAX_ACCUSATIONS)  # what was checked, by its digest
 
-    def has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
-        """Return whether evidence of an interval that is known to be wrong names a member that has not been known to
-        find it wrong. Raises PeerViolation or IntegrityError."""
-        known = {name for key, case in self._cases.items() if key[:2] == (peer, step) for name in case.finders}
-        findings = WrongInterval.from_bytes(evidence.body).findings
-        read = self._context.signatures.read_finding
-        return bool(known) and any(read(each, issued_at(each))[0] not in known for each in findings)
-
-    async def gather(self, evidence: Evidence, *, was_kept: bool) -> tuple[IntervalCase, bool] | None:
-        """Return the accusation with all findings that came so far, and whether this evidence has added some to what
-        was known; None if this member cannot tell whether it is of the run. Raises PeerViolation or IntegrityError."""
+    async def gather(self, evidence: Evidence, *, was_kept: bool) -> IntervalCase | None:
+        """Return the accusation with all findings that came so far; None if this member cannot tell whether it is of
+        the run. Raises PeerViolation or IntegrityError."""
         case = await self._read_case(evidence)
         if not was_kept and not self._is_of_this_run(case):
             return None
@@ -205,7 +197,7 @@ class IntervalAccusations:
         if known is not None and known is not case:
             case = known.with_findings_of(case)
         self._cases[key] = case
-        return case, known is not None and len(case.finders) > len(known.finders)
+        return case
 
     def _is_of_this_run(self, case: IntervalCase) -> bool:
         """Return whether the step of an accusation is one that the run has taken, not one that its makers made up; see

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.inner.interval import Interval, Intervals
-from swarm.training.inner.member_momentum import MemberMomentum
+from swarm.training.inner.interval import Interval, Intervals, MemberMomentum
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.state.lease import SampleIds
 from swarm.training.state.run_context import RunContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from support.training_swarm import Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.inner.member_momentum import MemberMomentum
+from swarm.training.inner.interval import MemberMomentum
 from torch import Tensor
 
 WHOLE = slice(0, 3)

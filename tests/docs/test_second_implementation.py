@@ -27,8 +27,7 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.quorum import quorum
 from swarm.training.round.round_state import attempt_beacon, coordinator_of
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_mapping import identifying_mapping, to_mapping
-from swarm.training.run.signed_run import sign_mapping
+from swarm.training.run.signed_run import identifying_mapping, sign_mapping, to_mapping
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm_compression import get_codec, get_row_codec
 from swarm_protocol import rows

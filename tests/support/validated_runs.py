@@ -17,9 +17,8 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import CastVote
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_mapping import to_mapping
 from swarm.training.run.run_tables import InnerConfig
-from swarm.training.run.signed_run import SignedRun, sign_mapping
+from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.run_context import RunContext
 from torch import Tensor

@@ -17,8 +17,7 @@ from swarm.training.inner import interval
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.run.run_file import write_run
-from swarm.training.run.run_mapping import to_mapping
-from swarm.training.run.signed_run import SignedRun, sign_mapping
+from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm_node import cli

@@ -16,7 +16,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import warnings_of
-from swarm.training.run.run_mapping import LATER_SETTINGS, from_mapping, identifying_mapping, to_mapping
+from swarm.training.run.signed_run import LATER_SETTINGS, from_mapping, identifying_mapping, to_mapping
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm.trust.mixing import Bucketing, NearestNeighbours

@@ -1,7 +1,7 @@
 """Run files on disk: written with every setting explained, for people to edit, signed in place, read and checked.
 
 `load_checked_run` checks a file in four steps: it is TOML (`toml_text.parse_toml`), its signature is over its values
-(`signed_run.verify_mapping`), the values are possible (`run_mapping.from_mapping`), and the model can be built
+(`signed_run.verify_mapping`), the values are possible (`signed_run.from_mapping`), and the model can be built
 (`run_model.check_model`).
 
 Signing writes down every setting, so that the defaults of a later version do not change what a run is. The settings
@@ -29,13 +29,16 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.toml_text import parse_toml
 
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_mapping import ABOUT, completed, from_mapping, to_mapping
 from swarm.training.run.signed_run import (
+    ABOUT,
     MAX_RUN_FILE_BYTES,
     SignedRun,
+    completed,
     decode_text,
+    from_mapping,
     sign_mapping,
     signature_table,
+    to_mapping,
     toml_value,
     verify_mapping,
     without_signature,

@@ -13,9 +13,9 @@ from swarm.testing import virtual_time
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.own_module import ModuleInner, OwnModule
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_mapping import from_mapping, to_mapping
 from swarm.training.run.run_model import build_model, check_model, module_run
 from swarm.training.run.run_tables import InnerConfig
+from swarm.training.run.signed_run import from_mapping, to_mapping
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 

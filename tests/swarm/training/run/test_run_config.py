@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run.run_config import CODECS, RunConfig
 from swarm.training.run.run_cost import warnings_of
-from swarm.training.run.run_mapping import from_mapping, to_mapping
 from swarm.training.run.run_tables import DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig
+from swarm.training.run.signed_run import from_mapping, to_mapping
 from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity

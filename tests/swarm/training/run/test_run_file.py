@@ -27,14 +27,17 @@ from swarm.training.run.run_file import (
     with_value,
     write_run,
 )
-from swarm.training.run.run_mapping import ABOUT, LATER_SETTINGS, from_mapping, to_mapping
 from swarm.training.run.run_tables import DEFAULT_MODEL, InnerConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (
+    ABOUT,
+    LATER_SETTINGS,
     MAX_RUN_FILE_BYTES,
     SignedRun,
+    from_mapping,
     parse_signed_run,
     sign_mapping,
+    to_mapping,
     to_toml,
     without_signature,
 )

@@ -27,7 +27,7 @@ from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
 from swarm.training.run.run_tables import StartConfig
-from swarm.training.state.genesis import genesis_digest
+from swarm.training.state.replica_state import genesis_digest
 
 _KINDS = frozenset({"F32", "F16", "BF16"})
 """The dtypes whose values fp32 represents exactly."""

@@ -13,7 +13,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, initial_theta, is_module_run
 from swarm.training.run.run_tables import LOCAL, DataConfig
 from swarm.training.run.settings import is_hub_id
-from swarm.training.state.genesis import MAX_DRAWN_VALUES, genesis_digest
+from swarm.training.state.replica_state import MAX_DRAWN_VALUES, genesis_digest
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter

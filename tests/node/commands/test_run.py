@@ -16,7 +16,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES, PROGRAM_BYTES
 from swarm.training.run.run_file import load_checked_run, read_config, write_run
 from swarm.training.run.run_model import initial_theta, module_run
-from swarm.training.state.genesis import genesis_digest
+from swarm.training.state.replica_state import genesis_digest
 from swarm_node import cli
 from swarm_node.events import emitter
 from swarm_protocol.identity import Identity

@@ -46,9 +46,8 @@ from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, whom_to_ask
 from swarm.training.state.endorsement import EndorsementFile, Endorsements, EndorsementStore
-from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import Replica
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import claims_of, furthest, trainers

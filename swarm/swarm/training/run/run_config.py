@@ -2,8 +2,8 @@
 explanation.
 
 To add a setting, declare a field here, with `implied` (see `settings.setting`); run files, templates and checks follow.
-Values only. `signed_run` turns them into the plain values of a file and back; `run_file` reads, signs and writes runs; `run_model`
-builds what `RunConfig.model` describes.
+Values only. `signed_run` turns them into the plain values of a file and back; `run_file` reads, signs and writes runs;
+`run_model` builds what `RunConfig.model` describes.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ _OUTER_OPTIMIZERS = ("nesterov", "average")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
     """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks,
-    and `genesis` that of the state before the first outer step (see `state.genesis`)."""
+    and `genesis` that of the state before the first outer step (see `replica_state.genesis_digest`)."""
 
     checkpoint: str = setting(
         "",

@@ -28,8 +28,7 @@ from swarm.training.run.run_model import build_model
 from swarm.training.run.run_tables import BYTE_VOCABULARY
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import write_remedy
-from swarm.training.state.genesis import check_genesis
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.state_transfer import Fetcher
 
 MAX_SHARD_BYTES = 4 << 30

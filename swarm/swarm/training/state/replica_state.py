@@ -4,6 +4,9 @@ A state consists of theta and momentum, the lease stripes and the roster. The st
 manifest, a small canonical document that lists the digests of its chunks: equal digests mean equal bits. Chunks cut one
 canonical byte string (theta, then momentum, both fp32, little-endian as on every machine that torch runs on).
 
+The genesis of a run is the state before its first outer step, whose digest the run's author has signed. Each member
+makes it by itself, from the run's seed or checkpoint.
+
 A manifest's bytes are the length of the head as 4 bytes little-endian; the head, canonical JSON; and 32 bytes of digest
 for each chunk. Hashing takes about 0.6 ms a chunk: do it off the event loop.
 
@@ -27,6 +30,7 @@ from swarm_protocol.identity import check_peer_id
 from torch import Tensor
 
 from swarm.training.run.layout import MAX_STATE_VALUES
+from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import HeldOutScore
 from swarm.training.standing.standings import Register
 from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
@@ -222,6 +226,37 @@ class ReplicaState:
             raise IndexError(f"the state has no chunk {index}")
         split = len(theta)
         return bytes(theta[start:stop]) + bytes(momentum[max(0, start - split) : max(0, stop - split)])
+
+
+MAX_DRAWN_VALUES = 256_000_000
+"""The largest model whose weights are drawn only to pin them: 3 GB of memory, and half a minute of one core."""
+
+
+def genesis_digest(theta_N: Tensor, config: RunConfig) -> str:
+    """Return the digest of the state with which a run of `config` begins at `theta_N`. Blocks."""
+    return ReplicaState.initial(theta_N, config.overlap_steps).digest.hex()
+
+
+def check_genesis(manifest: Manifest, config: RunConfig) -> None:
+    """Raises IntegrityError if this is a state before the first outer step, and not of the weights that the run's
+    author has signed, no matter who was admitted. A run that does not pin its genesis allows any."""
+    if manifest.outer_step or not config.start.genesis:
+        return
+    first = replace(
+        manifest,
+        roster=(),
+        stripes=first_stripes(config.overlap_steps),
+        probation=(),
+        register=Register(),
+        held_out=(),
+        drawn=(),
+    )
+    if (digest := first.digest().hex()) != config.start.genesis:
+        raise IntegrityError(
+            f"this state has other first weights than the run's author signed: {digest[:12]} instead of "
+            f"{config.start.genesis[:12]}",
+            remedy="ask others for it; if this machine made it, report its processor and its version of torch",
+        )
 
 
 class StateHasher:

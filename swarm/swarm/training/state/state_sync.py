@@ -37,10 +37,9 @@ from swarm_protocol.training_messages import Group
 from swarm.network.membership import Membership
 from swarm.training.state.ancestry import Anchor, links_from, those_following, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
-from swarm.training.state.genesis import check_genesis
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.replica import NUM_PARTS
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import FetchedState
 

@@ -11,9 +11,8 @@ from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equ
 from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import StartConfig
-from swarm.training.state.genesis import check_genesis, genesis_digest
 from swarm.training.state.lease import LeaseStripe
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import ReplicaState, check_genesis, genesis_digest
 from swarm_protocol.errors import IntegrityError
 from swarm_protocol.identity import Identity
 

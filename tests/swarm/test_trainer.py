@@ -18,7 +18,7 @@ from swarm.serving.model.hub_download import HubModel, OnProgress
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.trainer import MemberOptions
-from swarm.training.evidence.evidence_folder import EvidenceFolder
+from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig

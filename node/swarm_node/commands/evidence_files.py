@@ -53,7 +53,7 @@ def verify(flags: Flags) -> int:
 def show(flags: Flags) -> int:
     """Print what each file of the home proves. What proves nothing is a warning. Raises UsageError if there is no such
     home."""
-    from swarm.training.evidence.evidence_folder import files_in  # noqa: PLC0415
+    from swarm.training.evidence.evidence import files_in  # noqa: PLC0415
 
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     if not home.path.is_dir():
@@ -86,7 +86,7 @@ def _print_kept(path: Path, emitter: Emitter) -> None:
 def _usable(path: Path) -> EvidenceFile:
     """Return what is in the file. Raises UsageError for one that cannot be judged: it is not there, is no evidence, or
     of an unknown kind."""
-    from swarm.training.evidence.evidence_folder import open_file, read_file  # noqa: PLC0415 - torch, for seconds
+    from swarm.training.evidence.evidence import open_file, read_file  # noqa: PLC0415 - torch, for seconds
 
     try:
         file = read_file(path)
@@ -120,7 +120,7 @@ def _replay(flags: Flags) -> Check | None:
 
 def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | None = None) -> None:
     from swarm.training.evidence.bans import Bans, how_long  # noqa: PLC0415
-    from swarm.training.evidence.evidence_folder import check_file  # noqa: PLC0415
+    from swarm.training.evidence.evidence import check_file  # noqa: PLC0415
     from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415 - torch, which takes seconds
 
     diagnostics.begin_work()

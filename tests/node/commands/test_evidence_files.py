@@ -11,7 +11,7 @@ from support.training_swarm import AUTHOR
 from support.validated_runs import LIES, STATES, ChangedInner, run_with_liar
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
 from swarm.testing import virtual_time
-from swarm.training.evidence.evidence_folder import EvidenceFolder
+from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.inner import interval
 from swarm.training.inner.interval import TrainingSetup

@@ -21,7 +21,7 @@ from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
 from swarm.training.evidence.bans import Ban, Verdict
-from swarm.training.evidence.evidence_folder import EvidenceFolder
+from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.member.run_member import RunMemberOptions
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig

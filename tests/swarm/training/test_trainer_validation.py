@@ -25,8 +25,7 @@ from support.validated_runs import (
     validated,
 )
 from swarm.testing import virtual_time
-from swarm.training.evidence.evidence import check
-from swarm.training.evidence.evidence_folder import EvidenceFolder, check_file, files_in
+from swarm.training.evidence.evidence import EvidenceFolder, check, check_file, files_in
 from swarm.training.evidence.interval_audits import replay_file
 from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.member.run_member import RunMember

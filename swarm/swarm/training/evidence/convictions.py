@@ -8,7 +8,7 @@ evidence proves nothing is not listened to again.
 The path of a byte: it comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the
 disk), `ask` (from members, on joining) or `heard` (two statements that differ). `_take` reads whom it is against,
 checks it (`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough),
-and adds the ban (`bans`). `_keep` writes it to the disk (`evidence_folder`), `_send` passes it on, and `show` and
+and adds the ban (`bans`). `_keep` writes it to the disk (`EvidenceFolder`), `_send` passes it on, and `show` and
 `answer` give it to who needs it later.
 
 `OuterSteps` owns it; checks and the disk are in the executor.
@@ -33,8 +33,7 @@ from swarm.newest_items import NewestItems
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
-from swarm.training.evidence.evidence import accused, check
-from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.evidence import EvidenceStore, accused, check
 from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext

@@ -1,26 +1,50 @@
-"""Checks what convicts a member of a run. Pure; anyone can do it who has the run's file and the evidence.
+"""Evidence against members of a run: what it proves, and how it is kept on a disk.
 
-Evidence has a kind, and each kind a checker in `KINDS`; what is no evidence of any kind convicts nobody, such as that a
-member sent nothing. To add a kind, write its message, its two functions in a module of its own, and its line here. A
-wrong reduction, an equivocation and a bad slice prove themselves; a wrong interval counts by the signed findings of
-members who computed it again. Signatures in evidence count however old they are: that somebody signed two things stays
-true.
+Anyone can check it who has the run's file and the evidence. Evidence has a kind, and each kind a checker in `KINDS`;
+what is no evidence of any kind convicts nobody, such as that a member sent nothing. To add a kind, write its message,
+its two functions in a module of its own, and its line here. A wrong reduction, an equivocation and a bad slice prove
+themselves; a wrong interval counts by the signed findings of members who computed it again. Signatures in evidence
+count however old they are: that somebody signed two things stays true.
+
+A folder has one file for each banned peer of one run, which anyone can check with nothing but the file. Files are
+written whole or not at all, and bounded by `Bans`, whose owner says which are kept. A file that cannot be read is a
+warning: other members show the same evidence again. Blocks; a folder belongs to one run and one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import BAD_SLICE, EQUIVOCATION, WRONG_INTERVAL, WRONG_REDUCTION, Evidence
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import (
+    BAD_SLICE,
+    EQUIVOCATION,
+    WRONG_INTERVAL,
+    WRONG_REDUCTION,
+    Evidence,
+    EvidenceFile,
+)
+from swarm_protocol.wire import MESSAGE_VERSION
 
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.equivocation import accused_of_equivocation, check_equivocation
 from swarm.training.evidence.wrong_interval import accused_of_interval, check_interval
 from swarm.training.evidence.wrong_reduction import accused_of, accused_of_bad_slice, check_bad_slice, check_reduction
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun, parse_signed_run
 from swarm.training.state.certificate import RunSignatures
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".evidence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +86,124 @@ def _kind_of(evidence: Evidence) -> EvidenceKind:
     if evidence.kind not in KINDS:
         raise PeerViolation(f"evidence is of the kind {evidence.kind!r}, which this node does not know")
     return KINDS[evidence.kind]
+
+
+class EvidenceStore(Protocol):
+    """Keeps the evidence of one run beyond the end of the process. All methods block, and none raises: a member trains
+    on without what its disk refuses."""
+
+    def read(self) -> list[bytes]:
+        """Return the evidence that is kept, in no order."""
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        """Keep the evidence against `peer_id`, in place of earlier evidence against it."""
+
+    def forget(self, peer_id: str) -> None:
+        """Drop the evidence against `peer_id`, if there is any."""
+
+
+class EvidenceFolder:
+    """Implements EvidenceStore in `folder`, for a run in the network of this id."""
+
+    def __init__(self, folder: Path, run: SignedRun, network_id: str) -> None:
+        self._folder = folder
+        self._run = run
+        self._network_id = network_id
+
+    def read(self) -> list[bytes]:
+        found = []
+        for path in files_in(self._folder):
+            try:
+                kept = read_file(path)
+            except SwarmError as error:
+                logger.warning("evidence that was kept is not used: %s", error)
+                continue
+            found.append(kept.evidence)
+        return found
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        file = EvidenceFile(network_id=self._network_id, run=self._run.text.encode(), evidence=evidence)
+        partial = self._folder / "evidence.partial"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                out.write(file.to_bytes())
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(self._path_of(peer_id))
+        except OSError as error:
+            logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
+
+    def forget(self, peer_id: str) -> None:
+        with suppress(OSError):
+            self._path_of(peer_id).unlink()
+
+    def _path_of(self, peer_id: str) -> Path:
+        return self._folder / f"{peer_id}{SUFFIX}"
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yield the evidence files in `folder`, at most MAX_BANS, in the order of their names."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+    except OSError:
+        return
+    yield from paths[: limits.MAX_BANS]
+
+
+def read_file(path: Path) -> EvidenceFile:
+    """Read an evidence file, of which nothing is checked yet but its form. Raises ConfigError, or IntegrityError if it
+    is none."""
+    most = EvidenceFile.MAX_BYTES
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}", remedy="name an evidence file"
+        ) from error
+    try:
+        return EvidenceFile.from_bytes(data)
+    except SwarmError as error:
+        # the first byte of other files is read as another version of the protocol
+        is_other = not data or data[0] != MESSAGE_VERSION
+        why = "" if is_other else f": {error.message}"
+        raise IntegrityError(
+            f"{path} is not an evidence file{why}", remedy="name a file as a home keeps it, or get the file again"
+        ) from error
+
+
+def check_file(path: Path) -> tuple[SignedRun, Verdict]:
+    """Return the run that the evidence in `path` is of, and what it proves. Needs nothing but the file. Blocks.
+
+    Raises ConfigError, and IntegrityError if the file holds no evidence, or proves nothing.
+    """
+    run, signatures, data = open_file(path)
+    with proving(path):
+        return run, check(Evidence.from_bytes(data), signatures, run.config)
+
+
+def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
+    """Return the run that a file of evidence is of, what checks its signatures, and the evidence, of a kind that this
+    node knows. Raises ConfigError or IntegrityError for what nobody can judge."""
+    file = read_file(path)
+    run = parse_signed_run(file.run, f"the run in {path}")
+    try:
+        kind = Evidence.from_bytes(file.evidence).kind
+    except SwarmError as error:
+        raise IntegrityError(f"{path} holds no evidence: {error.message}", remedy="get the file again") from error
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{path} holds evidence of the kind {kind!r}, which this node does not know",
+            remedy="check it with a newer swarm-node",
+        )
+    return run, RunSignatures.of_run(run, Identity.generate(), file.network_id), file.evidence
+
+
+@contextmanager
+def proving(path: Path) -> Iterator[None]:
+    """Raise IntegrityError, which names the file, for evidence that proves nothing."""
+    try:
+        yield
+    except SwarmError as error:
+        raise IntegrityError(f"{path} proves nothing: {error.message}") from error

@@ -29,7 +29,7 @@ from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
 from swarm.training.evidence.bans import Verdict
-from swarm.training.evidence.evidence_folder import open_file, proving
+from swarm.training.evidence.evidence import open_file, proving
 from swarm.training.evidence.interval_checks import IntervalStart, draw_leaves, draw_validators
 from swarm.training.evidence.wrong_interval import IntervalCase, has_voted, read_case
 from swarm.training.inner.interval import Inner, Intervals

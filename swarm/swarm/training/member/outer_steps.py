@@ -18,7 +18,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord
 from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.evidence import EvidenceStore
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.inner_loop import IntervalResult

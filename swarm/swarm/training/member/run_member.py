@@ -32,7 +32,7 @@ from swarm.threads import in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban
-from swarm.training.evidence.evidence_folder import EvidenceFolder, EvidenceStore
+from swarm.training.evidence.evidence import EvidenceFolder, EvidenceStore
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.members_watch import WATCH_S
 from swarm.training.member.outer_steps import OuterSteps

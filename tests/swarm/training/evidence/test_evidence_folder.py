@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.training_swarm import AUTHOR
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
-from swarm.training.evidence.evidence_folder import EvidenceFolder, check_file, files_in
+from swarm.training.evidence.evidence import EvidenceFolder, check_file, files_in
 from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.proof_messages import EvidenceFile

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m pytest tests/bench/test_bench_validation.py -m bench -s
 
-The default model on its default data, three members, int8; distances are those of `interval_checks.likeness`, on the
+The default model on its default data, three members, int8; distances are those of `wrong_interval.likeness`, on the
 leaves that a validator is shown. "other data" is another member's contribution, "half other" has half of its samples.
 """
 
@@ -17,7 +17,7 @@ import torch
 from bench.report import Report
 from swarm.training.allreduce.parts import leaf_at, part_leaves, part_values
 from swarm.training.data.corpus import Corpus, load_bytes
-from swarm.training.evidence.interval_checks import draw_leaves, likeness
+from swarm.training.evidence.wrong_interval import draw_leaves, likeness
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import RunConfig

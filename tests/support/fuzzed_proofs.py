@@ -41,7 +41,7 @@ from swarm.serving.manifest.possession import accused as possession_accused
 from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at, num_leaves
 from swarm.training.evidence.evidence import accused, check
-from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
+from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature

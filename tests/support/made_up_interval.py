@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.validated_runs import validated
 from support.wrong_reduction import IDENTITIES, NOW, NUM_VALUES, reduced, signatures
 from swarm.training.allreduce.parts import part_values
-from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
+from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
 from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval

@@ -92,7 +92,7 @@ class MemberConvicted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalValidated:
     """This member has computed the interval of `peer_id` for outer step `step` once more. `tier` and `distance` are
-    those of `interval_checks.Likeness`."""
+    those of `wrong_interval.Likeness`."""
 
     step: int
     peer_id: str

@@ -30,8 +30,14 @@ from torch import Tensor
 
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.evidence import open_file, proving
-from swarm.training.evidence.interval_checks import IntervalStart, draw_leaves, draw_validators
-from swarm.training.evidence.wrong_interval import IntervalCase, has_voted, read_case
+from swarm.training.evidence.wrong_interval import (
+    IntervalCase,
+    IntervalStart,
+    draw_leaves,
+    draw_validators,
+    has_voted,
+    read_case,
+)
 from swarm.training.inner.interval import Inner, Intervals
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun

@@ -31,7 +31,7 @@ from swarm.training.allreduce.committed_slices import committed_tree
 from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
-from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
+from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import has_contributed

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.wrong_reduction import CODEC, GROUP, NUM_VALUES
 from swarm.training.allreduce.parts import leaf_at
-from swarm.training.evidence.interval_checks import Likeness, likeness
+from swarm.training.evidence.wrong_interval import Likeness, likeness
 from swarm_protocol.proof_messages import AuditedSlice
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 from support.wrong_reduction import reduced
 from swarm.training.allreduce.parts import part_leaves
-from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
+from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.training_messages import Follower
 

@@ -15,7 +15,7 @@ import torch
 from support.training_swarm import SyntheticInner
 from swarm.training.data.corpus import Corpus
 from swarm.training.evidence.interval_audits import IntervalAudits, Validation, replayed
-from swarm.training.evidence.interval_checks import IntervalStart
+from swarm.training.evidence.wrong_interval import IntervalStart
 from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.one_device import LocalOptions

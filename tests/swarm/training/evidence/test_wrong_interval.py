@@ -8,8 +8,7 @@ import pytest
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.wrong_reduction import CODEC, IDENTITIES, NUM_VALUES, reduced, signatures
 from swarm.training.allreduce.parts import leaf_at, num_leaves
-from swarm.training.evidence.interval_checks import check_slices
-from swarm.training.evidence.wrong_interval import IntervalCase, check_interval, read_case
+from swarm.training.evidence.wrong_interval import IntervalCase, check_interval, check_slices, read_case
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.identity import Identity

@@ -45,7 +45,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, whom_to_ask
-from swarm.training.state.endorsement import EndorsementFile, Endorsements, EndorsementStore
+from swarm.training.state.endorsement import EndorsementFile, Endorsements
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext
@@ -83,7 +83,7 @@ class RunMemberOptions:
     chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
     evidence: EvidenceStore | None = None
-    endorsements: EndorsementStore | None = None
+    endorsements: EndorsementFile | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
 

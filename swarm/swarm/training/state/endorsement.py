@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Protocol
 
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import ENDORSEMENT_PURPOSE, Endorsement
@@ -26,24 +25,15 @@ from swarm.training.state.certificate_history import CertificateHistory
 logger = logging.getLogger(__name__)
 
 
-class EndorsementStore(Protocol):
-    """Keeps the newest endorsement of one run. Both methods block."""
-
-    def read(self) -> bytes:
-        """Return the newest endorsement as it was signed; empty if there is none, or it cannot be read."""
-
-    def write(self, data: bytes) -> None:
-        """Replace it, if that is possible: other members have it, too."""
-
-
 class EndorsementFile:
-    """Implements EndorsementStore in `folder`, which belongs to one run and one process."""
+    """The newest endorsement of one run, in `folder`, which belongs to one run and one process. Both methods block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "endorsement.bin"
 
     def read(self) -> bytes:
+        """Return the newest endorsement as it was signed; empty if there is none, or it cannot be read."""
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -53,6 +43,7 @@ class EndorsementFile:
             return b""
 
     def write(self, data: bytes) -> None:
+        """Replace it, if that is possible: other members have it, too."""
         partial = self._folder / "endorsement.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +56,7 @@ class EndorsementFile:
 class Endorsements:
     """The newest endorsement of one run that a process knows. Kept in `store`, where there is one."""
 
-    def __init__(self, store: EndorsementStore | None = None) -> None:
+    def __init__(self, store: EndorsementFile | None = None) -> None:
         self._store = store
         self._data = b""
         self._expires_at = 0.0

@@ -86,21 +86,14 @@ def with_signature(text: str, values: Mapping[str, Any]) -> str:
 
 
 def with_value(text: str, table: str, key: str, value: object) -> str:
-    """Return `text` with `key = value` in [table], in place of the line that is there; at the end of `text` without
-    one."""
-    lines, at, inside = text.splitlines(), None, False
+    """Return `text` with `key = value` in [table], in place of the line that is there."""
+    lines, inside = text.splitlines(), False
     for index, line in enumerate(lines):
         if header := _table_of(line):
             inside = header == table
-            at = index + 1 if inside else at
         elif inside and re.match(rf"\s*{re.escape(key)}\s*=", line):
             _, _, comment = line.partition("#")
             lines[index] = f"{key} = {toml_value(value)}" + (f"  #{comment}" if comment else "")
-            return "\n".join(lines) + "\n"
-    if at is None:
-        lines += ["", f"[{table}]"]
-        at = len(lines)
-    lines.insert(at, f"{key} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from swarm_protocol.records import Pause
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from swarm_node.lending.traffic_count import MonthlyTraffic
 
 DAY_MIN = 24 * 60
-CLOCK_CHANGE_S = 1800
-"""All clocks are changed at a multiple of this: at 02:00 of Lord Howe Island it is half past an hour in UTC."""
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", re.ASCII)
 RESERVE = 0.02
 """The part of a monthly budget that is left for finishing work in flight, and for staying in the network."""
@@ -68,13 +66,10 @@ def is_open(windows: Sequence[Window], at: float) -> bool:
 
 def next_change(windows: Sequence[Window], at: float) -> float | None:
     """Return when the node next starts or stops lending; None: never."""
-    now, midnight = is_open(windows, at), datetime.fromtimestamp(at).replace(hour=0, minute=0, second=0, microsecond=0)
-    minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
-    times = [midnight + timedelta(days=day, minutes=minute) for day in range(3) for minute in minutes]
-    edges = [time.replace(fold=fold).timestamp() for time in times for fold in (0, 1)]
-    first = int(at) // CLOCK_CHANGE_S * CLOCK_CHANGE_S
-    edges += range(first, first + 3 * DAY_MIN * 60, CLOCK_CHANGE_S)  # the hours also change with the clock
-    return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)
+    now, first = is_open(windows, at), (int(at) // 60 + 1) * 60
+    # minute by minute, as the hours also change with the clock
+    minutes = range(first, first + 3 * DAY_MIN * 60, 60)
+    return next((float(minute) for minute in minutes if is_open(windows, minute) != now), None)
 
 
 def next_month(at: float) -> float:

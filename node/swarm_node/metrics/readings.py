@@ -7,7 +7,7 @@ event.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
@@ -40,10 +40,7 @@ def read_node(node: Node) -> Iterator[Reading]:
     state = "draining" if node.work_end.leaving.is_set() else node.activity.state
     for each in (*STATES, "other"):
         yield Reading("swarm_node_state", each == (state if state in STATES else "other"), {"state": each})
-    rtts_s = node.membership.all_known_rtts_s()
-    for stat, of in (("min", min), ("median", statistics.median), ("max", max)):
-        if rtts_s:
-            yield Reading("swarm_peer_rtt_seconds", of(rtts_s), {"stat": stat})
+    yield from _stats("swarm_peer_rtt_seconds", node.membership.all_known_rtts_s(), "min", "median", "max")
     yield from _rtts_by_path(node)
     counters = node.membership.counters
     yield Reading("swarm_membership_publish_failures_total", counters.num_publish_failures)
@@ -59,6 +56,13 @@ def _rtts_by_path(node: Node) -> Iterator[Reading]:
             yield Reading("swarm_peer_path_rtt_seconds", statistics.median(known) / 1e3, _label(kind))
 
 
+def _stats(name: str, values: Sequence[float], *stats: str) -> Iterator[Reading]:
+    """Read the `stats` of values; none where there are no values."""
+    found: Mapping[str, Callable[[Sequence[float]], float]] = {"min": min, "median": statistics.median, "max": max}
+    for stat in stats if values else ():
+        yield Reading(name, found[stat](values), {"stat": stat})
+
+
 def _label(kind: PathKind) -> dict[str, str]:
     return {"peer": kind.replace(" ", "_")}
 
@@ -71,10 +75,7 @@ def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
         yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[kind], peer)
         yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[kind], peer)
         yield Reading("swarm_network_num_connected_peers", num_connected[kind], peer)
-    rates = network.links.all_rates()
-    for stat, of in (("min", min), ("median", statistics.median), ("max", max)):
-        if rates:
-            yield Reading("swarm_link_receive_bytes_per_second", of(rates), {"stat": stat})
+    yield from _stats("swarm_link_receive_bytes_per_second", network.links.all_rates(), "min", "median", "max")
     yield Reading("swarm_dht_num_records", dht.num_records)
     yield Reading("swarm_dht_num_peers", dht.num_peers)
     yield Reading("swarm_dht_records_refused_total", dht.num_refused)
@@ -199,8 +200,6 @@ def read_trainer(trainer: RunMember, slow: Sequence[SlowLink], me: str) -> Itera
     scores = trainer.held_out_scores
     if me in scores:
         yield Reading("swarm_trainer_held_out_score", scores[me], {"stat": "own"})
-    for stat, of in (("min", min), ("median", statistics.median)):
-        if scores:
-            yield Reading("swarm_trainer_held_out_score", of(scores.values()), {"stat": stat})
+    yield from _stats("swarm_trainer_held_out_score", list(scores.values()), "min", "median")
     yield Reading("swarm_trainer_num_banned", len(trainer.bans))
     yield Reading("swarm_trainer_digest_mismatches_total", trainer.num_mismatches)

@@ -121,7 +121,7 @@ async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emi
     life.cancel()
     await asyncio.wait({life}, timeout=CLOSE_S)
     if not life.done():
-        emitter.emit("warning", message=f"the node did not close within {CLOSE_S:.0f} s and is ended", remedy="")
+        emitter.warning(f"the node did not close within {CLOSE_S:.0f} s and is ended")
         return False
     if not life.cancelled() and (error := life.exception()) is not None:
         raise cause(error)
@@ -285,9 +285,8 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
     own = f"/p2p/{node.network.peer_id}"  # an invitation that its owner's seed uses itself names that seed
     if way_in and not all(peer.endswith(own) for peer in node.config.peers):
         others = "peers that it remembers" if entry.remembered else "nodes of the local network"
-        node.emitter.emit(
-            "warning",
-            message=f"none of the given peers answered, so this node joined through {others}",
+        node.emitter.warning(
+            f"none of the given peers answered, so this node joined through {others}",
             remedy="give --peers the address of a node that runs",
         )
     node.reachability = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)

@@ -62,9 +62,8 @@ def join(flags: Flags) -> int:
     if run is not None:
         check_may_enter(run, config, peer_id)
     if have_expired(config):
-        emitter.emit(
-            "warning",
-            message=f"the invitation to {run_id} has expired: this node goes on without it",
+        emitter.warning(
+            f"the invitation to {run_id} has expired: this node goes on without it",
             remedy="ask who gave it for a new one, and check the clock",
         )
     if config.model:

@@ -64,7 +64,7 @@ def show(flags: Flags) -> int:
         try:
             _print_kept(path, emitter)
         except SwarmError as error:
-            emitter.emit("warning", message=error.message, remedy=error.remedy)
+            emitter.warning(error.message, remedy=error.remedy)
     if not paths:
         emitter.say(
             f"{home.path} keeps no evidence: no member of its runs and no server was convicted, and its spot checks "

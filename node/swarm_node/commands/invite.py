@@ -115,16 +115,14 @@ def revoke(flags: Flags) -> int:
     if not trouble or entry.serial == own_serial:  # who was not reached a moment ago is, if at all, as another member
         _, trouble = _exchange_lists(flags, home)
     if trouble:
-        emitter.emit(
-            "warning",
-            message=f"the revocation is signed, and nobody was told yet: {trouble}",
+        emitter.warning(
+            f"the revocation is signed, and nobody was told yet: {trouble}",
             remedy="start a node with this --home, or revoke again with --peers the address of a member",
         )
     emitter.emit("revoked", serial=entry.serial, told=not trouble)
     if entry.serial == own_serial:
-        emitter.emit(
-            "warning",
-            message=f"that was the invitation of this home's own node, which has a new one: {owned.own_serial}",
+        emitter.warning(
+            f"that was the invitation of this home's own node, which has a new one: {owned.own_serial}",
             remedy=f"start the node again, and others that used it with --invite {home.invitation}",
         )
     return 0

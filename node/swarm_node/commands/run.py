@@ -92,8 +92,8 @@ def sign(flags: Flags) -> int:
     pins = data_pins(config, settings, emitter, pin=flags.options["pin"], unpinned=flags.options["unpinned"])
     before = signed_run_id(path)
     run = sign_file(path, identity, pins={**pins, **start_pins(config, settings, emitter)})
-    for message, remedy in warnings_of(run.config):
-        emitter.emit("warning", message=message, remedy=remedy)
+    for warning in warnings_of(run.config):
+        emitter.warning(*warning)
     _print_run(emitter, path, InspectedRun(config=run.config, run=run))
     if before not in ("", run.run_id):
         emitter.say(f"this file was {before} until now: nodes that joined that run go on with it")

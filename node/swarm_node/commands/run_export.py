@@ -123,7 +123,7 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
     if signatures.proof_of(checkpoint.state.digest, checkpoint.certificate, time.time()) is None:
         message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
         remedy = "name the network that it was trained in with --network-id; a certificate expires after a year"
-        emitter.emit("warning", message=message, remedy=remedy)
+        emitter.warning(message, remedy=remedy)
 
 
 async def _from_members(which: Path | RunId, outer_step: int | None, config: Config) -> tuple[SignedRun, ReplicaState]:

@@ -94,7 +94,7 @@ async def give(
     answers = await deliver(network, method, data, peers)
     for peer, refusal in answers.items():
         if refusal and (heeded is None or peer in heeded):
-            emitter.emit("warning", message=f"{short_id(peer)} has not taken the {what}: {refusal}", remedy="")
+            emitter.warning(f"{short_id(peer)} has not taken the {what}: {refusal}")
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     if not taken:
         raise PeerUnreachable(f"no member accepted the {what}", remedy="try again when a member is running")
@@ -178,9 +178,8 @@ class AuthorVisit:
         """Say so where no order lets the run go on by itself, as too few members are left for a step."""
         needed = Succession.of(self._run.config).min_group
         if len(there) < needed:
-            self._emitter.emit(
-                "warning",
-                message=f"a step needs {needed} members, and the run waits until as many are there",
+            self._emitter.warning(
+                f"a step needs {needed} members, and the run waits until as many are there",
                 remedy="let others join: swarm-node join --run FILE --peers ADDR",
             )
 
@@ -231,5 +230,5 @@ class AuthorVisit:
                 if await self.endorse(is_certain=True) >= self._run.config.outer_steps:
                     return
             except (PeerTimeout, PeerUnreachable) as error:  # the members may come back
-                self._emitter.emit("warning", message=error.message, remedy=error.remedy)
+                self._emitter.warning(error.message, remedy=error.remedy)
             await asyncio.sleep(every_s)

@@ -91,13 +91,13 @@ def _kept_digest(run: RunConfig, commits: PinnedValues, emitter: Emitter) -> str
         _tell_kept(run, emitter, remedy)
         return digest
     message = "the data's digest is removed: it may not belong to the commits that are signed now"
-    emitter.emit("warning", message=message, remedy=remedy)
+    emitter.warning(message, remedy=remedy)
     return ""
 
 
 def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
     message = f"the data ({described_data(run)}) was not read: it stays pinned to {run.data.digest[:12]}"
-    emitter.emit("warning", message=message, remedy=remedy)
+    emitter.warning(message, remedy=remedy)
 
 
 def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues:
@@ -116,13 +116,12 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
         if not run.start.digest:
             raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
         message = f"the checkpoint was not read: it stays pinned to {run.start.digest[:12]}"
-        emitter.emit("warning", message=message, remedy=remedy)
+        emitter.warning(message, remedy=remedy)
         return {("start", "genesis"): ""}  # other settings may have changed it
     found = pin_of(run, checkpoint_source(run, config, emitter))
     if found.differing:
-        emitter.emit(
-            "warning",
-            message=f"[model] differs from the checkpoint in {', '.join(found.differing)}",
+        emitter.warning(
+            f"[model] differs from the checkpoint in {', '.join(found.differing)}",
             remedy="copy these from the checkpoint's config.json, unless the difference is intended",
         )
     return {
@@ -136,7 +135,7 @@ def _drawn_genesis(run: RunConfig, emitter: Emitter) -> str:
     """Return the digest of the first state of a run whose weights are drawn; empty if that takes too long."""
     if (num_values := check_model(run)) > MAX_DRAWN_VALUES:
         message = f"the run's first state is not pinned: it takes long to draw {num_values:,} parameters"
-        emitter.emit("warning", message=message, remedy="endorse the run soon after its first step")
+        emitter.warning(message, remedy="endorse the run soon after its first step")
         return ""
     return genesis_digest(initial_theta(run), run)
 

@@ -220,9 +220,7 @@ class RunWatcher:
 
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:
-            self._emitter.emit(
-                "warning", message=f"the run's progress cannot be seen: {error.message}", remedy=error.remedy
-            )
+            self._emitter.warning(f"the run's progress cannot be seen: {error.message}", remedy=error.remedy)
         self._complaints.append(error.message)
 
     def _no_member_error(self) -> PeerTimeout:

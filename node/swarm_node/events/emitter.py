@@ -98,6 +98,9 @@ class Emitter:
         self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
         self.emit("error", message=error.message, remedy=error.remedy)
 
+    def warning(self, message: str, remedy: str = "") -> None:
+        self.emit("warning", message=message, remedy=remedy)
+
     def status(self, kind: str, text: str) -> None:
         """Show progress: the line at the foot of a terminal, or a line now and then for each `kind`."""
         self._guarded(lambda: self._line.show(kind, text))

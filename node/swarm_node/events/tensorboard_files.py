@@ -96,4 +96,4 @@ class _Curves:
     def _fail(self, error: OSError) -> None:
         self._writer = None
         message = f"TensorBoard's files are written no more: {error.strerror or error}"
-        self._emitter.emit("warning", message=message, remedy="free space there, or name another --tensorboard")
+        self._emitter.warning(message, remedy="free space there, or name another --tensorboard")

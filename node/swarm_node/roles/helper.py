@@ -193,7 +193,7 @@ class HelperRole(IdleRole):
                 raise
             told = as_swarm_error(error)
             self._postpone(need.name, told.message, RETRY_S)
-            node.emitter.emit("warning", message=f"{need.name} is given up: {told.message}", remedy=told.remedy)
+            node.emitter.warning(f"{need.name} is given up: {told.message}", remedy=told.remedy)
             return False
         self._postpone(need.name, "it is finished here", math.inf)
         return True

@@ -220,8 +220,7 @@ class RunTraining:
             case events.ContributionLate():
                 self._emit("contribution_late", when=_when_late(event.late_s), **asdict(event))
             case events.IntervalFailed() | events.InvitationRefused():
-                message, remedy = _trouble(event, self._run.run_id)
-                self._node.emitter.emit("warning", message=message, remedy=remedy)
+                self._node.emitter.warning(*_trouble(event, self._run.run_id))
             case events.Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
@@ -242,7 +241,7 @@ class RunTraining:
                 "what it was joined to is not the run"
             )
             remedy = "stop this node, and join again with a new --home"
-            self._node.emitter.emit("warning", message=message, remedy=remedy)
+            self._node.emitter.warning(message, remedy=remedy)
 
     def _measure(self, event: events.TrainingEvent) -> None:
         assert self._trainer is not None
@@ -325,7 +324,7 @@ class RunTraining:
         self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
-        self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
+        self._node.emitter.warning(error.message, remedy=error.remedy)
 
     def _export(self, state: ReplicaState) -> Path:
         """Write the model, in place of a former one of the same run, which stays if that fails."""

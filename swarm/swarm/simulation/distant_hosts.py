@@ -30,10 +30,9 @@ from swarm_protocol.errors import SwarmError
 
 from swarm.network.memory.memory_link import OVERHEAD_BYTES
 from swarm.network.rate import Rate
-from swarm.simulation.direct_calls import Answer
 from swarm.simulation.handed_messages import Packer
 from swarm.simulation.scenario import NodeClass, Scenario
-from swarm.simulation.simulated_host import Caller, HostWorld, Place, SimulatedHost
+from swarm.simulation.simulated_host import Answer, Caller, HostWorld, Place, SimulatedHost
 
 BUSY_WEIGHT = 6.0
 """A trainer takes about this many times the processor time of a node that only keeps records."""

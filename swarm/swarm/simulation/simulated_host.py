@@ -16,12 +16,11 @@ from functools import cache
 from typing import Protocol
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
-from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.failure_messages import decode_failure, encode_failure
 
-from swarm.network.interface import UnaryHandler
+from swarm.network.interface import NotServed, UnaryHandler
 from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel
 from swarm.network.rate import Rate
-from swarm.simulation.direct_calls import Answer
 from swarm.simulation.scenario import Nat, Scenario
 
 RELAY_BYTES_PER_S = 1e6
@@ -100,7 +99,7 @@ class Caller(Protocol):
 
 
 class CallReply(Protocol):
-    """The answer that the caller of a host waits for. `direct_calls.Answer` is one."""
+    """The answer that the caller of a host waits for. `Answer` is one."""
 
     def done(self) -> bool: ...
 
@@ -115,6 +114,32 @@ class CallReply(Protocol):
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
         """Have `cancel` called if the caller waits no more."""
+
+
+class Answer(asyncio.Future[bytes]):
+    """The answer to a call of a host in this process. Implements `CallReply`."""
+
+    def resolve_at(self, arrives_s: float, response: bytes) -> None:
+        self.get_loop().call_at(arrives_s, self.resolve, response)
+
+    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
+        error = decode_failure(failure, peer_id) if failure else NotServed(peer_id)
+        self.get_loop().call_at(arrives_s, self.reject, error)
+
+    def time_out(self, until_s: float) -> None:
+        if until_s < math.inf:  # else the caller's own deadline ends its waiting
+            self.get_loop().call_at(until_s, self.reject, TimeoutError())
+
+    def on_cancel(self, cancel: Callable[[], object]) -> None:
+        self.add_done_callback(lambda answer: answer.cancelled() and cancel())
+
+    def resolve(self, response: bytes) -> None:
+        if not self.done():
+            self.set_result(response)
+
+    def reject(self, error: Exception) -> None:
+        if not self.done():
+            self.set_exception(error)
 
 
 class DistantHost(Caller, Protocol):

@@ -29,7 +29,6 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.network.partition_watch import REFRESH_S
 from swarm.newest_items import NewestItems
-from swarm.simulation.direct_calls import DirectCalls
 from swarm.simulation.scenario import NodeClass
 from swarm.simulation.simulated_host import SimulatedHost
 
@@ -67,14 +66,13 @@ class _Signer(Identity):
 
 
 class _SharingDht(RecordDht):
-    """Hands each record to all nodes before it is stored with some. Its calls need no tasks, as their hosts do not."""
+    """Hands each record to all nodes before it is stored with some."""
 
     def __init__(
         self, host: SimulatedHost, prefix: str, records: SharedRecords, streams: StreamedCalls | None = None
     ) -> None:
         super().__init__(host, prefix, records, streams)
         self._shared = records
-        self._searches.call_group = DirectCalls
 
     async def store(self, envelope: Envelope) -> bool:
         self._shared.add(envelope, envelope.to_bytes())

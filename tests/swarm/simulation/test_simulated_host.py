@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Region, Scenario
-from swarm.simulation.simulated_host import DIAL_TIMEOUT_S, HostWorld, Links, Place, SimulatedHost
+from swarm.simulation.simulated_host import DIAL_TIMEOUT_S, Answer, HostWorld, Links, Place, SimulatedHost
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 
@@ -87,5 +87,26 @@ def test_dial_of_a_host_that_left_without_a_word_ends_at_the_time_out() -> None:
         assert await seconds_until_timeout(asker, DIAL_TIMEOUT_S / 2) == pytest.approx(DIAL_TIMEOUT_S / 2)
         with pytest.raises(PeerUnreachable):
             await asker.call("answerer", "echo", b"hello", timeout_s=2 * DIAL_TIMEOUT_S)
+
+    virtual_time.run(main())
+
+
+def answer_after(seconds: float, response: bytes = b"") -> Answer:
+    loop = asyncio.get_running_loop()
+    answer = Answer(loop=loop)
+    loop.call_later(seconds, answer.resolve, response)
+    return answer
+
+
+def test_answer_wakes_a_task_and_only_the_first_one_counts() -> None:
+    async def main() -> None:
+        answer = answer_after(1, b"first")
+        asyncio.get_running_loop().call_later(1, answer.resolve, b"second")
+        asyncio.get_running_loop().call_later(1, answer.reject, TimeoutError())
+        assert await asyncio.create_task(asyncio.wait_for(answer, 5)) == b"first"
+        refused = Answer(loop=asyncio.get_running_loop())
+        asyncio.get_running_loop().call_later(1, refused.reject, TimeoutError())
+        with pytest.raises(TimeoutError):
+            await refused
 
     virtual_time.run(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from swarm.serving.server import span_placer
-from swarm.simulation import simulated_network, simulated_serving, simulated_training, simulation_run, world
+from swarm.simulation import simulated_serving, simulated_training, simulation_run, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
 from swarm.simulation.simulation_run import simulate
@@ -65,27 +64,20 @@ def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
     assert serving["tokens/s of all answers"] > 0
 
 
-def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed_and_calls_are_tasks(
+def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked_for: list[type] = []
-    groups: list[asyncio.TaskGroup] = []
 
     def parsing(types: Collection[type]) -> AbstractContextManager[None]:
         asked_for.extend(types)
         return nullcontext()
 
-    def group_of_tasks() -> asyncio.TaskGroup:
-        groups.append(asyncio.TaskGroup())
-        return groups[-1]
-
     report = served()
     monkeypatch.setattr(simulation_run, "handing_over", parsing)
     monkeypatch.setattr(simulation_run, "unchecked", parsing)
-    monkeypatch.setattr(simulated_network, "DirectCalls", group_of_tasks)
     assert simulate(SERVING).to_json() == report.to_json()
     assert {FindResponse, ServeRecord, Found} <= {*asked_for}
-    assert groups
 
 
 def test_other_seeds_give_other_reports() -> None:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
@@ -198,7 +198,7 @@ class RecordDht:
             async with self._checks:
                 await self.ping(peer_id)
 
-        await self._side_by_side(map(check, members))
+        await asyncio.gather(*map(check, members))
 
     async def store(self, envelope: Envelope) -> bool:
         """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.
@@ -237,7 +237,7 @@ class RecordDht:
         """Return the answers of those that have answered."""
         decode = StoreResponse.from_bytes
         calls = (self.known.call(peer_id, "store", request, decode) for peer_id in peers)
-        answers = zip(peers, await self._side_by_side(calls), strict=True)
+        answers = zip(peers, await asyncio.gather(*calls), strict=True)
         return {peer_id: answer for peer_id, answer in answers if answer is not None}
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
@@ -271,12 +271,6 @@ class RecordDht:
     def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
         """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id."""
         return self._searches.find_addrs(peer_id)
-
-    async def _side_by_side(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run calls at once and return what each returns."""
-        async with self._searches.call_group() as group:
-            running = [group.create_task(call) for call in calls]
-        return [each.result() for each in running]
 
     # --- answering ----------------------------------------------------------------------------------------------------
 

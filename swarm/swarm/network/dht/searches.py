@@ -12,8 +12,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Coroutine, Sequence
 from functools import cache
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 from swarm_protocol.dht_messages import FindRequest, FindResponse, dht_id_of
 
@@ -36,31 +35,6 @@ MAX_SEARCHED_KEYS = 256
 _CHECKED_AT_ONCE = 32
 """Signatures, a tenth of a millisecond each, before others have their turn."""
 
-T = TypeVar("T")
-Result_co = TypeVar("Result_co", covariant=True)
-
-
-class RunningCall(Protocol[Result_co]):
-    """The part of a task that a search uses."""
-
-    def cancel(self) -> object: ...
-
-    def cancelling(self) -> int: ...
-
-    def result(self) -> Result_co: ...
-
-
-class CallGroup(Protocol):
-    """The part of `asyncio.TaskGroup` that a search uses."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None: ...
-
-    def create_task(self, call: Coroutine[Any, Any, T], /) -> RunningCall[T]: ...
-
 
 class _Sought:
     """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
@@ -81,8 +55,6 @@ class Searches:
         self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_SEARCHED_KEYS)
         """The nodes nearest to a key by the last search for it: the next one begins there."""
         self._sought: dict[str, _Sought] = {}
-        self.call_group: Callable[[], CallGroup] = asyncio.TaskGroup
-        """Makes what runs the calls of a search. A simulation has one that makes no tasks."""
 
     async def search(
         self,
@@ -170,7 +142,7 @@ class Searches:
             request, data = request_for(*wanted)
             return self._ask(search, suspects, peer_id, request.keys, data)
 
-        calls = _SearchCalls(search, ask, group=self.call_group(), only_peers=only_peers, is_over=is_over)
+        calls = _SearchCalls(search, ask, only_peers=only_peers, is_over=is_over)
         await calls.run(timeout_s)
 
     async def _ask(
@@ -215,18 +187,17 @@ class _SearchCalls:
         search: NodeLookup,
         ask: Callable[[str, Sequence[bytes]], Coroutine[Any, Any, None]],
         *,
-        group: CallGroup,
         only_peers: bool,
         is_over: Callable[[], bool],
     ) -> None:
-        """`group` runs the calls. With `only_peers` no records are searched for, and so none are missing."""
+        """With `only_peers` no records are searched for, and so none are missing."""
         self._search = search
         self._ask = ask
         self._only_peers = only_peers
         self._is_over = is_over
-        self._running: dict[int, tuple[RunningCall[None], str, list[bytes]]] = {}
+        self._running: dict[int, tuple[asyncio.Task[None], str, list[bytes]]] = {}
         self._numbers = itertools.count()
-        self._group = group
+        self._group = asyncio.TaskGroup()
 
     async def run(self, timeout_s: float) -> None:
         """Run once. Whose call has not ended by then may be asked again by a later search."""

@@ -11,8 +11,7 @@ from statistics import median, median_high
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.outside.observer import Observer
-from swarm.training.outside.shortage import shortage_of
+from swarm.training.outside.observer import Observer, shortage_of
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_signed_run

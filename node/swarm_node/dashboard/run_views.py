@@ -12,8 +12,7 @@ from typing import Literal
 
 from swarm.network.link_diagnosis import SlowLink
 from swarm.training.evidence.bans import Ban
-from swarm.training.outside.observer import CommittedStep
-from swarm.training.outside.shortage import Shortage, shortage_of
+from swarm.training.outside.observer import CommittedStep, Shortage, shortage_of
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun

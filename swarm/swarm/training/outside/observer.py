@@ -1,4 +1,5 @@
-"""Follows a run from outside: what its members have committed, with the proofs, and what they report of themselves.
+"""Follows a run from outside: what its members have committed, with the proofs, what they report of themselves, and why
+the run waits for more of them.
 
 An observer trains nothing and is no member. It accepts what a joiner would: first the certificate that most of its
 voters show, of those that follow from the author's newest endorsement, and then those that follow from it. One task
@@ -10,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from swarm_protocol.commit_messages import Certificate, Endorsement
-from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError, first_few
 from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.records import TrainerRecord
@@ -23,7 +24,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban, Bans, Verdict
-from swarm.training.round.quorum import Succession
+from swarm.training.round.quorum import Succession, presence
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, most_supported, whom_to_ask
@@ -35,6 +36,8 @@ MAX_BANS_ASKED = 2
 """Members that are asked for evidence at each look, drawn by chance."""
 MAX_ASKED_AT_A_LOOK = 8
 """Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
+MAX_NAMED = 8
+"""Missing members that the words of a shortage name; they count the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,4 +245,68 @@ def _step(proof: Proof) -> CommittedStep:
         num_tokens=origin.num_tokens,
         on_probation=origin.on_probation,
         num_on_probation=origin.num_on_probation,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Too few members are ready for a step, by the records that have not expired.
+
+    A step needs `num_needed` members, of which `num_ready` are there; and of the last step's members it needs
+    `num_roster_needed`, of which `num_roster_ready` are there and `missing` are not. The latter alone is what the run's
+    author can change by an order (see `outside.resume`): if they are gone for good, no newcomer takes their place.
+    """
+
+    num_ready: int
+    num_needed: int
+    num_roster_ready: int
+    num_roster_needed: int
+    missing: tuple[str, ...]
+    num_joining: int
+
+    @property
+    def is_of_roster(self) -> bool:
+        """Return whether too few of the last step's members are there, so that newcomers alone do not help."""
+        return self.num_roster_ready < self.num_roster_needed
+
+    def words(self, name_of: Callable[[str], str]) -> str:
+        """Return how many members are there of those that are needed, and who is missing; `name_of` names a peer."""
+        counts = self.num_ready, self.num_needed
+        if self.is_of_roster:
+            counts = self.num_roster_ready, self.num_roster_needed
+        text = presence(*counts, of_roster=self.is_of_roster)
+        if self.num_joining:
+            text += f", {self.num_joining} joining"
+        if self.is_of_roster:
+            text += f"; missing: {first_few(self.missing, MAX_NAMED, name_of)}"
+        return text
+
+    @property
+    def remedy(self) -> str:
+        """Return what lets the run go on if the missing members never come back; empty while others are joining."""
+        if self.is_of_roster:
+            return (
+                "if they are gone for good, the run's author lets the others go on: "
+                "swarm-node run resume FILE --peers ADDR"
+            )
+        return "" if self.num_joining else "it goes on once another node joins: swarm-node join --run FILE --peers ADDR"
+
+
+def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:
+    """Return why the run of `members` cannot take its next step, None if enough are ready.
+
+    `roster` are the members of the last step, empty before the first. A member that has finished counts as ready.
+    """
+    ready = {peer for peer, record in members.items() if record.state in {"training", "finished"}}
+    present = ready & set(roster)
+    num_roster_needed = succession.num_enough(roster, present)
+    if len(ready) >= succession.min_group and len(present) >= num_roster_needed:
+        return None
+    return Shortage(
+        num_ready=len(ready),
+        num_needed=succession.min_group,
+        num_roster_ready=len(present),
+        num_roster_needed=num_roster_needed,
+        missing=tuple(sorted(set(roster) - ready)),
+        num_joining=sum(record.state == "joining" for record in members.values()),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.training.outside.shortage import shortage_of
+from swarm.training.outside.observer import shortage_of
 from swarm.training.round.quorum import Succession
 from swarm_protocol import limits
 from swarm_protocol.records import TrainerRecord

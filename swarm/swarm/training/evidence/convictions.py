@@ -33,7 +33,7 @@ from swarm.newest_items import NewestItems
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
-from swarm.training.evidence.evidence import EvidenceStore, accused, check
+from swarm.training.evidence.evidence import KINDS, EvidenceStore, accused, check
 from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext
@@ -192,6 +192,8 @@ class Convictions:
         context = self._context
         async with self._checking:  # one at a time, of all senders
             evidence = Evidence.from_bytes(data)
+            if evidence.kind not in KINDS:  # of a newer version: it may be right
+                return
             peer, step = accused(evidence, context.signatures)
             if not self._bans.is_news(peer, step):
                 return

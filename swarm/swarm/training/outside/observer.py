@@ -203,9 +203,11 @@ class Observer:
     def _verdict(self, data: bytes) -> Verdict | None:
         """Return what the evidence in `data` proves; None if that is no news, or not of this run as far as it was seen.
         Blocks, the first time for seconds."""
-        from swarm.training.evidence.evidence import accused, check  # noqa: PLC0415 - torch, which takes seconds
+        from swarm.training.evidence.evidence import KINDS, accused, check  # noqa: PLC0415 - torch, which takes seconds
 
         signatures, evidence = self._reader.signatures, Evidence.from_bytes(data)
+        if evidence.kind not in KINDS:  # of a newer version: it may be right
+            return None
         peer, step = accused(evidence, signatures)
         known = (*self.roster, *(self._last.origin.peer_ids if self._last else ()))
         is_of_run = step <= self.outer_step + 1 and self._bans.has_room_for(peer, len(data), known)

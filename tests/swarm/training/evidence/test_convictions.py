@@ -102,6 +102,13 @@ def test_bans_of_strangers_are_few_and_of_no_step_to_come(monkeypatch: pytest.Mo
     assert banned(convictions(run=RUN, roster=(peer,), outer_step=-1), data) == frozenset(), "step 1 is not next"
 
 
+def test_member_that_shows_evidence_of_a_newer_version_is_heard_all_the_same() -> None:
+    peer, data = self_conviction()
+    member = convictions(run=RUN)
+    assert not banned(member, Evidence(kind="wrong_tokens", body=b"x").to_bytes())
+    assert banned(member, data) == {peer}
+
+
 def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, data = self_conviction()
     store = KeptEvidence()

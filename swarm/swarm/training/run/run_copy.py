@@ -6,6 +6,7 @@ The id is a digest of what was signed, so a file with another id is another run'
 from __future__ import annotations
 
 import asyncio
+import random
 
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerTimeout, SwarmError
 from swarm_protocol.identity import short_id
@@ -69,8 +70,8 @@ async def find_run(
     while (left_s := until - loop.time()) > 0:
         try:
             records = await membership.trainers(run_id, timeout_s=left_s)
-            # members with a digest have the state, so they have had the file for longest
-            members = sorted(records, key=lambda peer: (peer in asked, not records[peer].digest, peer))
+            # in no order that a stranger's many keys, or what their records claim, could come first in
+            members = sorted(records, key=lambda peer: (peer in asked, random.random()))
             members = [peer for peer in members if peer != network.peer_id][:MAX_ASKED_AT_ONCE]
             asked.update(members)
             if members:

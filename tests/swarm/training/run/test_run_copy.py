@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -80,6 +80,31 @@ async def test_find_run_asks_members_until_one_gives_the_file_that_the_id_names(
         await serve_run(honest, RUN)
         looking = await stack.enter_async_context(Membership(visitor))
         assert await find_run(visitor, looking, RUN.run_id, timeout_s=60.0) == RUN
+    await internet.close()
+
+
+@in_virtual_time
+async def test_find_run_asks_members_in_an_order_that_none_of_them_can_choose() -> None:
+    """Strangers that are more than can be asked claim to be further than the only member, and never answer."""
+    internet = MemoryInternet()
+    honest = internet.network()
+    async with AsyncExitStack() as stack:
+        for _ in range(3 * MAX_ASKED_AT_ONCE):
+            silent = internet.network()
+            await silent.serve(Methods(RUN.run_id).run_file, lambda *_: asyncio.sleep(1e6))
+            membership = await stack.enter_async_context(Membership(silent))
+            membership.announce(TrainerRecord(run=RUN.run_id, outer_step=9, digest=bytes(32), state="training"))
+        last = await stack.enter_async_context(Membership(honest))
+        last.announce(TrainerRecord(run=RUN.run_id, outer_step=0, state="joining"))
+        await serve_run(honest, RUN)
+        found = 0
+        for _ in range(40):
+            visitor = internet.network()
+            async with Membership(visitor) as looking:
+                with suppress(PeerTimeout):
+                    found += await find_run(visitor, looking, RUN.run_id) == RUN
+        # 16 of 25 members are asked: that none of the visitors finds it has a probability of 1e-17
+        assert found
     await internet.close()
 
 

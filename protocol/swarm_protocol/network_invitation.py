@@ -7,14 +7,25 @@ node's key in each connection, so nobody else can use a chain that was seen. A c
 node's key itself, and no link continues it.
 
 The owner revokes by serial, in a signed list whose newest edition all members keep.
+
+An invitation also hands on the secret that the members share, which opens no door: a node that has it still needs a
+certificate. It makes what strangers can see, the names of protocols and packets in a local network, say nothing. Keys
+for its uses are derived by HMAC-SHA-256; what is sealed is encrypted and authenticated with ChaCha20-Poly1305 (RFC
+8439) under a random nonce.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias, get_args
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from swarm_protocol import limits
 from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
@@ -22,7 +33,6 @@ from swarm_protocol.credential_text import check_key, from_word, link_to, to_wor
 from swarm_protocol.envelope import Envelope, seal_now, unseal, unverified
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity, check_peer_id
-from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
 from swarm_protocol.proto import private_pb2
 from swarm_protocol.version import Hello
 from swarm_protocol.wire import WireMessage
@@ -40,6 +50,14 @@ TEXT_PREFIX = "swarm1-"
 _COPY_IT = "copy the whole line that swarm-node invite printed"
 MAX_TEXT_CHARS = 8192
 """Eight seeds with the longest addresses, as base64."""
+
+SECRET_BYTES = 32
+NONCE_BYTES = 12
+SEAL_BYTES = NONCE_BYTES + 16
+"""Number of bytes by which a sealed message is longer than its content."""
+
+_NUM_NAME_CHARS = 32
+_MAX_REMEMBERED_NAMES = 4096
 
 
 def network_id_of(owner_id: str) -> str:
@@ -110,6 +128,51 @@ class Capability(Checked):
     def holds(self, revoked: frozenset[int], now: float) -> bool:
         """Return whether it still counts."""
         return now < self.expires_at and self.serial not in revoked
+
+
+class NetworkSecret:
+    """The secret of a network: 32 random bytes, and what follows from them. `repr` does not show them."""
+
+    __slots__ = ("_key", "_names", "_secret")
+
+    def __init__(self, secret: bytes) -> None:
+        """Raises ValueError for another length."""
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a network's secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+        self._names = _derived(secret, b"names")
+        self._key = ChaCha20Poly1305(_derived(secret, b"seal"))
+
+    def protocol_name(self, name: str) -> str:
+        """Return the name under which a method is served on the wire: 160 bits that only the secret leads to."""
+        return _hidden(self._names, name)
+
+    @property
+    def discovery_name(self) -> str:
+        """The name that stands for the network in multicast DNS."""
+        return _hidden(self._names, "multicast DNS").removeprefix("/")
+
+    def seal(self, content: bytes, about: bytes) -> bytes:
+        """Encrypt `content` for the members; `about` is not sent, and has to be the same to open it."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._key.encrypt(nonce, content, about)
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        """Return the content. Raises PeerViolation for what was not sealed with this secret, about this."""
+        try:
+            return self._key.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about)
+        except (InvalidTag, ValueError):
+            raise PeerViolation("a message was not sealed with the secret of this network") from None
+
+
+def _derived(secret: bytes, use: bytes) -> bytes:
+    return hmac.digest(secret, b"swarm private network: " + use, "sha256")
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_NAMES)
+def _hidden(key: bytes, name: str) -> str:
+    digest = hmac.digest(key, name.encode(), "sha256")
+    return "/" + base64.b32encode(digest).decode()[:_NUM_NAME_CHARS].lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -31,8 +31,7 @@ from swarm.network.relay.circuit_messages import (
     reserve_request,
     stop_request,
 )
-from swarm_protocol.network_invitation import parse_invitation
-from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.network_invitation import NetworkSecret, parse_invitation
 
 _ADDR = "/ip4/192.168.1.7/tcp/4001"
 _SECRET = NetworkSecret(SECRET)

@@ -16,6 +16,7 @@ from swarm_protocol.network_invitation import (
     Capability,
     InvitationTerms,
     NetworkInvitation,
+    NetworkSecret,
     PrivateGreeting,
     Revocations,
     check_chain,
@@ -26,7 +27,6 @@ from swarm_protocol.network_invitation import (
     parse_invitation,
     seal_revocations,
 )
-from swarm_protocol.network_secret import NetworkSecret
 from swarm_protocol.version import Hello
 
 STRANGER = Identity(bytes([9]) * 32)

@@ -23,7 +23,9 @@ from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import (
     RIGHTS,
+    SECRET_BYTES,
     NetworkInvitation,
+    NetworkSecret,
     Revocations,
     Right,
     invite,
@@ -31,7 +33,6 @@ from swarm_protocol.network_invitation import (
     seal_revocations,
     serial_text,
 )
-from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
 
 from swarm_node.settings.config import Config
 from swarm_node.storage import kept_invitation

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerError
-from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.network_invitation import NetworkSecret
 
 from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of

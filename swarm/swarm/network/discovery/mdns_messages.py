@@ -22,7 +22,7 @@ from itertools import islice
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerViolation
-from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.network_invitation import NetworkSecret
 
 from swarm.network.discovery.own_networks import Subnet
 from swarm.network.ip_kinds import kind_of

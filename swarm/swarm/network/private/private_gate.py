@@ -20,8 +20,7 @@ from weakref import WeakValueDictionary
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, StartError, SwarmError
-from swarm_protocol.network_invitation import NetworkInvitation, PrivateGreeting
-from swarm_protocol.network_secret import SEAL_BYTES
+from swarm_protocol.network_invitation import SEAL_BYTES, NetworkInvitation, PrivateGreeting
 
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of

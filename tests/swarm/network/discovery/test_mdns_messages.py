@@ -26,7 +26,7 @@ from swarm.network.multiaddr import ip_of
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.network_invitation import NetworkSecret
 
 PEER, OTHER = (Identity(bytes([number] * 32)).peer_id for number in (1, 2))
 SERVICE = service_of("swarm")

@@ -37,8 +37,7 @@ from swarm.network.relay.circuit_messages import (
 from swarm_protocol.dht_messages import FindRequest, dht_id_of
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_invitation import NetworkInvitation, PrivateGreeting
-from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.network_invitation import NetworkInvitation, NetworkSecret, PrivateGreeting
 from swarm_protocol.version import PROTOCOL_VERSION, Hello, software_version
 
 IDENTIFY = "/ipfs/id/1.0.0"

@@ -62,7 +62,7 @@ FEATURES: dict[str, list[tuple[Any, str]]] = {
         (committed_slices.MadePart, "slices_of"),
     ],
     "signatures, votes and locks": [(RunSignatures, name) for name in SIGNATURES],
-    "held-out scores": [(held_out_effects._Measurement, "effects"), (committed_slices.MadePart, "values_of")],
+    "held-out scores": [(held_out_effects, "_effects"), (committed_slices.MadePart, "values_of")],
     "validators": [(interval_audits, "replayed"), (wrong_interval, "likeness")],
 }
 

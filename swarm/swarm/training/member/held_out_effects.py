@@ -17,15 +17,16 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
 
-from swarm.training.inner.interval import Inner, Intervals
+from swarm.training.inner.interval import Intervals
 from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import MICRO
 from swarm.training.state.run_context import RunContext
@@ -77,10 +78,8 @@ class HeldOutEffects:
         where = slice(fragment.start + held.where.start, fragment.start + held.where.stop)
         scale = (fragment.stop - fragment.start) / (where.stop - where.start)
         draw = int.from_bytes(hashlib.sha256(digest + self._context.network.peer_id.encode()).digest()[:8], "big")
-        measurement = _Measurement(
-            inner=self._intervals.inner, config=config, theta_N=theta_N, where=where, scale=scale, draw=draw
-        )
-        measuring = self._intervals.off_loop(measurement.effects, held.slices)
+        loss = partial(self._intervals.inner.drawn_loss, num_windows=num_held_out_windows(config), draw=draw)
+        measuring = self._intervals.off_loop(_effects, loss, config, theta_N, where, scale, held.slices)
         tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
 
     async def _keep(self, digest: bytes, drawn: tuple[str, ...], measuring: asyncio.Future[dict[str, int]]) -> None:
@@ -93,30 +92,23 @@ class HeldOutEffects:
         self._measured = digest, tuple(found.get(peer, 0) for peer in drawn)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Measurement:
-    """Holds what the effects of slices at `where` of the weights `theta_N` are measured with. `draw` chooses the
-    held-out samples, and `scale` is how much longer than the slices the contributions are."""
-
-    inner: Inner
-    config: RunConfig
-    theta_N: Tensor
-    where: slice
-    scale: float
-    draw: int
-
-    def effects(self, slices: Mapping[str, Tensor]) -> dict[str, int]:
-        """Return the effect of each slice. Blocks for a forward pass for each, and one more."""
-        outer = self.config.outer
-        step = 1.0 if outer.optimizer == "average" else outer.learning_rate
-        before, moved_N, found = self._loss(self.theta_N), self.theta_N.clone(), dict[str, int]()
-        for peer, slice_F in slices.items():
-            torch.sub(self.theta_N[self.where], slice_F, alpha=step, out=moved_N[self.where])
-            found[peer] = effect_of(before - self._loss(moved_N), self.scale)
-        return found
-
-    def _loss(self, theta_N: Tensor) -> float:
-        return self.inner.drawn_loss(theta_N, num_held_out_windows(self.config), self.draw)
+def _effects(
+    loss: Callable[[Tensor], float],
+    config: RunConfig,
+    theta_N: Tensor,
+    where: slice,
+    scale: float,
+    slices: Mapping[str, Tensor],
+) -> dict[str, int]:
+    """Return the effect of each of the `slices`, which are at `where` of the weights `theta_N`. `loss` is that of
+    weights on drawn held-out samples, and `scale` says how much longer than the slices the contributions are. Blocks
+    for a forward pass for each, and one more."""
+    step = 1.0 if config.outer.optimizer == "average" else config.outer.learning_rate
+    before, moved_N, found = loss(theta_N), theta_N.clone(), dict[str, int]()
+    for peer, slice_F in slices.items():
+        torch.sub(theta_N[where], slice_F, alpha=step, out=moved_N[where])
+        found[peer] = effect_of(before - loss(moved_N), scale)
+    return found
 
 
 def effect_of(fall: float, scale: float) -> int:

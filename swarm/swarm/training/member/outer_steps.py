@@ -82,7 +82,7 @@ class OuterSteps:
         self._audits = IntervalAudits(
             context,
             intervals,
-            convict=self._on_wrong_interval,
+            convict=lambda evidence: self.convictions.take(evidence, context.network.peer_id),
             is_banned=lambda peer: peer in self.convictions.peers,
             on_event=reports.on_event,
         )
@@ -289,6 +289,3 @@ class OuterSteps:
 
     def _on_accusation(self, case: IntervalCase) -> None:
         self._audits.accuse(case)
-
-    async def _on_wrong_interval(self, evidence: bytes) -> None:
-        await self.convictions.take(evidence, self.context.network.peer_id)

@@ -5,26 +5,116 @@ owner has sent it its own slices at the beginning; the other members' slices it 
 the same, so the result is the owner's, byte for byte, and members go on behind the frames that they already have. If
 the owner died before all its slices had arrived, nobody can reduce its part, and the attempt fails.
 
-`butterfly` owns the task.
+`butterfly` owns the task group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
+from swarm_protocol.errors import PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import ReduceOpening
 
-from swarm.training.allreduce.committed_slices import MadePart
+from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.committed_slices import MadePart, proved
 from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
-from swarm.training.allreduce.parts import PartResult
+from swarm.training.allreduce.parts import PartResult, UndecodableSlice
 
 logger = logging.getLogger(__name__)
+
+
+MAX_BACKUPS = 4
+"""Number of times that a backup may begin to make a part, and so ask each member for its slices: who waited for it may
+leave."""
+
+
+class PartBackup:
+    """Keeps the slices of the owner of `part`, whose backup this member is, and makes the part if the owner fails.
+
+    `report` is called with a slice that nobody can decode, as whoever waits for the part knows of its owner's failure
+    only, and `on_cut_off` as by `committed_slices.proved`.
+    """
+
+    def __init__(
+        self,
+        streams: PartStreams,
+        part: PartResult,
+        report: Callable[[SwarmError], Awaitable[None]],
+        on_cut_off: Callable[[SwarmError], Awaitable[None]],
+    ) -> None:
+        self.part = part
+        self.done: BackupOwner | None = None
+        """The owner's work, once it is done."""
+        self._streams = streams
+        self._report = report
+        self._on_cut_off = on_cut_off
+        self._num_begun = 0
+        self._making = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def keep(self, opening: ReduceOpening, stream: Stream) -> None:
+        """Keep the slices that the part's owner sends."""
+        self.part.kept_proof = opening.proof
+        for _ in self.part.frames:
+            try:
+                data = await stream.receive()
+            except EndOfStream:
+                return
+            if not self.part.keep(data):
+                raise PeerViolation("a slice of a wrong size", peer_id=self.part.owner)
+        await self._streams.failpoints.reached("round.kept")
+
+    async def make(self) -> BackupOwner:
+        """Make the part, once for all who ask for it at the same time. Raises PeerError, which names the peer that
+        failed it, and RoundError."""
+        async with self._making:
+            if self.done is not None:
+                return self.done
+            if self._num_begun == MAX_BACKUPS:
+                raise RoundError("this member began too often to make the part as its backup")
+            self._num_begun += 1
+            owner = BackupOwner(self._streams, self.part)
+            try:
+                await owner.run()
+            except UndecodableSlice as error:
+                failure = await proved(self._streams, self.part.index, error, on_cut_off=self._on_cut_off)
+                await self._report(failure)
+                raise failure from error.__cause__
+            self.done = owner
+            return owner
+
+    def start(self, tasks: asyncio.TaskGroup | None) -> None:
+        """Start to make the part, unless that has begun or the part is complete. Raises RoundError if it has no `tasks`
+        any more, as the reduction is over."""
+        if self.part.complete or self._task is not None:
+            return
+        if tasks is None:
+            raise RoundError("the reduction is over")
+        self._task = tasks.create_task(self._run(), name="backup owner")
+
+    def stop(self) -> None:
+        """Stop what `start` has begun, as the owner has given the part."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def drop(self) -> None:
+        if self.done is not None:
+            self.done.made.drop()
+
+    async def _run(self) -> None:
+        await self._streams.failpoints.reached("round.backup")
+        try:
+            owner = await self.make()
+        except SwarmError as error:
+            self.part.fail(error)
+        else:
+            if not owner.agrees:
+                self.part.fail(RoundError("the part's owner and its backup give different results"))
 
 
 class BackupOwner:

@@ -32,8 +32,8 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, FailpointHook, Stream, no_failpoints
-from swarm.training.allreduce.backup_owner import BackupOwner
+from swarm.network.interface import FailpointHook, Stream, no_failpoints
+from swarm.training.allreduce.backup_owner import MAX_BACKUPS, PartBackup
 from swarm.training.allreduce.committed_slices import MadePart, proved, show_path
 from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
@@ -42,7 +42,6 @@ from swarm.training.allreduce.parts import (
     CaughtLying,
     PartResult,
     ReductionScheme,
-    UndecodableSlice,
     backup_peer,
 )
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
@@ -52,9 +51,6 @@ logger = logging.getLogger(__name__)
 MAX_AUDITS = 4
 """Number of times that one member may audit a part: again, if it has got the parts of others' outcome in the same
 attempt."""
-MAX_BACKUPS = 4
-"""Number of times that a backup may begin to make a part, and so ask each member for its slices: who waited for it may
-leave."""
 AHEAD_FRAMES = 9
 """Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
 
@@ -91,11 +87,9 @@ class Butterfly:
         self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
         self._on_failure = on_failure
         self._accepted = Counter[tuple[str, str, int]]()
-        self._backup_task: asyncio.Task[None] | None = None
-        self._backup_owner: BackupOwner | None = None
-        self._num_backups_begun = 0
+        # the part before this member's own is the one whose backup it is, if the group has backups
+        self.backup = PartBackup(self.streams, self._parts[self._me - 1], self._report, on_failure)
         self._parts_from_backup: set[int] = set()
-        self._backup_lock = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
 
@@ -117,18 +111,15 @@ class Butterfly:
         for part in self._parts:
             part.drop()
         self.own.made.drop()
-        if self._backup_owner is not None:
-            self._backup_owner.made.drop()
+        self.backup.drop()
 
     def data_made(self, part: int) -> Data:
         """Return the encoded result of `part` as this member has made it. Valid after `made`."""
-        if self._backup_owner is not None and part != self._me:
-            return self._backup_owner.data
-        return self._parts[part].data
+        return self.backup.done.data if self.backup.done and part != self._me else self._parts[part].data
 
     def is_from_backup(self, part: int) -> bool:
         """Return whether the backup of `part` has given its result, or is this member and has made it."""
-        is_made_here = self._backup_owner is not None and backup_peer(self._group, part) == self.streams.me
+        is_made_here = self.backup.done is not None and part == self.backup.part.index
         return part in self._parts_from_backup or is_made_here
 
     async def made(self, part: int) -> MadePart:
@@ -144,29 +135,9 @@ class Butterfly:
             await result.wait_for_frames(len(result.frames))
         else:
             # if that has not begun, the owner failed after it had given its whole part
-            made = (await self._reduce_as_backup(result)).made
+            made = (await self.backup.make()).made
         await self.streams.off_loop(made.check)
         return made
-
-    async def _reduce_as_backup(self, part: PartResult) -> BackupOwner:
-        """Make `part` as its backup, once for all who ask for it at the same time. Raises PeerError, which names the
-        peer that failed it, and RoundError. A slice that nobody can decode is reported, too, as whoever waits for the
-        part knows of its owner's failure only."""
-        async with self._backup_lock:
-            if self._backup_owner is not None:
-                return self._backup_owner
-            if self._num_backups_begun == MAX_BACKUPS:
-                raise RoundError("this member began too often to make the part as its backup")
-            self._num_backups_begun += 1
-            backup = BackupOwner(self.streams, part)
-            try:
-                await backup.run()
-            except UndecodableSlice as error:
-                failure = await proved(self.streams, part.index, error, on_cut_off=self._on_failure)
-                await self._report(failure)
-                raise failure from error.__cause__
-            self._backup_owner = backup
-            return backup
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
@@ -201,9 +172,9 @@ class Butterfly:
             case "exchange":
                 await self.own.serve(peer, opening, stream)
             case "keep":
-                await self._keep(part, opening, stream)
+                await self.backup.keep(opening, stream)
             case "result":
-                self.start_backup(part)
+                self.start_backup()
                 await self.streams.send_result(stream, part, opening.frame)
             case "slices":
                 await stream.send(self.streams.slices_opening("slices", part.index).to_bytes())
@@ -230,42 +201,17 @@ class Butterfly:
         }
         return fits[opening.kind]
 
-    async def _keep(self, part: PartResult, opening: ReduceOpening, stream: Stream) -> None:
-        part.kept_proof = opening.proof
-        for _ in part.frames:
-            try:
-                data = await stream.receive()
-            except EndOfStream:
-                return
-            if not part.keep(data):
-                raise PeerViolation("a slice of a wrong size", peer_id=part.owner)
-        await self.streams.failpoints.reached("round.kept")
-
     async def _exchange(self, part: PartResult) -> None:
         is_owners = await Exchange(self, part).run()
         if not is_owners:
             self._parts_from_backup.add(part.index)
             self.own.stop_delivery(part.owner)
-        if is_owners and self._backup_task and backup_peer(self._group, part.index) == self.streams.me:
-            self._backup_task.cancel()
+        elif part is self.backup.part:
+            self.backup.stop()
 
-    def start_backup(self, part: PartResult) -> None:
-        """Start to reduce `part`, whose backup this member is. Raises RoundError."""
-        if part.complete or self._backup_task is not None:
-            return
-        if self._tasks is None or self.own.is_closed:
-            raise RoundError("the reduction is over")
-
-        async def run_backup() -> None:
-            await self.streams.failpoints.reached("round.backup")
-            try:
-                await self._reduce_as_backup(part)
-            except SwarmError as error:
-                part.fail(error)
-            if self._backup_owner is not None and not self._backup_owner.agrees:
-                part.fail(RoundError("the part's owner and its backup give different results"))
-
-        self._backup_task = self._tasks.create_task(run_backup(), name="backup owner")
+    def start_backup(self) -> None:
+        """Start to make the part whose backup this member is. Raises RoundError."""
+        self.backup.start(None if self.own.is_closed else self._tasks)
 
     async def _reduce_own(self) -> None:
         try:
@@ -397,7 +343,7 @@ class Exchange:
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):
                 if backup == self._streams.me:
-                    self._butterfly.start_backup(part)
+                    self._butterfly.start_backup()
                     await part.wait_for_frames(len(part.frames))
                 else:
                     opening = self._streams.opening("result", part.index, frame=part.have)

@@ -19,7 +19,7 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.testing.virtual_time import JobPlace
-from swarm.training.allreduce import butterfly as reduction
+from swarm.training.allreduce import backup_owner
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.butterfly import Butterfly
@@ -535,13 +535,13 @@ def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_i
         members = [ring.member(index) for index in range(4)]
         for running in await ring.start(members):
             await running
-        backup, part = members[backup_of(1, 4)], 1
-        asking = [asyncio.create_task(backup._reduce_as_backup(backup._parts[part])) for _ in range(6)]
+        backup = members[backup_of(1, 4)]
+        asking = [asyncio.create_task(backup.backup.make()) for _ in range(6)]
         await asyncio.sleep(0)
         asking[0].cancel()
         await asyncio.gather(*asking[1:])
         assert asking[0].cancelled()
-        assert backup._num_backups_begun == 2
+        assert backup.backup._num_begun == 2
         assert not ring.failures
 
     in_ring([1] * 4, case)
@@ -568,13 +568,13 @@ def test_proof_that_a_backup_finds_after_its_reduction_has_failed_is_reported(mo
             heard.append(error)
 
         monkeypatch.setattr(BackupOwner, "run", run)
-        monkeypatch.setattr(reduction, "proved", proved)
-        backup._on_failure = hear
+        monkeypatch.setattr(backup_owner, "proved", proved)
+        backup._on_failure = backup.backup._on_cut_off = hear
         first = RoundError("another member has left")
         await backup._report(first)
         await backup._report(RoundError("and so has a third"))
         with pytest.raises(CaughtLying):
-            await backup._reduce_as_backup(backup._parts[1])
+            await backup.backup.make()
         assert heard == [first, lie]
 
     in_ring([1] * 4, case)

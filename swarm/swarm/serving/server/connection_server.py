@@ -112,7 +112,6 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
-        self._num_connections: Counter[str] = Counter()
 
     @property
     def num_connections(self) -> int:
@@ -136,22 +135,28 @@ class ConnectionServer:
             self.num_refused["connections"] += 1
             raise
         connection = MultiplexedConnection(stream, peer_id)
-        self._num_connections[peer_id] += 1
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._run_connection(_ConnectionState(connection, tasks, asyncio.get_running_loop().time()))
-        finally:
-            self._num_connections[peer_id] -= 1
-            if not self._num_connections[peer_id]:
-                del self._num_connections[peer_id]
+        async with asyncio.TaskGroup() as tasks:
+            state = _ConnectionState(connection, tasks, asyncio.get_running_loop().time())
+            self._states.add(state)
+            try:
+                await connection.run(
+                    lambda frame: self._on_frame(frame, state), lambda: self.backpressure.room(peer_id)
+                )
+            finally:
+                self._states.discard(state)
+                for session in list(state.sessions):
+                    session.close()
         if isinstance(connection.error, PeerViolation | PeerTimeout | PeerRefused):
             raise connection.error
 
     def _check_connections(self, peer_id: str) -> None:
-        if self._num_connections[peer_id] >= MAX_CONNECTIONS_PER_PEER:
+        if self._num_by_peer()[peer_id] >= MAX_CONNECTIONS_PER_PEER:
             raise _too_many_connections("use those you have")
         if self.num_connections >= self._options.max_connections:
             self._make_room()
+
+    def _num_by_peer(self) -> Counter[str]:
+        return Counter(state.connection.peer_id for state in self._states)
 
     def _make_room(self) -> None:
         """End a connection without a session: of the peer that has most, the one that was silent longest.
@@ -161,7 +166,8 @@ class ConnectionServer:
         unused = self._unused()
         if not unused:
             raise _too_many_connections("ask another server, or later")
-        ended = max(unused, key=lambda unused: (self._num_connections[unused.connection.peer_id], -unused.last_s))
+        num_by_peer = self._num_by_peer()
+        ended = max(unused, key=lambda unused: (num_by_peer[unused.connection.peer_id], -unused.last_s))
         ended.connection.fail(_too_many_connections("open another when you need one"))
         self._states.discard(ended)
 
@@ -169,18 +175,6 @@ class ConnectionServer:
         """Return the connections that no session depends on."""
         pushing = {session.previous.peer_id for session in self.sessions.values() if session.previous is not None}
         return [state for state in self._states if not state.sessions and state.connection.peer_id not in pushing]
-
-    async def _run_connection(self, state: _ConnectionState) -> None:
-        self._states.add(state)
-        try:
-            peer_id = state.connection.peer_id
-            await state.connection.run(
-                lambda frame: self._on_frame(frame, state), lambda: self.backpressure.room(peer_id)
-            )
-        finally:
-            self._states.discard(state)
-            for session in list(state.sessions):
-                session.close()
 
     async def serve_kv(self, peer_id: str, stream: Stream) -> None:
         """Serve a hand-over to `peer_id`. Raises PeerRefused."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
@@ -74,7 +74,6 @@ class _ConnectionState:
     connection: MultiplexedConnection
     tasks: asyncio.TaskGroup
     last_s: float
-    sessions: set[ServerSession] = field(default_factory=set)
 
 
 class ConnectionServer:
@@ -144,7 +143,7 @@ class ConnectionServer:
                 )
             finally:
                 self._states.discard(state)
-                for session in list(state.sessions):
+                for session in [each for each in self.sessions.values() if each.connection is connection]:
                     session.close()
         if isinstance(connection.error, PeerViolation | PeerTimeout | PeerRefused):
             raise connection.error
@@ -173,8 +172,12 @@ class ConnectionServer:
 
     def _unused(self) -> list[_ConnectionState]:
         """Return the connections that no session depends on."""
-        pushing = {session.previous.peer_id for session in self.sessions.values() if session.previous is not None}
-        return [state for state in self._states if not state.sessions and state.connection.peer_id not in pushing]
+        sessions = self.sessions.values()
+        used = {session.connection for session in sessions}
+        pushing = {session.previous.peer_id for session in sessions if session.previous is not None}
+        return [
+            state for state in self._states if state.connection not in used and state.connection.peer_id not in pushing
+        ]
 
     async def serve_kv(self, peer_id: str, stream: Stream) -> None:
         """Serve a hand-over to `peer_id`. Raises PeerRefused."""
@@ -216,22 +219,21 @@ class ConnectionServer:
         if key in self.sessions:
             raise PeerViolation("a session is opened twice", peer_id=connection.peer_id)
         try:
-            session = self._admit(wanted, state)
+            session = self._admit(wanted, connection)
         except SwarmError as error:
             self.num_refused[_reason(error)] += 1
             connection.send(SequenceEnded(sequence_id=wanted.sequence_id, failure=encode_failure(error)))
             return
         self.sessions[key] = session
-        state.sessions.add(session)
         prepare = partial(self._prepare, session, wanted) if _must_prepare(wanted) else None
         session.task = state.tasks.create_task(session.run(prepare), name="session")
         if prepare is None:
             session.ready()
         self._on_changed()
 
-    def _admit(self, wanted: OpenSequence, state: _ConnectionState) -> ServerSession:
+    def _admit(self, wanted: OpenSequence, connection: MultiplexedConnection) -> ServerSession:
         """Make a session for the client, if there is room. Raises PeerRefused."""
-        connection, deployed = state.connection, self._offered()
+        deployed = self._offered()
         if wanted.revision != deployed.loaded.revision:
             raise PeerRefused(f"this server has revision {deployed.loaded.revision}", remedy="look up its record")
         span = deployed.engine.span
@@ -250,9 +252,8 @@ class ConnectionServer:
             sequence.close()
             raise
 
-        def closed(session: ServerSession) -> None:
+        def closed() -> None:
             del self.sessions[connection.peer_id, wanted.sequence_id]
-            state.sessions.discard(session)
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)

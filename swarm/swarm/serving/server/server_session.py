@@ -93,7 +93,7 @@ class ServerSession:
         services: SharedServices,
         *,
         sampler: SessionSampler | None,
-        on_closed: Callable[[ServerSession], None],
+        on_closed: Callable[[], None],
     ) -> None:
         self.client = connection.peer_id
         self.sequence_id = opened.sequence_id
@@ -324,7 +324,7 @@ class ServerSession:
         self._inbox.close()
         if self.task is not None and self.task is not asyncio.current_task():
             self.task.cancel()
-        self._on_closed(self)
+        self._on_closed()
 
 
 def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError) -> None:

@@ -110,7 +110,7 @@ class CallRouteFinder:
 
         Raises `error` once enough peers failed that the call itself must be the cause.
         """
-        logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model, error)
+        logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model.name, error)
         # a refusal of this call says nothing of others, and a server that could not be reached may come back
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
             self._health.failed(peer_id, error)
@@ -224,7 +224,7 @@ class RemoteBlocks:
         return grad_BTC
 
     def _search(self) -> CallRouteFinder:
-        known = KnownServers(self._membership, self._servers, model=self.model.name, revision=self.model.revision)
+        known = KnownServers(self._membership, self._servers, self.model)
         return CallRouteFinder(known, self._health, salt=self._salt)
 
     async def _forward(

@@ -17,6 +17,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
+from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
 
@@ -29,37 +30,36 @@ RETRY_S = 0.5
 class KnownServers:
     """The servers of one revision of a model by peer id, at first those that the caller knows already."""
 
-    def __init__(
-        self, membership: Membership, servers: Mapping[str, ServeRecord], *, model: str, revision: str
-    ) -> None:
+    def __init__(self, membership: Membership, servers: Mapping[str, ServeRecord], model: ModelShape) -> None:
         self.servers = servers
         self.model = model
         self._others: Mapping[str, ServeRecord] = {}
         self._membership = membership
-        self._revision = revision
         # all are of one manifest, if they announce any
         self._manifest = next((manifest_of(record) for record in servers.values()), b"")
 
     async def look_up(self) -> None:
         """Look the servers up again; keep those that are known if nobody answers."""
         try:
-            servers = await self._membership.servers(self.model)
+            servers = await self._membership.servers(self.model.name)
         except PeerTimeout as error:
-            logger.info("looking up servers of %s: %s", self.model, error)
+            logger.info("looking up servers of %s: %s", self.model.name, error)
             return
         self.servers = {
             peer_id: record
             for peer_id, record in servers.items()
-            if record.revision == self._revision and manifest_of(record) == self._manifest
+            if record.revision == self.model.revision and manifest_of(record) == self._manifest
         }
-        self._others = {peer_id: record for peer_id, record in servers.items() if record.revision != self._revision}
+        self._others = {
+            peer_id: record for peer_id, record in servers.items() if record.revision != self.model.revision
+        }
 
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
         """Return the cheapest chain over `[start, end)`. Raises NoChain, naming other revisions that are served."""
         try:
             return list(find_chain(self.servers, start, end, context).hops)
         except NoChain as error:
-            raise with_other_revisions(error, self._revision, self._others) from None
+            raise with_other_revisions(error, self.model.revision, self._others) from None
 
 
 class LocalSpans(Protocol):

@@ -106,7 +106,7 @@ class Session:
         )
         self._local_spans = local_spans
         self._finder = RouteFinder(
-            KnownServers(membership, servers, model=model.name, revision=model.revision),
+            KnownServers(membership, servers, model),
             state.health,
             max_tokens=max_tokens,
             salt=trace.session_id,

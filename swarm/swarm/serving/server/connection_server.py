@@ -104,8 +104,6 @@ class ConnectionServer:
             failpoints=options.failpoints,
         )
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
-        self._network = network
-        self._model = model
         self._options = options
         self._offered = offer
         self._grammars = grammars
@@ -272,7 +270,7 @@ class ConnectionServer:
         if not limiter.begin(source.peer_id, session.client):
             raise PeerRefused("the server does not dial that peer now", remedy="run the session again")
         try:
-            await take_over(self._network, self._model, source, session.client, session.sequence)
+            await take_over(self._services.network, self._services.model, source, session.client, session.sequence)
         except (PeerUnreachable, PeerTimeout, PeerRefused):
             is_in_vain = True
             raise

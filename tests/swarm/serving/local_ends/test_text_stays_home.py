@@ -49,7 +49,7 @@ def heard_by_servers(box: Any) -> Iterator[list[Frame]]:
     take = ConnectionServer._on_frame
 
     def listen(self: ConnectionServer, frame: Frame, state: Any) -> None:
-        if self._network is not box.network:
+        if self._services.network is not box.network:
             heard.append(frame)
         take(self, frame, state)
 

@@ -81,7 +81,7 @@ class GenerationResponse(Response):
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
-            failure = from_exception(error, scope["path"], {"grammar": self._batch.request.grammar_field})
+            failure = from_exception(error, scope["path"], self._batch.request.field_names)
             failure.note(scope)
             if events.started:
                 await events.send(event(json.dumps(failure.body, ensure_ascii=False)))

@@ -281,6 +281,11 @@ class ChatRequest(SamplingRequest):
         return self
 
     @property
+    def field_names(self) -> dict[str, str]:
+        names = super().field_names
+        return {**names, "max_tokens": "max_completion_tokens"} if self.max_completion_tokens else names
+
+    @property
     def num_new_tokens(self) -> int | None:
         """The limit on new tokens; None for as many as are usual and fit into the model's context."""
         return self.max_completion_tokens or self.max_tokens

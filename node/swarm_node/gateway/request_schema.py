@@ -313,6 +313,11 @@ class SamplingRequest(StrictBody):
         return self.stream and self.stream_options.include_usage
 
     @property
+    def field_names(self) -> dict[str, str]:
+        """The fields that settings come from which the SDK calls otherwise."""
+        return {"grammar": self.grammar_field}
+
+    @property
     def grammar_field(self) -> str:
         """The field that the answer's grammar comes from, if it has one."""
         return "tools" if self.answer_schema() is None else "response_format"

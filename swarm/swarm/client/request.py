@@ -323,7 +323,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
             f"a prompt of {num_prompt_tokens} tokens with an answer of {wanted} is {wanted - room} over the context of "
             f"{assets.context_tokens} tokens of {assets.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",
-            field="prompt",
+            field="max_tokens" if room > 0 else "prompt",
         )
     if wanted < min_tokens:
         raise ConfigError(

@@ -384,6 +384,10 @@ def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkp
             with pytest.raises(api.BadRequestError, match="the grammar cannot be used") as refused:
                 await answer(6, tools=[unfit_tool], tool_choice="required")
             assert refused.value.param == "tools"
+            for limit in ("max_tokens", "max_completion_tokens"):
+                with pytest.raises(api.BadRequestError, match="over the context") as refused:
+                    await answer(7, **{"max_tokens": None, limit: 100_000})
+                assert refused.value.param == limit
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ from swarm.serving.model.model_files import keep_beside, load_manifest, manifest
 from swarm.serving.model.shape import MANIFEST_FILE
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
-from swarm_protocol.errors import ConfigError, SwarmError, reason_of
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
@@ -31,7 +31,7 @@ from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import HubId, parse_model
-from swarm_node.storage.home import Home, check_new_file
+from swarm_node.storage.home import Home, check_new_file, explained
 from swarm_node.storage.remembered_peers import join_addrs
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ def publish_directory(
         earlier=found,
     )
     if copy is not None:
-        _write(copy, published)
+        with explained("write", option="--out"):
+            copy.write_bytes(published.signed)
     is_kept = published is found
     path = directory / MANIFEST_FILE if is_kept else keep_beside(published, directory)
     emitter.emit(
@@ -319,10 +320,3 @@ def _directory(flags: Flags) -> Path:
         raise UsageError("DIR is missing", remedy="name the model's directory")
     check_model_directory(directory, "name the directory of config.json and *.safetensors")
     return directory
-
-
-def _write(path: Path, published: PublishedManifest) -> None:
-    try:
-        path.write_bytes(published.signed)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {reason_of(error)}", remedy="choose another --out") from error

@@ -14,7 +14,7 @@ from swarm.simulation.capacity_planner import Try, plan_capacity
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.simulation_run import processes_for, simulate
-from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node.commands.command_options import Flags
@@ -22,7 +22,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import duration, plural
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
-from swarm_node.storage.home import read_text
+from swarm_node.storage.home import explained, read_text
 
 MAX_FILE_BYTES = 16 * 2**20
 """A trace of 100,000 sessions has 3 MB."""
@@ -71,7 +71,9 @@ def run(flags: Flags) -> int:
         return simulate(scenario, processes=number, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
-    _write(report, pages)
+    with explained("write", option="--out"):
+        pages[0].write_text(report.to_html())
+        pages[1].write_text(report.to_json())
     if flags.json:
         emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)
     else:
@@ -93,11 +95,3 @@ def _load(path: Path, seed: int | None) -> Scenario:
 
 def _read(path: Path) -> str:
     return read_text(path, MAX_FILE_BYTES, "name a scenario file that exists")
-
-
-def _write(report: Report, pages: tuple[Path, Path]) -> None:
-    try:
-        pages[0].write_text(report.to_html())
-        pages[1].write_text(report.to_json())
-    except OSError as error:
-        raise ConfigError(f"cannot write {pages[0]}: {reason_of(error)}", remedy="choose another --out") from error

@@ -26,22 +26,21 @@ class LineDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last_step = 0
 
     def stage(self, title: str) -> None:
         """Show that a stage begins."""
         self._say(f"== {title}")
 
     def update(self, state: DemoState) -> None:
-        """Show what the nodes have reported."""
-        step = self._last_step + 1
-        while state.all_at(step):
-            loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
-            self._say(
-                f"   outer step {step}/{state.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
-                f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
-            )
-            self._last_step, step = step, step + 1
+        """Show what the nodes have reported, where there is a panel."""
+
+    def step(self, state: DemoState, step: int) -> None:
+        """Show an outer step that all nodes have committed, where there is no panel."""
+        loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
+        self._say(
+            f"   outer step {step}/{state.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
+            f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
+        )
 
     def note(self, text: str) -> None:
         self._say(f"   {text}")
@@ -84,6 +83,8 @@ class LiveDisplay(LineDisplay):
             self._live.start()
         self._state = state
         self._live.update(panel(state))
+
+    def step(self, state: DemoState, step: int) -> None: ...
 
     def note(self, text: str) -> None:
         self._console.print(f"  {text}", highlight=False, markup=False)
@@ -167,6 +168,8 @@ class Reporter:
             self.display.update(state)
         while state.all_at(self._num_reported_steps + 1):
             self._num_reported_steps += 1
+            if self._num_stages < ANSWER_STAGE:
+                self.display.step(state, self._num_reported_steps)
             self._emitter.emit(
                 "progress",
                 outer_step=self._num_reported_steps,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from swarm_node.demo.command import DemoPlan
-from swarm_node.demo.display import LineDisplay, make_display, panel
+from swarm_node.demo.display import LineDisplay, Reporter, make_display, panel
 from swarm_node.demo.nodes import DemoState
 from swarm_node.demo.stages import run_of
+from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import sparkline
 
 
@@ -101,8 +102,9 @@ def test_lines_count_each_committed_step_once() -> None:
     display = make_display(Console(file=out, width=40))
     assert isinstance(display, LineDisplay)
     state = _state(("node-1", _step(1)), ("node-2", _step(1)), ("node-1", _step(2)))
-    display.update(state)
-    display.update(state)
+    reporter = Reporter(state, display, Emitter(json=False, err=io.StringIO()))
+    reporter.node_said("node-1", {})
+    reporter.node_said("node-1", {})
     assert out.getvalue().count("outer step 1/3") == 1
     assert "outer step 2/3" not in out.getvalue()
     assert "aa equal on 2 of 2 nodes" in out.getvalue()
@@ -111,7 +113,7 @@ def test_lines_count_each_committed_step_once() -> None:
 
 def test_differing_states_stand_out() -> None:
     out = io.StringIO()
-    LineDisplay(Console(file=out)).update(_state(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
+    LineDisplay(Console(file=out)).step(_state(("node-1", _step(1)), ("node-2", _step(1, "bb"))), 1)
     assert "DIFFERS" in out.getvalue()
 
 

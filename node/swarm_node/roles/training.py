@@ -16,33 +16,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from swarm.network.link_diagnosis import LinkWatch, SlowLink
+from swarm.network.link_diagnosis import LinkWatch
 from swarm.start_checkpoint import bringing
 from swarm.threads import in_own_thread
 from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
-from swarm.training.evidence.bans import Ban, how_long
+from swarm.training.evidence.bans import how_long
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.run.layout import fragment_of
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_unfinished, load_newest, write_inner
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
-from swarm_protocol.errors import ConfigError, SwarmError, first_few
-from swarm_protocol.identity import short_id
+from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node.events.tensorboard_files import recorded
-from swarm_node.formatting import plural, rate
+from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.own_standing import probation_words, standing_in
 from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
+from swarm_node.roles.training_words import awaited, ban_words, beside, slow_words, standing_in, trouble, when_late
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
 
@@ -65,7 +63,6 @@ _EVENTS = {
     events.HeldOutScored: "held_out_scored",
     events.HeldOutMeasured: "validated",
 }
-_MAX_NAMED = 8
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +201,7 @@ class RunTraining:
             self._links.update({peer: record.report for peer, record in records.items() if record.report is not None})
             slow = {(each.kind, *each.peers): each for each in self._links.named}
             for key in slow.keys() - told:
-                self._emit("slow_link", words=_words(slow[key]), **asdict(slow[key]))
+                self._emit("slow_link", words=slow_words(slow[key]), **asdict(slow[key]))
             told = set(slow)
 
     def _tell(self, event: events.TrainingEvent) -> None:
@@ -218,16 +215,16 @@ class RunTraining:
                 del fields["num_steps"]
                 self._emit("interval", **fields)
             case events.ContributionLate():
-                self._emit("contribution_late", when=_when_late(event.late_s), **asdict(event))
+                self._emit("contribution_late", when=when_late(event.late_s), **asdict(event))
             case events.IntervalFailed() | events.InvitationRefused():
-                self._node.emitter.warning(*_trouble(event, self._run.run_id))
+                self._node.emitter.warning(*trouble(event, self._run.run_id))
             case events.Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
             case events.MemberConvicted():
                 self._emit("member_convicted", how_long=how_long(event.until), **asdict(event))
             case _:
-                self._emit(_EVENTS[type(event)], **_beside(event, self._run.config.fragments), **asdict(event))
+                self._emit(_EVENTS[type(event)], **beside(event, self._run.config.fragments), **asdict(event))
         if isinstance(event, events.OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
@@ -290,12 +287,12 @@ class RunTraining:
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
         bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()
-        slow, convicted = tuple(map(_words, self._links.named)), tuple(map(_ban_words, bans))
+        slow, convicted = tuple(map(slow_words, self._links.named)), tuple(map(ban_words, bans))
         training = replace(training, slow_links=slow, convicted=convicted, **self._standing)
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training
-        return replace(training, waits_for=_awaited(waiting), waits_s=waiting.seconds)
+        return replace(training, waits_for=awaited(waiting), waits_s=waiting.seconds)
 
     def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
         self._node.activity.training = TrainingStatus(
@@ -350,47 +347,3 @@ def local_options(config: Config, device: str) -> LocalOptions:
         activation_checkpointing=config.checkpoint_activations,
         compile=config.compile,
     )
-
-
-def _beside(event: events.TrainingEvent, fragments: int) -> dict[str, object]:
-    """Return what is told with an event beside its own fields; the run has this number of `fragments`."""
-    match event:
-        case events.OuterStep():
-            return {"fragment": fragment_of(event.step, fragments)}
-        case events.OnProbation():
-            return {"words": probation_words(event.steps_left)}
-        case _:
-            return {}
-
-
-def _trouble(event: events.IntervalFailed | events.InvitationRefused, run_id: str) -> tuple[str, str]:
-    """Return the message and the remedy of a warning."""
-    if isinstance(event, events.IntervalFailed):
-        return f"this node brings nothing to outer step {event.step}: {event.reason}", ""
-    message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
-    return message, "ask who gave it for another one, and give that with --invitation"
-
-
-def _when_late(late_s: float | None) -> str:
-    if late_s is None:
-        return "was still computed"
-    late = f"{late_s:.1f}"
-    if late == "0.0":
-        return "was ready, but the round's group has formed without it"
-    return f"came {late} s after the round's group was formed"
-
-
-def _words(slow: SlowLink) -> str:
-    return slow.words({peer: short_id(peer) for peer in slow.peers})
-
-
-def _ban_words(ban: Ban) -> str:
-    return f"{short_id(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
-
-
-def _awaited(waiting: events.Waiting) -> str:
-    """Return in words for what a member waits: a few of the peers by their short names, newcomers, or the result."""
-    peers = waiting.peers
-    if not peers:
-        return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"
-    return first_few(peers, _MAX_NAMED, short_id)

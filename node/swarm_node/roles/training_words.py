@@ -1,0 +1,103 @@
+"""Says in words what a node that trains a run tells: in its events, and in its status."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from swarm.network.link_diagnosis import SlowLink
+from swarm.training.evidence.bans import Ban, how_long
+from swarm.training.run.layout import fragment_of
+from swarm.training.trainer_events import (
+    HeldOutScored,
+    IntervalFailed,
+    InvitationRefused,
+    OnProbation,
+    OuterStep,
+    RunEntered,
+    StateEndorsed,
+    TrainingEvent,
+    Waiting,
+)
+from swarm_protocol.errors import first_few
+from swarm_protocol.identity import short_id
+
+from swarm_node.formatting import plural
+
+MAX_NAMED = 8
+"""Maximum number of peers that a line names."""
+
+
+def standing_in(event: TrainingEvent, probation_steps: int) -> dict[str, Any]:
+    """Return the fields of a `TrainingStatus` that an event changes; a run has `probation_steps` for newcomers."""
+    match event:
+        case OnProbation():
+            return {"steps_left": event.steps_left, "probation_steps": probation_steps if event.steps_left else 0}
+        case RunEntered():
+            return {"entered": event.how}
+        case StateEndorsed():
+            return {"endorsed_step": event.step, "endorses_other": event.is_other}
+        case HeldOutScored():
+            return {"held_out": score_words(event)}
+        case _:
+            return {}
+
+
+def probation_words(steps_left: int) -> str:
+    """Return how long this node still counts for less."""
+    if not steps_left:
+        return "this node counts fully from the next outer step on"
+    return f"on probation: {plural(steps_left, 'more outer step')} until this node counts fully"
+
+
+def score_words(scored: HeldOutScored) -> str:
+    """Return how this node's work and the others' do on held-out data."""
+    own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"
+    middle, lowest = median(scored.scores.values()), min(scored.scores, key=lambda peer: scored.scores[peer])
+    trainers = plural(len(scored.scores), "trainer")
+    worst = f"lowest {scored.scores[lowest]:+.3f} ({short_id(lowest)})"
+    return f"this node {own}; of {trainers}, median {middle:+.3f}, {worst}"
+
+
+def beside(event: TrainingEvent, fragments: int) -> dict[str, object]:
+    """Return what is told with an event beside its own fields; the run has this number of `fragments`."""
+    match event:
+        case OuterStep():
+            return {"fragment": fragment_of(event.step, fragments)}
+        case OnProbation():
+            return {"words": probation_words(event.steps_left)}
+        case _:
+            return {}
+
+
+def trouble(event: IntervalFailed | InvitationRefused, run_id: str) -> tuple[str, str]:
+    """Return the message and the remedy of a warning."""
+    if isinstance(event, IntervalFailed):
+        return f"this node brings nothing to outer step {event.step}: {event.reason}", ""
+    message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
+    return message, "ask who gave it for another one, and give that with --invitation"
+
+
+def when_late(late_s: float | None) -> str:
+    if late_s is None:
+        return "was still computed"
+    late = f"{late_s:.1f}"
+    if late == "0.0":
+        return "was ready, but the round's group has formed without it"
+    return f"came {late} s after the round's group was formed"
+
+
+def slow_words(slow: SlowLink) -> str:
+    return slow.words({peer: short_id(peer) for peer in slow.peers})
+
+
+def ban_words(ban: Ban) -> str:
+    return f"{short_id(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
+
+
+def awaited(waiting: Waiting) -> str:
+    """Return in words for what a member waits: a few of the peers by their short names, newcomers, or the result."""
+    peers = waiting.peers
+    if not peers:
+        return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"
+    return first_few(peers, MAX_NAMED, short_id)

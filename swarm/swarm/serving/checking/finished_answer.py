@@ -104,6 +104,10 @@ class CheckReport:
     outcomes: Outcomes = ()
     evidence: bytes = b""
 
+    @classmethod
+    def unchecked(cls, span: AnsweredSpan, reason: Reason) -> CheckReport:
+        return cls(peer_id=span.peer_id, start=span.start, end=span.end, result="unchecked", reason=reason)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a trace."""
         names = ("peer_id", "start", "end", "result", "reason", "detail", "named")

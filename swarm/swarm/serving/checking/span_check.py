@@ -57,24 +57,24 @@ async def check_span(  # noqa: PLR0911 a result each
     """Check one span. Raises nothing but cancellation."""
     is_last = span.end == answer.model.num_blocks
     if span.outputs_from >= span.num_rows or (is_last and not span.draws):
-        return _report(span, "unchecked", "nothing")
+        return CheckReport.unchecked(span, "nothing")
     if len(span.inputs) < span.num_rows * span_row_bytes(answer, span.start):
-        return _report(span, "unchecked", "no inputs")
+        return CheckReport.unchecked(span, "no inputs")
     if span.was_cut_off and not span.signed:
-        return _report(span, "unchecked", "cut off")
+        return CheckReport.unchecked(span, "cut off")
     complaint = await asyncio.to_thread(commitment_complaint, answer, span, context.network_id, context.now)
     if complaint and complaint[0] == "inputs" and answer.was_replayed:
         # rounding alone makes such rows differ, and nobody is to blame
-        return _report(span, "unchecked", "replayed")
+        return CheckReport.unchecked(span, "replayed")
     if complaint:
         return _unproved(span, *complaint)
     if span.is_taken_over:
         # what it was handed is another server's work, and cannot be checked against anything
-        return _report(span, "unchecked", "taken over")
+        return CheckReport.unchecked(span, "taken over")
     if context.dtype not in TOLERANCES:
-        return _report(span, "unchecked", "no dtype")
+        return CheckReport.unchecked(span, "no dtype")
     if not context.candidates:
-        return _report(span, "unchecked", "alone")
+        return CheckReport.unchecked(span, "alone")
     return await _Comparison(answer, span, context).run()
 
 
@@ -94,7 +94,7 @@ class _Comparison:
         inputs = await asyncio.to_thread(self._inputs)
         first = await self._computed(inputs)
         if first is None:
-            return _report(span, "unchecked", "busy")
+            return CheckReport.unchecked(span, "busy")
         checker, expected = first
         difference = await asyncio.to_thread(self._difference, expected)
         if not difference.is_mismatch:

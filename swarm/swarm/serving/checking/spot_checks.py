@@ -88,11 +88,8 @@ class SpotChecks:
         self._membership = membership
         self._options = options
         self._convicted = convicted
-        self._waiting: deque[tuple[AnswerToCheck, int]] = deque()
+        self._waiting = asyncio.Queue[tuple[AnswerToCheck, int]](MAX_WAITING)
         self._num_bytes = 0
-        self._arrived = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -106,36 +103,28 @@ class SpotChecks:
 
     def submit(self, answer: AnswerToCheck) -> bool:
         """Check the answer soon and return True, unless too much waits."""
-        if len(self._waiting) >= MAX_WAITING or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
+        if self._waiting.full() or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
             self.num_skipped += 1
             return False
-        self._waiting.append((answer, answer.num_bytes))
+        self._waiting.put_nowait((answer, answer.num_bytes))
         self._num_bytes += answer.num_bytes
-        self._idle.clear()
-        self._arrived.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="spot checks")
         return True
 
     async def settled(self) -> None:
         """Wait until no answer waits or is checked."""
-        await self._idle.wait()
+        await self._waiting.join()
 
     async def close(self) -> None:
         """Drop what waits and end the running check."""
-        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         while True:
-            while not self._waiting:
-                self._num_bytes = 0
-                self._idle.set()
-                self._arrived.clear()
-                await self._arrived.wait()
-            closed, num_bytes = self._waiting.popleft()
+            closed, num_bytes = await self._waiting.get()
             try:
                 answer = await closed.finished()
                 for span in answer.spans:
@@ -143,6 +132,7 @@ class SpotChecks:
             except Exception:  # a defect here or in a listener, which must not end all checks
                 logger.exception("the spot checks of an answer failed")
             self._num_bytes -= num_bytes
+            self._waiting.task_done()
 
     async def _check(self, answer: FinishedAnswer, span: AnsweredSpan) -> CheckReport:
         try:
@@ -164,7 +154,7 @@ class SpotChecks:
         except Exception as error:  # a defect here, which must not end all checks
             if not isinstance(error, TimeoutError):
                 logger.exception("a spot check failed")
-            return CheckReport(peer_id=span.peer_id, start=span.start, end=span.end, result="unchecked", reason="busy")
+            return CheckReport.unchecked(span, "busy")
 
     def _able(
         self, answer: FinishedAnswer, span: AnsweredSpan, servers: Mapping[str, ServeRecord]

@@ -57,11 +57,6 @@ class PieceResult:
     error: SessionError | None = None
 
 
-def needed(want: Want, pick: Pick | None) -> Want:
-    """Return the outputs that a span must give for both."""
-    return max(want, Want.LAST) if pick else want
-
-
 def compute(
     span: RunnableSpan, pool: KVPool, pieces: Sequence[BatchPiece], blocks: tuple[int, int]
 ) -> tuple[list[PieceResult], float | None]:

@@ -8,7 +8,6 @@ the model or the pool runs in the thread, one after another.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import TypeVar
 import torch
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
-from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
+from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute
 from swarm.serving.engine.page_allocator import PageAllocator, PageNames, PageTable
 from swarm.serving.engine.peer_shares import PeerShares
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
@@ -26,8 +25,6 @@ from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanS
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
 from swarm.serving.wire.page_keys import KEY_BYTES
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -246,8 +243,6 @@ class Engine:
         if not plan.parts:
             self._ready.clear()
             return
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s", plan.reason)
         began_s = loop.time()
         pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]
         self._prefault.keep_ahead(self.pages.num_touched)
@@ -265,7 +260,10 @@ class Engine:
         want = step.want if is_last or step.want is Want.ALL else Want.NOTHING
         pick = step.pick if is_last else None
         rows = SequenceRows(
-            num_tokens=num_tokens, position=sequence.length, pages=sequence.page_table.pages, want=needed(want, pick)
+            num_tokens=num_tokens,
+            position=sequence.length,
+            pages=sequence.page_table.pages,
+            want=max(want, Want.LAST) if pick else want,
         )
         return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], rows=rows, want=want, pick=pick)
 

@@ -49,25 +49,10 @@ class BatchPlan(Generic[W]):
 
     parts: tuple[tuple[W, int], ...]
     num_decodes: int = 0
-    num_waiting: int = 0
-    budget_tokens: int = 0
 
     @property
     def num_prefill_tokens(self) -> int:
         return sum(num_tokens for _, num_tokens in self.parts[self.num_decodes :])
-
-    @property
-    def reason(self) -> str:
-        """A sentence for the log."""
-        if not self.parts:
-            return "nothing is ready"
-        start, end = self.parts[0][0].blocks
-        num_clients = len({work.client for work, _ in self.parts})
-        return (
-            f"blocks {start}:{end} for {num_clients} clients: {self.num_decodes} decodes and "
-            f"{self.num_prefill_tokens} prompt tokens of {len(self.parts) - self.num_decodes} sequences, of "
-            f"{self.budget_tokens} allowed; {self.num_waiting} sequences wait"
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -118,12 +103,7 @@ class Scheduler(Generic[W]):
         ready = {name: [w for w in client.works if w.blocks == blocks] for name, client in self._clients.items()}
         decodes = self._next_decodes(ready)
         chunks = self._next_chunks(ready, budget_tokens)
-        return BatchPlan(
-            parts=(*((work, 1) for work in decodes), *chunks.items()),
-            num_decodes=len(decodes),
-            num_waiting=len(self) - len(decodes) - len(chunks),
-            budget_tokens=budget_tokens,
-        )
+        return BatchPlan(parts=(*((work, 1) for work in decodes), *chunks.items()), num_decodes=len(decodes))
 
     def _next_blocks(self) -> tuple[int, int]:
         """Return the range that ran the longest time ago, of the client whose turn it is to choose."""

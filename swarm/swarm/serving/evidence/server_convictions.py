@@ -19,6 +19,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from swarm_protocol import limits
@@ -93,7 +94,7 @@ class ServerConvictions:
         self._network = network
         self._membership = membership
         self._store = store
-        self._listeners: dict[object, Callable[[ServerBan], None]] = {}
+        self._listeners: set[Callable[[ServerBan], None]] = set()
         self._bans = ServerBans()
         self._models = NewestItems[str, None](MAX_MODELS)
         self._asked_s = NewestItems[str, float](MAX_PEERS)
@@ -119,13 +120,8 @@ class ServerConvictions:
     def watch(self, listener: Callable[[ServerBan], None]) -> Callable[[], None]:
         """Call `listener` with each new ban from now on, also those that `recall` finds, until the function that is
         returned is called: what watches may end before this does."""
-        key = object()
-        self._listeners[key] = listener
-
-        def end() -> None:
-            self._listeners.pop(key, None)
-
-        return end
+        self._listeners.add(listener)
+        return partial(self._listeners.discard, listener)
 
     async def recall(self) -> None:
         """Take what was kept before this process started."""
@@ -139,7 +135,7 @@ class ServerConvictions:
 
     async def serve(self, model: str) -> None:
         """Take evidence, and show it, as a server of `model`."""
-        self._use(model)
+        self._models[model] = None
         await self._network.serve(f"{SERVER_EVIDENCE_METHOD}/{model}", self._on_evidence)
         await self._network.serve_stream(f"{SERVER_BANS_METHOD}/{model}", self._answer)
 
@@ -170,7 +166,7 @@ class ServerConvictions:
         their answers, and only the first time."""
         now_s = asyncio.get_running_loop().time()
         is_first = model not in self._asked_s
-        self._use(model)
+        self._models[model] = None
         if self._asked_s.get(model, now_s) > now_s:
             return
         convicted = self.peers | {self._network.peer_id}
@@ -190,9 +186,6 @@ class ServerConvictions:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _use(self, model: str) -> None:
-        self._models[model] = None
 
     async def _on_evidence(self, peer_id: str, data: bytes) -> bytes:
         await self.take(data, peer_id)
@@ -231,7 +224,7 @@ class ServerConvictions:
         logger.warning("%s is convicted and not asked any more: it %s", peer_id, verdict.reason)
         if not was_kept:
             self._spawn(self._spread(data, {sender, peer_id}))
-        for listener in tuple(self._listeners.values()):
+        for listener in tuple(self._listeners):
             listener(ban)
         return True
 

@@ -40,7 +40,15 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.model_files import CONFIG, DOWNLOAD, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
+from swarm.serving.model.model_files import (
+    CONFIG,
+    DOWNLOAD,
+    MAX_CONFIG_BYTES,
+    SINGLE,
+    ModelFiles,
+    open_model,
+    write_whole,
+)
 from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
@@ -77,7 +85,7 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
         small = [name for name in (*SMALL_FILES, INDEX, MANIFEST_FILE) if name in model.sizes]
         _fetch_all(model, small, lambda *_: None)
         if not (model.directory / DOWNLOAD).is_file():
-            _write_atomically(model.directory / DOWNLOAD, json.dumps(_describe(api, model)))
+            write_whole(model.directory / DOWNLOAD, json.dumps(_describe(api, model)).encode())
     return model
 
 
@@ -242,12 +250,6 @@ def _size(model: HubModel, name: str) -> int:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, "utf-8")
-    part.replace(path)
 
 
 @contextmanager

@@ -307,13 +307,18 @@ def load_manifest(path: Path) -> PublishedManifest:
 def keep_beside(published: PublishedManifest, directory: Path) -> Path:
     """Write the manifest into a model's directory, in one step. Raises ConfigError if it cannot."""
     path = directory / MANIFEST_FILE
-    partial = path.with_name(f"{path.name}.part")
     try:
-        partial.write_bytes(published.signed)
-        partial.replace(path)
+        write_whole(path, published.signed)
     except OSError as error:
         raise ConfigError(
             f"the manifest cannot be written to {path}: {reason_of(error)}",
             remedy="make the directory writable, with room on its disk",
         ) from error
     return path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file in one step. Raises OSError."""
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_bytes(data)
+    partial.replace(path)

@@ -306,7 +306,7 @@ def test_model_that_nobody_seemed_to_serve_is_looked_up_again_soon() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
             held = await swarm.add(SERVERS[0], serves=False)
-            held._use(MODEL)
+            held._models[MODEL] = None
             assert not await held._servers_of(MODEL)
             await swarm.add(SERVERS[1])
             await asyncio.sleep(module.NONE_LISTED_S + 1)
@@ -333,7 +333,7 @@ def test_failed_lookup_of_a_models_servers_is_made_again_soon_and_what_was_known
             held = await swarm.add(SERVERS[0], serves=False)
             await swarm.add(SERVERS[1])
             await asyncio.sleep(5)
-            held._use(MODEL)
+            held._models[MODEL] = None
             assert await held._servers_of(MODEL) == {SERVERS[1].peer_id}
             await asyncio.sleep(module.LISTED_S + 1)
             fails = True

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jinja2.meta import find_undeclared_variables
@@ -56,8 +55,6 @@ NUM_COMPARED = 256
 """Tokens whose text the table and the tokenizer are compared by."""
 
 Message = Mapping[str, Any]
-
-NOTHING: Message = MappingProxyType({})
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 """Names of transformers' own parameters, which are no values for a template."""
@@ -167,9 +164,7 @@ class LoadedTokenizer:
         """Encode a text, with the tokens that the tokenizer puts before it, if any."""
         return self._bounded(self.tokenizer(prompt)["input_ids"])
 
-    def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Message] = (), template_kwargs: Message = NOTHING
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message], template_kwargs: Message) -> list[int]:
         """Encode by the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
 
         Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in

@@ -195,22 +195,22 @@ def _check_settings(path: Path) -> None:
 def check_is_model(config: Any) -> None:
     """Raises ConfigError for a config without the sizes of a language model, as one of several models has, and for
     sizes that the network cannot serve."""
-    try:
-        sizes = [getattr(config, name, None) for name in SIZES]
-    except Exception:  # as for sizes
-        sizes = [None]
-    for name, size in zip(SIZES, sizes, strict=False):
-        if type(size) is int and size < 1:
-            raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")
-        if type(size) is int and size > SIZES[name]:
+    for name, most in SIZES.items():
+        try:
+            size = getattr(config, name, None)
+        except Exception:  # a family's own code, which may have no such size
+            size = None
+        if type(size) is not int:
             raise ConfigError(
-                f"{name} is {size}, more than {SIZES[name]}, which is the most that can be served",
+                f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
+            )
+        if size < 1:
+            raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")
+        if size > most:
+            raise ConfigError(
+                f"{name} is {size}, more than {most}, which is the most that can be served",
                 remedy="serve another model",
             )
-    if not all(type(size) is int for size in sizes):
-        raise ConfigError(
-            f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
-        )
 
 
 def causal_lm_class(config: Any) -> Any:

@@ -159,28 +159,19 @@ def pack_linears(model: nn.Module) -> None:
     if not can_pack():
         return
     num_owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
-    chosen = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and _fits(module.weight) and num_owners[id(module.weight)] == 1
-    ]
-    for parent_name, own_names in _siblings(chosen).items():
-        parent = model.get_submodule(parent_name)
-        for names in _joined(parent, own_names):
+    # without the layers themselves, whose memory is given back once they are replaced
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        chosen = [
+            name
+            for name, module in parent.named_children()
+            if type(module) is nn.Linear and _fits(module.weight) and num_owners[id(module.weight)] == 1
+        ]
+        for names in _joined(parent, chosen):
             linears = [parent.get_submodule(name) for name in names]
             for name, packed in zip(names, _packed(linears), strict=True):
                 setattr(parent, name, packed)
             del linears
             give_back()
-
-
-def _siblings(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the own names of layers by their parent's."""
-    siblings: dict[str, list[str]] = {}
-    for name in names:
-        parent_name, _, own_name = name.rpartition(".")
-        siblings.setdefault(parent_name, []).append(own_name)
-    return siblings
 
 
 def _joined(parent: nn.Module, names: Sequence[str]) -> Iterable[Sequence[str]]:

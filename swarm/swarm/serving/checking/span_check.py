@@ -109,11 +109,11 @@ class _Comparison:
     def _decided(self, what: Reason, detail: str, first: tuple[str, Floats], second: tuple[str, Floats]) -> CheckReport:
         """Decide with the third server's outputs."""
         span, (checker, expected), (third, other) = self._span, first, second
-        agree = self._agree(expected, other)
-        if not self._difference(other).is_mismatch and agree:
+        agree, third_confirms = self._agree(expected, other), not self._difference(other).is_mismatch
+        if third_confirms and agree:
             # rounding alone takes the server so far from the first checker, with the third in between
             return _disputed(span, what, f"{detail} at {checker}, and at {third} it does not", (span.peer_id, checker))
-        if not self._difference(other).is_mismatch:
+        if third_confirms:
             # the span's server and the third agree: the first checker computed something else
             outcomes: Outcomes = ((span.peer_id, "passed"), (checker, "failed"))
             return _report(span, "passed", what, f"{detail} at {checker} alone", named=checker, outcomes=outcomes)

@@ -48,6 +48,29 @@ class IntervalResult:
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
+def take_steps(
+    step: Callable[[Sequence[int], int], float],
+    sample_ids: Sequence[int],
+    num_steps: int,
+    stop: Callable[[], bool],
+    run: RunConfig,
+) -> IntervalResult:
+    """Take `num_steps` steps of an interval, fewer if the samples run out or `stop` returns True. `step` gets the next
+    `batch_windows` of `sample_ids` and how many steps came before, and returns the loss. Blocks."""
+    started, size = time.perf_counter(), run.inner.batch_windows
+    losses: list[float] = []
+    while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
+        first = len(losses) * size
+        losses.append(step(sample_ids[first : first + size], len(losses)))
+    return IntervalResult(
+        num_steps=len(losses),
+        num_samples=len(losses) * size,
+        num_tokens=len(losses) * size * run.data.window_tokens,
+        mean_loss=sum(losses) / len(losses) if losses else math.nan,
+        seconds=time.perf_counter() - started,
+    )
+
+
 class InnerLoop:
     """Trains `model`, which it takes over, as `run` and this member's `local` options say.
 
@@ -64,9 +87,7 @@ class InnerLoop:
         *,
         loss: LossFunction = next_token_loss,
     ) -> None:
-        self._config = run.inner
-        self._interval_steps = run.interval_steps
-        self._total_steps = run.outer_steps * run.interval_steps
+        self._run, self._config = run, run.inner
         self._corpus = corpus
         self._device: OneDevice | SeveralDevices
         if len(local.devices) > 1:
@@ -107,22 +128,15 @@ class InnerLoop:
         Raises RoundError if the loss or the gradient is not finite, or a device has no memory left. The moments are
         then those before that step. After any RoundError, `load` must come before the next steps.
         """
-        started = time.perf_counter()
-        size = self._config.batch_windows
         if self._config.fresh_moments:
             self._device.load_state(NO_MOMENTS)
-        losses: list[float] = []
-        while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
-            first = len(losses) * size
-            losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses), len(losses)))
+
+        def step(batch_ids: Sequence[int], index: int) -> float:
+            return self._step(batch_ids, done_steps + index, index)
+
+        result = take_steps(step, sample_ids, num_steps, stop, self._run)
         self._device.release_gradient()
-        return IntervalResult(
-            num_steps=len(losses),
-            num_samples=len(losses) * size,
-            num_tokens=len(losses) * size * self._corpus.window_tokens,
-            mean_loss=sum(losses) / len(losses) if losses else math.nan,
-            seconds=time.perf_counter() - started,
-        )
+        return result
 
     def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
         """Return the mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not
@@ -154,9 +168,9 @@ class InnerLoop:
 
     def _step(self, sample_ids: Sequence[int], done_steps: int, index: int) -> float:
         """Take step `index` of a call of `train`, before which the run has done `done_steps`."""
-        factor = schedule_factor(self._config, done_steps, self._total_steps)
+        factor = schedule_factor(self._config, done_steps, self._run.outer_steps * self._run.interval_steps)
         if self._config.fresh_moments:
-            factor *= warmup_factor(self._config, done_steps) * restart_factor(index, self._interval_steps)
+            factor *= warmup_factor(self._config, done_steps) * restart_factor(index, self._run.interval_steps)
         try:
             return self._device.step(self._corpus.batch(sample_ids), factor)
         except torch.OutOfMemoryError as error:

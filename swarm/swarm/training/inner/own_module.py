@@ -10,7 +10,6 @@ Shapes: N values of the flat parameter vector, F of a slice of it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from swarm.training.data.corpus import windows_of
-from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.inner_loop import IntervalResult, take_steps
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_weights, is_module_run
@@ -105,25 +104,13 @@ class ModuleInner:
         done_steps: int = 0,  # noqa: ARG002 - the author's optimizer has its own schedule
     ) -> IntervalResult:
         """See `InnerLoop.train`. Raises RoundError, and changes nothing, if the loss or a gradient is not finite."""
-        started = time.perf_counter()
-        size = self._run.inner.batch_windows
-        losses: list[float] = []
-        while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
-            first = len(losses) * size
-            try:
-                losses.append(self._step(self._batches(sample_ids[first : first + size])))
-            except StopIteration as error:
-                # a future cannot carry StopIteration, so its caller would wait for ever
-                raise RuntimeError("a function of the module's author raised StopIteration") from error
+        try:
+            result = take_steps(lambda ids, _: self._step(self._batches(ids)), sample_ids, num_steps, stop, self._run)
+        except StopIteration as error:
+            # a future cannot carry StopIteration, so its caller would wait for ever
+            raise RuntimeError("a function of the module's author raised StopIteration") from error
         self._optimizer.zero_grad()  # a round needs as much for the pseudo-gradient
-        num_samples = len(losses) * size
-        return IntervalResult(
-            num_steps=len(losses),
-            num_samples=num_samples,
-            num_tokens=num_samples * self._run.data.window_tokens,
-            mean_loss=sum(losses) / len(losses) if losses else math.nan,
-            seconds=time.perf_counter() - started,
-        )
+        return result
 
     def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
         """Return nan, since the author decides what is held out."""

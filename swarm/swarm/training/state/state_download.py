@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from swarm_protocol.errors import RoundError, SwarmError
@@ -37,8 +36,6 @@ MAX_BYTES = 64 << 20
 ASSUMED_S = 1.0
 """The assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
 
-NOTHING_KNOWN: Mapping[str, float] = MappingProxyType({})
-
 T = TypeVar("T")
 CHUNK_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
@@ -48,16 +45,13 @@ LOOK_S = 0.5
 
 
 class ChunkSchedule:
-    """Schedules the chunks `missing`. A donor that failed is not asked again. `pace_s` has the seconds of a chunk from
-    donors whose earlier transfers showed it."""
+    """Schedules the chunks `missing`. A donor that failed is not asked again."""
 
-    def __init__(
-        self, missing: Iterable[int], donors: Sequence[str], pace_s: Mapping[str, float] = NOTHING_KNOWN
-    ) -> None:
+    def __init__(self, missing: Iterable[int], donors: Sequence[str]) -> None:
         self._waiting = sorted(missing, reverse=True)
         self._asked: dict[int, dict[str, float]] = {}
         self._under_way = dict.fromkeys(donors, 0)
-        self._pace_s = {donor: pace_s[donor] for donor in donors if donor in pace_s}
+        self._pace_s: dict[str, float] = {}  # the seconds of a chunk, of those that have delivered one
 
     @property
     def is_open(self) -> bool:
@@ -150,14 +144,11 @@ class Download:
         self._assembly = Assembly(manifest)
         self._failures: dict[str, str] = {}
 
-    async def run(
-        self, donors: Sequence[str], own: Sequence[ReplicaState], pace_s: Mapping[str, float] = NOTHING_KNOWN
-    ) -> ReplicaState:
-        """Return the state; `pace_s` is as for `ChunkSchedule`. Raises RoundError if the donors together do not give
-        all of it."""
+    async def run(self, donors: Sequence[str], own: Sequence[ReplicaState]) -> ReplicaState:
+        """Return the state. Raises RoundError if the donors together do not give all of it."""
         await self._off_loop(self._reuse, own)
         if self._assembly.missing:
-            await self._fetch_all(ChunkSchedule(self._assembly.missing, donors, pace_s), len(donors))
+            await self._fetch_all(ChunkSchedule(self._assembly.missing, donors), len(donors))
         if self._assembly.missing:
             reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in self._failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")

@@ -120,9 +120,7 @@ class Fetcher:
         download = Download(manifest, ask, self._executor, self._store)
         try:
             async with asyncio.timeout(limit_s):
-                rates = self._network.links.rates_from(donors)
-                pace_s = {donor: CHUNK_BYTES / rate for donor, rate in rates.items()}
-                state = await download.run(donors, own, pace_s)
+                state = await download.run(donors, own)
         except TimeoutError:
             raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
         gave = download.gave

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -314,12 +313,6 @@ def test_schedule_gives_what_a_failed_donor_had_to_others_and_never_asks_it_agai
     schedule.failed("b")
     assert schedule.is_open
     assert asked(schedule, 100.0) == []
-
-
-def test_schedule_begins_with_what_earlier_transfers_have_shown() -> None:
-    schedule = ChunkSchedule(range(100), ["slow", "fast", "new"], {"slow": 2.0, "fast": 0.1, "gone": 0.01})
-    assert Counter(donor for donor, _ in asked(schedule)) == {"fast": 11, "slow": 1, "new": 1}
-    assert schedule.num_under_way == 13
 
 
 def test_parts_are_asked_of_slow_holders_last() -> None:

@@ -77,8 +77,7 @@ class ScriptedClient:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedClient]:
     monkeypatch.setattr("swarm.client.Client", ScriptedClient)
-    for module in ("chat", "models"):
-        monkeypatch.setattr(f"swarm_node.commands.{module}.FIRST_S", 0.0)
+    monkeypatch.setattr("swarm_node.commands.chat.FIRST_S", 0.0)
     ScriptedClient.scripts, ScriptedClient.asked = [], []
     ScriptedClient.served, ScriptedClient.has_template, ScriptedClient.num_closed = [status("story")], True, 0
     return ScriptedClient

@@ -221,13 +221,6 @@ class Libp2pNetwork(SigningNetwork):
         self._check_open()
         return self._methods.stream(peer_id, method, timeout_s=timeout_s)
 
-    async def replace_path(self, peer_id: str, *, timeout_s: float) -> None:
-        """Dial `peer_id` anew, at a moment when no small call with it is under way: its streams go on over the best
-        path that there is now. Raises PeerUnreachable, or PeerTimeout (also if there was no such moment)."""
-        self._check_open()
-        async with self._methods.asking(peer_id, "", timeout_s, "no new path"):
-            await self._watch.replace(peer_id)
-
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         self._check_open()
         await self._methods.serve(method, handler)

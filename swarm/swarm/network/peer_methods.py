@@ -48,19 +48,19 @@ class PeerMethods:
         if len(request) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
-        async with self.asking(peer_id, method, timeout_s, f"no answer to {method!r}"):
+        async with self._asking(peer_id, method, timeout_s, f"no answer to {method!r}"):
             return await self._calls.call(peer_id, names, request, max_bytes)
 
     @contextlib.asynccontextmanager
     async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
         """Do as `Network.stream`."""
-        async with self.asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
+        async with self._asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
             raw = await self._host.open_stream(peer_id, self._name("stream", method))
         async with self.resumable.opened(raw, peer_id, timeout_s=timeout_s) as stream:
             yield stream
 
     @contextlib.asynccontextmanager
-    async def asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
+    async def _asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
         """Bound the body's time: PeerTimeout says that it was `late`. Explain why a peer does not know `method`."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -117,7 +117,7 @@ def test_path_is_replaced_on_purpose_when_no_call_is_under_way(run: PairRun) -> 
             num_connections = pair.proxy.num_connections
             call = tasks.create_task(pair.b.call(pair.a.peer_id, "wait", b"small", timeout_s=10))
             await pair.asked.wait()
-            replacing = tasks.create_task(pair.b.replace_path(pair.a.peer_id, timeout_s=10))
+            replacing = tasks.create_task(pair.b._watch.replace(pair.a.peer_id))
             await asyncio.sleep(0.1)
             assert not replacing.done()
             pair.may_answer.set()

@@ -71,7 +71,7 @@ class _Rule:
 
 def describe(about: str, fits: Callable[[Any], bool] | None = None, remedy: str = "") -> dict[str, Any]:
     """Return the metadata of a field that `dataclasses.field` declares. See `setting`."""
-    return {"about": about, "rule": _Rule(fits, remedy) if fits else None, "implied": _UNSET}
+    return {"about": about, "rule": _Rule(fits, remedy) if fits else None}
 
 
 def setting(
@@ -83,7 +83,8 @@ def setting(
     setting means. A run with that value keeps the id that it had before the setting existed, so `implied` never
     changes.
     """
-    return field(default=default, metadata={**describe(about, fits, remedy), "implied": implied})
+    later = {} if implied is _UNSET else {"implied": implied}
+    return field(default=default, metadata={**describe(about, fits, remedy), **later})
 
 
 def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSET) -> Any:
@@ -124,15 +125,9 @@ def check_fields(table: Any, name: str) -> SettingChecks:
     return checks
 
 
-def explanations(table: type[Any], prefix: str = "") -> dict[str, str]:
-    """Return the explanation of each setting of `table`, by its name after `prefix`."""
-    return {f"{prefix}{each.name}": each.metadata["about"] for each in fields(table)}
-
-
-def implied_values(table: type[Any], prefix: str = "") -> dict[str, Any]:
-    """Return the implied value of each later setting of `table` (see `setting`), by its name after `prefix`."""
-    values = {f"{prefix}{each.name}": each.metadata["implied"] for each in fields(table)}
-    return {name: value for name, value in values.items() if value is not _UNSET}
+def declared(table: type[Any], key: str, prefix: str = "") -> dict[str, Any]:
+    """Return the "about" or "implied" of each setting of `table` that has one, by its name after `prefix`."""
+    return {f"{prefix}{each.name}": each.metadata[key] for each in fields(table) if key in each.metadata}
 
 
 def are_peers(value: object) -> bool:

@@ -37,8 +37,7 @@ from swarm.training.run.run_tables import MODEL_KEYS, DataConfig, InnerConfig, O
 from swarm.training.run.settings import (
     ImpossibleRun,
     ImpossibleValues,
-    explanations,
-    implied_values,
+    declared,
     refuse_unknown_keys,
     table_of,
     with_floats,
@@ -57,17 +56,20 @@ _TABLES: Mapping[str, type[Any]] = {
     "outer": OuterConfig,
 }
 
-LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    implied_values(RunConfig)
-    | {path: value for key, table in _TABLES.items() for path, value in implied_values(table, f"{key}.").items()}
-)
+
+def _declared(what: str) -> dict[str, Any]:
+    found = declared(RunConfig, what)
+    for key, table in _TABLES.items():
+        found |= declared(table, what, f"{key}.")
+    return found
+
+
+LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(_declared("implied"))
 """Settings that were added after runs had been signed, such as "data.revision", with their implied values. See
 `settings.setting`."""
 
 ABOUT: Mapping[str, str] = MappingProxyType(
-    explanations(RunConfig)
-    | {path: text for key, table in _TABLES.items() for path, text in explanations(table, f"{key}.").items()}
-    | {f"model.{key}": text for key, text in MODEL_KEYS.items()}
+    _declared("about") | {f"model.{key}": text for key, text in MODEL_KEYS.items()}
 )
 """The explanation of every setting and table, by its name, such as "data.split"."""
 

@@ -90,8 +90,11 @@ WRONG = [
     ((*JOIN, "--network-id", "no good"), "is not a network id"),
     ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
     ((*JOIN, "--config", "broken.toml"), "config file broken.toml is not valid TOML"),
-    ((*JOIN, "--config", "endless.toml"), "config file endless.toml is longer than 1048576 characters → name a"),
-    ((*JOIN, "--config", "binary.toml"), "config file binary.toml is not a text file"),
+    (
+        (*JOIN, "--config", "endless.toml"),
+        "endless.toml is larger than 1048576 bytes → fix it, move it away, or name a",
+    ),
+    ((*JOIN, "--config", "binary.toml"), "binary.toml is not a text file → fix it, move it away"),
     ((*JOIN, "--config", "typo.toml"), "unknown setting 'peeers' in typo.toml → did you mean peers?"),
     (("seed", "--home", "/proc/x"), "cannot use the home directory /proc/x"),
     (("gateway", "--peers", PEER, "--port", "99999"), "'99999' is not a whole number from 0 to 65535 → write --port"),

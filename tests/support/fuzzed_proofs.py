@@ -219,7 +219,8 @@ def try_equivocation(data: bytes) -> None:
     vote = signed.vote(outcome, "prepare")
     other = replace(vote, outcome=replace(outcome, state_digest=chance.randbytes(32)))
     if chance.random() < 0.5:
-        other = altered(other, chance, texts=NAMES)
+        changed = altered(other, chance, texts=NAMES)
+        other = changed if changed.outcome else other  # nobody can sign a vote for nothing
     first = StatedVote.of(signatures(LIAR if chance.random() < 0.8 else chance.choice(IDENTITIES)).sign_vote(vote))
     second = StatedVote.of(signatures(LIAR).sign_vote(other))
     peer = (LIAR if chance.random() < 0.8 else chance.choice(IDENTITIES)).peer_id

@@ -42,7 +42,7 @@ MOVE_UP_EVERY = 10
 """Publications after which a record under a key below a full one is offered to the one above again: five minutes, and
 longer for the node record of a node that has been there for long."""
 
-SEES_NOBODY = "no peer took it; this node sees nobody"
+SEES_NOBODY = "no peer took it: this node sees nobody, or its clock is ahead of theirs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -290,6 +290,25 @@ def test_failed_publishes_are_counted_warned_of_once_and_retried(
     assert len([record for record in caplog.records if "could not publish" in record.message]) == 1
 
 
+def test_running_node_hears_that_its_clock_may_be_wrong_once_nobody_takes_its_records(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        internet = make_internet()
+        a, b = internet.network(), internet.network()
+        async with Membership(a) as at_a, Membership(b):
+            at_a.announce(node_record("a"))
+            await asyncio.sleep(SEEN_S)
+            a._access = replace(a._access, clock_offset_s=3600.0)
+            at_a.renew()
+            await asyncio.sleep(SEEN_S)
+        await internet.close()
+
+    with caplog.at_level(logging.WARNING, logger="swarm.network.announcer"):
+        virtual_time.run(main())
+    assert "its clock is ahead of theirs" in caplog.text
+
+
 def test_first_node_of_a_network_is_not_warned_that_nobody_hears_it(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         internet = make_internet()

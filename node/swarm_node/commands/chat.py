@@ -83,19 +83,26 @@ def run(flags: Flags) -> int:
     check_right(config, "ask", "ask a model")
     peers = join_addrs(config)
     with uncollected():
-        from swarm.client import Client  # noqa: PLC0415
+        from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 
     from swarm_node.storage.client_models import kept_models, publishers_in, used_in  # noqa: PLC0415
 
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
+    is_kept = home.path.is_dir()
+    used = used_in(home.revisions, config.network_id) if is_kept else UsedRevisions()
+    publishers = (
+        publishers_in(home.publishers, config.network_id, config.publisher)
+        if is_kept
+        else KnownPublishers(config.publisher)
+    )
     kept = kept_models(config, home, emitter)
     diagnostics.begin_work()
     with Client(
         peers=peers,
         network_id=config.network_id,
-        used=used_in(home.revisions, config.network_id),
-        publishers=publishers_in(home.publishers, config.network_id, config.publisher),
+        used=used,
+        publishers=publishers,
         invite=config.invite,
         text_at_home=kept,
     ) as client:

@@ -255,9 +255,7 @@ class JsonMemory:
     max_bytes: int
 
     def keep(self, value: object) -> None:
-        """Write `value`. Blocks. A disk that refuses is a warning. Where there is no home, nothing is remembered."""
-        if not self.path.parent.is_dir():
-            return
+        """Write `value`. Blocks. A disk that refuses is a warning."""
         name, owner = self.owner
         try:
             replace_json(self.path, {name: owner, self.key: value})

@@ -127,10 +127,7 @@ def test_used_models_file_that_is_broken_costs_the_memory_and_a_warning(
 
 
 def test_used_models_that_cannot_be_written_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "revisions.json").mkdir()
-    for folder, warns in ((tmp_path / "no home", False), (tmp_path, True)):
-        used = used_in(folder / "revisions.json", "net")
-        used.add("tiny", "r")
-        assert list(used.of("tiny")) == ["r"]
-        assert ("cannot remember" in caplog.text) == warns
-    assert not (tmp_path / "no home").exists()
+    used = used_in(tmp_path / "missing" / "revisions.json", "net")
+    used.add("tiny", "r")
+    assert list(used.of("tiny")) == ["r"]
+    assert "cannot remember" in caplog.text

@@ -1,4 +1,5 @@
-"""One lock around every building of a transformers model, and a thread that ends with the one thing that it computes.
+"""One lock around every building of a transformers model, calls in a pool's threads, and a thread that ends with the
+one thing that it computes.
 
 While transformers loads a model it replaces methods of its own classes (weight tying, initialization), and puts back
 what it found. Two loads that overlap can leave the replacement behind for good: tied weights are then no longer tied,
@@ -14,13 +15,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 BUILDING = threading.RLock()
 """Held around every building and loading of a transformers model."""
 
 T = TypeVar("T")
+
+
+def in_executor(executor: Executor | None, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+    """Call `work` in a thread of `executor`, or of the event loop's own without one."""
+    return asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
 
 
 async def in_own_thread(work: Callable[..., T], *arguments: object, drop: Callable[[T], None] = lambda _: None) -> T:

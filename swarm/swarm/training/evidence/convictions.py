@@ -21,7 +21,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
@@ -30,6 +30,7 @@ from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Equivoca
 
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
+from swarm.threads import in_executor
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
@@ -39,8 +40,6 @@ from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SEND_TIMEOUT_S = 10.0
 """The deadline of evidence beyond its time at SLOWEST_BYTES_PER_S; others that get it pass it on."""
@@ -97,7 +96,7 @@ class Convictions:
         """Take what was kept before this process started."""
         if self._store is None:
             return
-        for data in await self._off_loop(self._store.read):
+        for data in await in_executor(self._context.executor, self._store.read):
             try:
                 await self._take(data, passes_on=False, was_kept=True)
             except (PeerViolation, IntegrityError) as error:
@@ -211,7 +210,9 @@ class Convictions:
                     return
                 verdict = case.verdict
             else:
-                verdict = await self._off_loop(check, evidence, context.signatures, context.replica.config)
+                verdict = await in_executor(
+                    self._context.executor, check, evidence, context.signatures, context.replica.config
+                )
             ban = self._bans.add(verdict, data)
             if not ban.holds_at(self._step):
                 self._bans.lapse(self._step)
@@ -263,7 +264,7 @@ class Convictions:
         if self._store is None:
             return
         if peer in self._bans.held:
-            await self._off_loop(self._store.keep, peer, data)
+            await in_executor(self._context.executor, self._store.keep, peer, data)
             self._on_disk.add(peer)
         await self._forget(self._on_disk - self._bans.held)
 
@@ -271,10 +272,7 @@ class Convictions:
         for peer in frozenset(peers):
             self._on_disk.discard(peer)
             if self._store is not None:
-                await self._off_loop(self._store.forget, peer)
-
-    async def _off_loop(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._context.executor, function, *arguments)
+                await in_executor(self._context.executor, self._store.forget, peer)
 
     def _send(self, data: bytes, peers: Iterable[str]) -> None:
         banned = self.peers

@@ -13,7 +13,6 @@ long as an interval. Shapes: N values of the flat parameter vector.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ from swarm_protocol.proof_messages import WRONG_INTERVAL, AuditedSlice, Evidence
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
+from swarm.threads import in_executor
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.evidence import open_file, proving
 from swarm.training.evidence.wrong_interval import (
@@ -151,9 +151,8 @@ class IntervalAudits:
             level = logging.INFO if stop() else logging.WARNING
             logger.log(level, "the interval of %s cannot be validated: %s", short_id(case.member.peer_id), error)
             return
-        work = asyncio.get_running_loop().run_in_executor
         try:
-            found = await work(self._context.executor, case.compare, delta_N, config)
+            found = await in_executor(self._context.executor, case.compare, delta_N, config)
         except CodecError as error:
             logger.warning("the interval of %s cannot be compared: %s", short_id(case.member.peer_id), error)
             return

@@ -31,7 +31,6 @@ Shapes: N values of the flat vector, L of a leaf.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.newest_items import NewestItems
+from swarm.threads import in_executor
 from swarm.training.allreduce.committed_slices import is_leaf
 from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
 from swarm.training.evidence.bans import Verdict
@@ -340,9 +340,7 @@ class IntervalAccusations:
         digest, context = hashlib.sha256(evidence.body).digest(), self._context
         if (known := self._key_of.get(digest)) is not None and known in self._cases:
             return self._cases[known]
-        loop = asyncio.get_running_loop()
-        case = await loop.run_in_executor(
-            context.executor, read_case, evidence.body, context.signatures, context.replica.config
-        )
+        signatures, config = context.signatures, context.replica.config
+        case = await in_executor(context.executor, read_case, evidence.body, signatures, config)
         self._key_of[digest] = (case.member.peer_id, case.step, case.proof.outcome)
         return case

@@ -30,6 +30,7 @@ from swarm_protocol.records import ValidationReport
 from torch import Tensor
 
 from swarm.heap import give_back, release_code
+from swarm.threads import in_executor
 from swarm.training.data.corpus import load_corpus
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
 from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
@@ -175,7 +176,7 @@ class Intervals:
 
     def off_loop(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Call `function` in the thread that trains, before all later requests to it."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return in_executor(self._thread, function, *arguments)
 
 
 class Interval:

@@ -6,7 +6,6 @@ between calls.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from swarm_protocol.errors import ConfigError, reason_of
 from torch import Tensor
 
 from swarm.network.interface import Network
+from swarm.threads import in_executor
 from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
 from swarm.training.run.layout import Layout
 from swarm.training.run.methods import Methods
@@ -45,7 +45,7 @@ async def fetch_named_state(
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
         zeros = torch.zeros(num_values)  # the momentum of some runs
-        blank = await asyncio.get_running_loop().run_in_executor(executor, ReplicaState.initial, zeros)
+        blank = await in_executor(executor, ReplicaState.initial, zeros)
         state = (await fetcher.state(digest, holders, [blank])).state
     check_genesis(state.manifest, run.config)
     return state

@@ -20,6 +20,7 @@ from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.proof_messages import EvidenceRequest
 
 from swarm.network.interface import EndOfStream, Network
+from swarm.threads import in_executor
 from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
@@ -80,8 +81,7 @@ class ProofReader:
         else:
             async with self._checking:
                 if certificate not in remembered:
-                    work = asyncio.get_running_loop().run_in_executor
-                    self._remember(certificate, await work(self.executor, check, certificate, now))
+                    self._remember(certificate, await in_executor(self.executor, check, certificate, now))
         return remembered[certificate]
 
     def _remember(self, certificate: bytes, proof: Proof) -> None:

@@ -30,6 +30,7 @@ from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Group
 from torch import Tensor
 
+from swarm.threads import in_executor
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.round.quorum import Succession
@@ -186,7 +187,7 @@ class Replica:
         base = self.current
         await self._computing.acquire()
         try:
-            work = asyncio.get_running_loop().run_in_executor(executor, self._manifest_after, base, origin, parts)
+            work = in_executor(executor, self._manifest_after, base, origin, parts)
         except BaseException:
             self._computing.release()
             raise
@@ -210,8 +211,7 @@ class Replica:
 
     async def make_state(self, executor: Executor, proposal: Proposal) -> ReplicaState:
         """Return the state that `proposal`, which must follow from the committed one, leads to."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, self._compute_state, self.current, proposal)
+        return await in_executor(executor, self._compute_state, self.current, proposal)
 
     async def find_or_make(self, executor: Executor, proof: Proof) -> ReplicaState | None:
         """Return the state that `proof` certifies, if this member has or has proposed it."""

@@ -6,7 +6,6 @@ it was started again. No state.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_in
 
 from swarm.network.interface import FailpointHook
+from swarm.threads import in_executor
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.promise import Promise, PromiseStore
@@ -123,7 +123,7 @@ async def recall_promise(context: RunContext, promises: PromiseStore | None) -> 
     for is proposed if it still has the parts."""
     if promises is None:
         return None
-    kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
+    kept = await in_executor(context.executor, promises.read)
     if kept is None or kept.own_prepare_vote is None or kept.report.state_digest != context.replica.digest:
         return kept
     try:

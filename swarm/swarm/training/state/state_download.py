@@ -16,11 +16,12 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.identity import short_id
 
+from swarm.threads import in_executor
 from swarm.training.state.replica_state import CHUNK_BYTES, Assembly, Manifest, ReplicaState
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ MAX_BYTES = 64 << 20
 ASSUMED_S = 1.0
 """The assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
 
-T = TypeVar("T")
 CHUNK_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
 share this member's own link. Another donor is asked for a silent donor's chunks long before."""
@@ -146,15 +146,15 @@ class Download:
 
     async def run(self, donors: Sequence[str], own: Sequence[ReplicaState]) -> ReplicaState:
         """Return the state. Raises RoundError if the donors together do not give all of it."""
-        await self._off_loop(self._reuse, own)
+        await in_executor(self._executor, self._reuse, own)
         if self._assembly.missing:
             await self._fetch_all(ChunkSchedule(self._assembly.missing, donors), len(donors))
         if self._assembly.missing:
             reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in self._failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
-        state = await self._off_loop(self._assembly.finish)
+        state = await in_executor(self._executor, self._assembly.finish)
         if self._store is not None:
-            await self._off_loop(self._store.clear)
+            await in_executor(self._executor, self._store.clear)
         return state
 
     def _reuse(self, own: Sequence[ReplicaState]) -> None:
@@ -209,13 +209,10 @@ class Download:
         """Fetch chunk `index` from `donor`. Return why that failed, or an empty string."""
         try:
             data = await self._ask(donor, index, timeout_s)
-            await self._off_loop(self._assembly.put, index, data)
+            await in_executor(self._executor, self._assembly.put, index, data)
         except SwarmError as error:
             logger.warning("dropped %s as a donor: %s", short_id(donor), error)
             return error.message
         if self._store is not None:
-            await self._off_loop(self._store.keep, self._manifest.chunk_digests[index], data)
+            await in_executor(self._executor, self._store.keep, self._manifest.chunk_digests[index], data)
         return ""
-
-    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

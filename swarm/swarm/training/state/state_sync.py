@@ -35,6 +35,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Group
 
 from swarm.network.membership import Membership
+from swarm.threads import in_executor
 from swarm.training.state.ancestry import Anchor, links_from, those_following, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -155,7 +156,7 @@ async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:
         return tuple(hashlib.sha256(part).digest() for part in parts) == proof.outcome.part_digests
 
     parts = context.replica.parts_of(proof.outcome.origin_digest)
-    is_certified = await asyncio.get_running_loop().run_in_executor(context.executor, certified, parts)
+    is_certified = await in_executor(context.executor, certified, parts)
     return parts if is_certified else ()
 
 
@@ -229,7 +230,7 @@ async def repair_if_damaged(context: RunContext, group: Group) -> None:
     if group.attempt == (replica.proof.next_attempt if replica.proof else 0):
         return
     base = replica.current
-    damaged = await asyncio.get_running_loop().run_in_executor(context.executor, replica.damaged)
+    damaged = await in_executor(context.executor, replica.damaged)
     if damaged is None or base is not replica.current:
         return
     logger.warning("this member's copy of outer step %d is damaged: repairing what differs", replica.outer_step)

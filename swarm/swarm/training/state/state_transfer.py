@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from swarm_compression import Codec
 from swarm_protocol import limits
@@ -23,14 +22,13 @@ from swarm_protocol.member_messages import ChunkRequest, ManifestRequest, PartRe
 from swarm_protocol.training_messages import Group
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.threads import in_executor
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.run.methods import Methods
 from swarm.training.state.proof_reader import SMALL_BYTES
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
 from swarm.training.state.state_download import ChunkStore, Download
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +154,7 @@ class Fetcher:
                 donor, self._methods.manifest, request, timeout_s=PIECE_TIMEOUT_S, max_bytes=most
             )
             is_small = len(data) <= SMALL_BYTES
-            manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
+            manifest = _named(data, digest) if is_small else await in_executor(self._executor, _named, data, digest)
             if manifest.num_values != num_values:
                 raise PeerViolation("its state is of another size than the run's", peer_id=donor)
         except SwarmError as error:
@@ -188,7 +186,7 @@ class Fetcher:
             except SwarmError as error:
                 logger.warning("could not get part %d from %s: %s", index, short_id(holder), error)
                 continue
-            if await self._off_loop(_digest, data) == outcome.part_digests[index]:
+            if await in_executor(self._executor, _digest, data) == outcome.part_digests[index]:
                 return data
             logger.warning("%s sent a part that does not match its digest", short_id(holder))
         return None
@@ -218,9 +216,6 @@ class Fetcher:
         except TimeoutError:
             raise PeerTimeout(f"it sent no part within {limit_s:.0f} s", peer_id=holder) from None
         return bytes(received)
-
-    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
 
 def _digest(data: bytes) -> bytes:

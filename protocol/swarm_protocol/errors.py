@@ -134,6 +134,11 @@ def text_of(error: BaseException) -> str:
     return printable_line(f"there is no {error}" if isinstance(error, KeyError) and error.args else str(error))
 
 
+def one_line(error: BaseException) -> str:
+    """Return a library's message as a short line, for a message of ours."""
+    return text_of(error)[:300]
+
+
 def printable_line(text: str) -> str:
     """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
     printable = "".join(character if character.isprintable() else " " for character in text)

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, one_line
 from torch import Tensor
 
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import causal_lm_class, check_is_model, open_model, read_config
-from swarm.serving.model.safetensors_reader import one_line
 from swarm.serving.model.shape import check_span, context_tokens
 from swarm.serving.model.span import OTHER_FAMILY, Span, threads
 from swarm.serving.model.span_loading import load_span

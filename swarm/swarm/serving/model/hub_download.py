@@ -38,7 +38,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
     http_stream_backoff,
 )
-from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line
 
 from swarm.serving.model.model_files import (
     CONFIG,
@@ -49,7 +49,7 @@ from swarm.serving.model.model_files import (
     open_model,
     write_whole,
 )
-from swarm.serving.model.safetensors_reader import one_line, read_header
+from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, printable_line, reason_of
+from swarm_protocol.errors import ConfigError, IntegrityError, one_line, printable_line, reason_of
 from swarm_protocol.manifest_messages import PublishedManifest, SignedManifest, readable_manifest
 
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
-from swarm.serving.model.safetensors_reader import one_line, read_header
+from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
 from swarm.threads import BUILDING
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
 import torch
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, one_line
 from torch import Tensor, nn
 
 from swarm.heap import give_back
@@ -145,7 +145,7 @@ def _quantize_by_torchao(blocks: nn.ModuleList, names: Iterable[str], bits: Bits
         raise ConfigError(f"{bits} weights need {error.name}", remedy="install it: pip install torchao") from error
     except Exception as error:  # a library that differs by device and version in what it lacks
         raise ConfigError(
-            f"{bits} weights do not work on this device: {' '.join(str(error).split())[:200]}",
+            f"{bits} weights do not work on this device: {one_line(error)}",
             remedy="serve in bfloat16",
         ) from error
 

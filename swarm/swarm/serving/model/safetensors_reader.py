@@ -15,14 +15,8 @@ from types import EllipsisType
 
 import torch
 from safetensors import SafetensorError, safe_open
-from swarm_protocol.errors import ConfigError, IntegrityError, reason_of, text_of
+from swarm_protocol.errors import ConfigError, IntegrityError, one_line, reason_of
 from torch import Tensor
-
-
-def one_line(error: BaseException) -> str:
-    """Return a library's message as one line, for a message of ours."""
-    return text_of(error)[:200]
-
 
 MAX_HEADER_BYTES = 32 << 20
 """Some 200,000 tensors with long names. The library takes 100 MB, and Python's objects take several times as much."""

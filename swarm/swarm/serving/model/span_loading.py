@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, one_line
 from torch import Tensor
 
 from swarm.serving.model.batch import Batch, SequenceRows, Want
@@ -22,7 +22,6 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
-from swarm.serving.model.safetensors_reader import one_line
 from swarm.serving.model.shape import check_span, context_tokens
 from swarm.serving.model.span import Span
 from swarm.serving.model.weights import read_model, read_quantized

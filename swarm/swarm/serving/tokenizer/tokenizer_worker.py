@@ -24,7 +24,7 @@ from typing import Any
 
 from jinja2.meta import find_undeclared_variables
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -48,8 +48,6 @@ MAX_OPEN_FILES = 64
 
 MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
 """A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
-
-MAX_ERROR_CHARS = 300
 
 NUM_COMPARED = 256
 """Tokens whose text the table and the tokenizer are compared by."""
@@ -291,10 +289,6 @@ def warm_up() -> None:
         for name, payload in files.items():
             (folder / name).write_bytes(payload)
         load_tokenizer("warm-up", folder).table()
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:MAX_ERROR_CHARS]
 
 
 def _without_paths(settings: bytes) -> bytes:

@@ -21,7 +21,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line
 
 from swarm.training.data.source import PASSAGE_LENGTH, Passage, cut
 
@@ -103,8 +103,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} holds text that is not UTF-8", remedy="correct or remove it") from error
     except Exception as error:  # pyarrow's own have no base but this
-        reason = " ".join(str(error).split())[:200]
-        raise IntegrityError(f"{path} is damaged: {reason}", remedy="restore the file") from error
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="restore the file") from error
 
 
 Pieces = Iterator[tuple[str, bool, float]]

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
-from swarm_protocol.errors import ConfigError, SwarmError, text_of
+from swarm_protocol.errors import ConfigError, SwarmError, one_line
 
 from swarm.training.data.source import Passage, cut
 from swarm.training.run.settings import is_commit
@@ -170,7 +170,7 @@ class HubSource:
             return builder.as_dataset(split=self.split)
         except ValueError as error:  # its message names the choices
             raise ConfigError(
-                f"{self.name} leaves a choice, or does not have what was chosen: {_in_one_line(error)}",
+                f"{self.name} leaves a choice, or does not have what was chosen: {one_line(error)}",
                 remedy="the run's data.hub_config names the configuration, data.split the split",
             ) from error
 
@@ -261,10 +261,6 @@ def _translated_errors(what: str) -> Iterator[None]:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
         raise ConfigError(
-            f"{what} cannot be had from the hub: {_in_one_line(error)}",
+            f"{what} cannot be had from the hub: {one_line(error)}",
             remedy="check the connection and try again: what came is kept; HF_ENDPOINT names another hub",
         ) from error
-
-
-def _in_one_line(error: Exception) -> str:
-    return text_of(error)[:300]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, one_line
 
 from swarm.training.run.run_tables import BYTE_VOCABULARY, END_OF_TEXT
 
@@ -86,9 +86,8 @@ class FastTokenizer:
                 else AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
             )
         except Exception as error:  # transformers raises many kinds, some from Rust
-            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"{path} holds no tokenizer that can be read: {reason}",
+                f"{path} holds no tokenizer that can be read: {one_line(error)}",
                 remedy="name the tokenizer.json of a model, or its directory",
             ) from error
         if not tokenizer.is_fast:

@@ -1,20 +1,20 @@
-"""Clusters: which members of a round bring the work of the trainers that have no place in it.
+"""Draws the clusters of a run: which members of a round bring the work of the trainers that have no place in it.
 
 A round has at most `max_group` members. In a run with clusters each of them is the head of a cluster: it takes the work
 of its followers, aggregates it with its own, and brings the result to the round as one contribution. Votes,
-certificates and the state's name are the round's, and so the same for all trainers.
+certificates and the state's digest belong to the round, so they are the same for all trainers.
 
 Clusters are drawn anew from each committed state. The state's digest is the randomness, so nobody chooses a cluster,
 and every member draws the same ones. Trainers are sorted by a hash, and dealt to the heads in turn: clusters differ in
 size by one at most. A follower's second head takes its work if the first one is gone; the followers of one head have
-different second heads. If the round has fewer members than it may have, the first trainers in the order of the hash
+different second heads. If the round has fewer than `max_group` members, the first trainers in the order of the hash
 take the vacant places: they report to the coordinator themselves.
 
-A trainer keeps its lease if its work was brought, and also if its first head took no part in the round, since the
-trainer is then not at fault. Otherwise it has to ask a head to be taken in again, as newcomers do.
+A trainer keeps its lease if a head brought its work, and also if its first head took no part in the round, since the
+trainer is then not at fault. Otherwise it has to ask a head to admit it again, as newcomers do.
 
-Hierarchical averaging with the clusters drawn by a beacon: the draw is that of MoDeST (de Vos et al. 2023, arXiv
-2302.13837), which lets one sample work and the others rest; here all work. No state.
+This is hierarchical averaging whose clusters a beacon draws, as in MoDeST (de Vos et al. 2023, arXiv 2302.13837). In
+MoDeST only the drawn sample works in a round; here all trainers work. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
 NUM_REMEMBERED = 4
-"""Draws that are remembered, for all members in this process: each asks for the clusters of a step several times, and
-those of a run with thousands of trainers take milliseconds to draw."""
+"""Number of draws that this process caches for all its members. Each member asks for the clusters of a step several
+times, and a draw takes milliseconds in a run with thousands of trainers."""
 NUM_ASKED = 8
-"""Number of heads that a newcomer asks for a place: most have one, unless the run is nearly full."""
+"""Number of heads that a newcomer asks for a place. Most heads have one, unless the run is nearly full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Clusters:
     """The clusters of one step, each of at most `size` trainers.
 
     `heads` are the members of the state, in the order of the hash. `promoted` take vacant places in the round. `dealt`
-    has the heads of each follower, the first one first, and `led` the followers of each first head. `is_full` says that
-    a newcomer finds no place in the round, and has to ask a head. A head may bring `newcomers_per_head`.
+    maps each follower to its heads, the first one first, and `led` maps each first head to its followers. If `is_full`,
+    newcomers find no place in the round and have to ask a head. A head may bring `newcomers_per_head` of them.
     """
 
     digest: bytes = b""
@@ -58,14 +58,14 @@ class Clusters:
         return peer in self.dealt or (self.is_full and peer not in self.heads and peer not in self.promoted)
 
     def heads_of(self, peer: str) -> tuple[str, ...]:
-        """Return the heads that `peer`, which follows, turns to, in this order."""
+        """Return the heads that the follower `peer` asks to bring its work, in this order."""
         if peer in self.dealt:
             return self.dealt[peer]
         ranked = sorted(self.heads, key=lambda head: drawn(self.digest, f"{peer}/{head}"))
         return tuple(ranked[:NUM_ASKED])
 
     def followers_of(self, head: str) -> tuple[str, ...]:
-        """Return the followers whose first head this is."""
+        """Return the followers whose first head is `head`."""
         return self.led.get(head, ())
 
     def num_newcomers(self, head: str) -> int:
@@ -88,7 +88,7 @@ def draw_clusters(
 ) -> Clusters:
     """Return the clusters of the step that follows the state `digest`, whose members are `roster` and whose trainers
     are `trainers`. There are none if `size` is 1, and before a run's first group. `newcomers` are the trainers on
-    probation: others take vacant places before them, and they take at most `num_seats`."""
+    probation: they take vacant places after all others, and at most `num_seats`."""
     if size == 1 or not roster:
         return Clusters(size=size)
     heads = tuple(sorted(roster, key=lambda peer: drawn(digest, peer)))
@@ -111,7 +111,8 @@ def draw_clusters(
 
 
 def trainers_after(origin: Group, leased: Sequence[str], clusters: Clusters) -> tuple[str, ...]:
-    """Return the trainers that hold leases after `origin`'s round: its roster, and the others that stay behind it.
+    """Return the trainers that hold leases after the round of `origin`: its roster, then the other trainers that stay,
+    sorted.
 
     Raises RoundError if a follower has no lease.
     """
@@ -126,8 +127,8 @@ def trainers_after(origin: Group, leased: Sequence[str], clusters: Clusters) -> 
 
 
 def samples_used(origin: Group, leased: Sequence[str]) -> dict[str, int]:
-    """Return how many samples of its lease each trainer has used that contributed. Raises RoundError if a follower has
-    no lease."""
+    """Return how many samples of its lease each contributing trainer has used. Raises RoundError if a follower has no
+    lease."""
     used = {member.peer_id: member.own_samples for member in origin.members if member.own_samples}
     for member in origin.members:
         for each in member.followers:
@@ -137,8 +138,8 @@ def samples_used(origin: Group, leased: Sequence[str]) -> dict[str, int]:
 
 
 def has_contributed(peer: str, origin: Group, state_digest: bytes, leased: Sequence[str]) -> bool:
-    """Return whether `origin` counts tokens of `peer`. `leased` are the leases after the state `state_digest`: a group
-    that starts from another state says only which of its members have contributed."""
+    """Return whether `origin` counts work of `peer`. `leased` are the leases after the state `state_digest`. A group
+    that starts from another state tells only which of its members have contributed, not which followers."""
     if origin.state_digest == state_digest:
         return peer in samples_used(origin, leased)
     return any(member.peer_id == peer and member.num_tokens for member in origin.members)
@@ -147,8 +148,8 @@ def has_contributed(peer: str, origin: Group, state_digest: bytes, leased: Seque
 def overclaim(
     member: Contribution, leased: Sequence[str], clusters: Clusters, *, max_samples: int, tokens_per_sample: int
 ) -> str:
-    """Return what `member` claims without having it: more work than a lease has, or trainers of others; empty if
-    nothing."""
+    """Return which claim of `member` is false: more work than its lease allows, or trainers that are not its own.
+    Return an empty string if none is."""
     works = [(member.peer_id in leased, member.own_samples, member.own_tokens)]
     works += [(True, each.num_samples, each.num_tokens) for each in member.followers]
     for has_lease, num_samples, num_tokens in works:
@@ -166,7 +167,7 @@ def overclaim(
 
 
 def drawn(beacon: bytes, peer: str) -> bytes:
-    """Return the number that `peer` has drawn: the lowest one comes first."""
+    """Return the number that `peer` draws from `beacon`. The lowest number comes first."""
     return hashlib.sha256(beacon + peer.encode()).digest()
 
 

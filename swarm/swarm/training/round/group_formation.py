@@ -1,9 +1,10 @@
-"""Decides how an attempt gets its group: when its coordinator forms it, and for whom it waits.
+"""Decides when a coordinator forms the group of its attempt, and which members it waits for.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
-(`group_members`). A trainer that follows a head reports to nobody.
+(`group_members`). A trainer that follows a head does not report to the coordinator.
 
-Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
+All functions here are pure functions of the round's state. `state_machine` decides what follows once there is a signed
+group.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
-"""The grace is this share of an interval, at most MAX_GRACE_S: members that take so much longer than the others are
-waited for, as their whole interval is lost otherwise. It is not longer, because members that are gone without a word
-are waited for, too."""
+"""The grace is this share of an interval, at most MAX_GRACE_S. Slower members are waited for that long, since they
+would otherwise lose the work of a whole interval. It is not longer, because the coordinator also waits that long for
+members that are gone without a word."""
 
 MAX_EXACT_MOVES = 3
-"""Honest members move each other less often in one step: after a partition, or when a coordinator died."""
+"""Maximum moves in one step to the exact attempt that was named. Honest members, after a partition or when a
+coordinator died, need fewer."""
 
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
@@ -58,20 +60,20 @@ UNINVITED = (
 )
 
 MIN_GRACE_S = 1.0
-"""The time between two calls for members that a group needs."""
+"""The minimum time between two queries for members that a group needs."""
 LEFT_OUT_REST_S = 1.0
-"""After this, a member that was left out asks again how the round ended."""
+"""The wait of a member that was left out before it asks again how the round ended."""
 
 
 def advance(state: RoundState, now: float) -> Transition:
-    """Go on with forming: as the coordinator, or by asking it."""
+    """Continue forming the group: as the coordinator, or by reporting to it."""
     if state.phase != "forming" or state.abstains or state.setup.follows:
         return state, []
     if state.coordinator == state.setup.me:
         return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
-    # others cannot move the run, and who has not trained does not know how long an interval takes
+    # other members cannot move the run, and a member that has not trained does not know how long an interval takes
     may_move = state.mine.num_tokens > 0 and (not state.setup.roster or state.setup.me in state.setup.roster)
     waits_until = state.timers.waits_until or (now + decision_s(state) if may_move else None)
     state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
@@ -80,11 +82,11 @@ def advance(state: RoundState, now: float) -> Transition:
 
 
 def move(state: RoundState, attempt: int, now: float) -> Transition:
-    """Go on at a later `attempt`, which another member has named.
+    """Move to a later `attempt`, which another member has named.
 
-    Each move delays the next one for longer: a member that names one attempt after the other then cannot end every
-    attempt that gets under way. After MAX_EXACT_MOVES only powers of two are moved to, so that members which were
-    moved at different times meet in one attempt, and so few are left that no peer can name new ones for long.
+    Each move delays the next one for longer, so a member that names one attempt after the other cannot end every
+    attempt that gets under way. After MAX_EXACT_MOVES this member moves only to powers of two. Members that moved at
+    different times then meet in one attempt, and too few attempts are left for any peer to name new ones for long.
     """
     if state.attempts.num_moved >= MAX_EXACT_MOVES:
         attempt = 1 << (attempt - 1).bit_length()
@@ -93,7 +95,7 @@ def move(state: RoundState, attempt: int, now: float) -> Transition:
     if now < state.attempts.movable_at:
         return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []
     if state.phase == "forming" and state.mine is not None:
-        state = note_shortage(state, now)  # for others, too, the attempt ended without a group
+        state = note_shortage(state, now)  # the attempt ended without a group for the others, too
     num_moved = state.attempts.num_moved
     attempts = replace(state.attempts, num_moved=num_moved + 1, movable_at=now + rest_after(num_moved))
     state, replies = begin_attempt(replace(state, attempts=attempts), attempt)
@@ -105,16 +107,16 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
     if refusal := _refusal(state, peer, ready):
         return state, [Reply(peer=peer, reply=refusal)]
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
-        # its answer was lost on the way
+        # the peer reports again because its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.setup.roster and (reason := _too_much(state, peer, ready)):
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason))]
     before, state = state, without_doubt(state, peer)
     state = reached_again(state, peer, ready.attempt)
     if state is before and ready.attempt == state.attempt and state.ready.get(peer) == ready:
-        return state, []  # it waits, and says so again: hundreds do so every second while a large run's interval lasts
+        return state, []  # it repeats its report while it waits, as hundreds do every second in a large run
     state = replace(state, ready={**state.ready, peer: ready})
-    # a stranger could otherwise interrupt one attempt after the other
+    # any stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.setup.roster or not roster_left(state)
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
         return move(state, ready.attempt, now)
@@ -122,8 +124,8 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
 
 
 def _too_much(state: RoundState, peer: str, ready: Ready) -> str:
-    """Return why the report of a stranger is not kept until a group is formed; empty if it is. Anyone can make any
-    number of strangers, and a report can name thousands of trainers."""
+    """Return why a stranger's report is not kept until a group is formed, or an empty string if it is. Anyone can
+    create any number of strangers, and a report can name thousands of trainers."""
     if peer not in state.ready and len(state.ready) >= MAX_HEARD:
         return "too many others are ready"
     brings = ready.followers or ready.newcomers or len(ready.credentials) > 1
@@ -139,16 +141,17 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Tra
 
 
 def on_withheld(state: RoundState, now: float) -> Transition:
-    """Go on without the coordinator, which has put this member off for too long: one that lies could do so for ever.
-    Nobody is at fault for it, since its own interval may take so long."""
+    """Give up on the coordinator, which has put this member off for too long: a lying coordinator could do so for ever.
+    It is not blamed, since its own interval may take that long."""
     reason = f"the coordinator {short_id(state.coordinator)} has formed no group with this member for too long"
     return give_up(state, reason, (state.coordinator,), now)
 
 
 def on_expired(state: RoundState, at: float, now: float) -> Transition:
-    """Go on without the credentials that do not hold until `at`. Members that show such a one are told to report anew,
-    with what they have then. This member reports without it, and without a newcomer that may not enter then, in a later
-    attempt if it may have reported to this one: two reports to one attempt would convict it."""
+    """Drop the credentials that expire by `at`, in Unix seconds. Members that show such a credential are told to report
+    again with what they have then. This member reports without it, and without a newcomer that may not enter then. If
+    it may have reported to this attempt already, it reports in a later one: two reports to one attempt would convict
+    it."""
     if state.phase not in {"forming", "signing"}:
         return state, []
 
@@ -162,7 +165,7 @@ def on_expired(state: RoundState, at: float, now: float) -> Transition:
     if mine is not None:
         credentials = tuple(filter(holds, mine.credentials))
         grants = grants_in(credentials)
-        # everybody refuses a report with a newcomer that may not enter, and all work that comes with it
+        # every member refuses a report with a newcomer that may not enter, and all work that comes with it
         newcomers = tuple(peer for peer in mine.newcomers if not setup.standings.refuses(peer, grants.get(peer)))
         mine = replace(mine, credentials=credentials, newcomers=newcomers)
     kept = {peer: ready for peer, ready in state.ready.items() if peer not in expired}
@@ -171,7 +174,8 @@ def on_expired(state: RoundState, at: float, now: float) -> Transition:
     state = replace(state, setup=setup, mine=mine, ready=kept, phase="forming")
     has_enough = len(_ready_members(state)) >= setup.succession.min_group
     if was_signing and has_enough and not set(expired) & set(setup.roster):
-        # the others have waited: newcomers whose credentials end one after the other do not begin that anew
+        # the others have waited long enough: newcomers whose credentials expire one after the other must not restart
+        # the grace
         state = replace(state, timers=Timers(grace_until=now))
     if is_own and state.coordinator != setup.me:
         state, actions = give_up(state, OWN_EXPIRED, (), now)
@@ -181,7 +185,8 @@ def on_expired(state: RoundState, at: float, now: float) -> Transition:
 
 
 def too_few(state: RoundState, now: float) -> Transition:
-    """Give up, because too few members are ready, or because this member is not let in and nobody else coordinates."""
+    """Give up, because too few members are ready, or because the run does not admit this member and nobody else
+    coordinates."""
     if _is_refused(state):
         return give_up(state, UNINVITED, (), now)
     setup, here = state.setup, present_members(state).keys() | {state.setup.me}
@@ -213,7 +218,7 @@ def _coordinate(state: RoundState, now: float) -> Transition:
 
 
 def _is_refused(state: RoundState) -> bool:
-    """Return whether the run does not let this member in with what it has to show."""
+    """Return whether the run refuses this member with the credentials that it can show."""
     standings, me = state.setup.standings, state.setup.me
     if not standings.entrance.required:
         return False
@@ -221,15 +226,15 @@ def _is_refused(state: RoundState) -> bool:
 
 
 def _stand_aside(state: RoundState, now: float) -> Transition:
-    """Have those that report to this member go on to the next attempt: everybody would refuse a group that it signs,
-    and name it for that."""
+    """Send the members that report to this one on to the next attempt: every member would refuse a group that this one
+    signs, and blame it for the group."""
     if present_members(state):
         return give_up(state, UNINVITED, (), now)
     return replace(state, timers=Timers(deadline=state.timers.deadline or now + state.setup.patience_s)), []
 
 
 def _form(state: RoundState, now: float) -> Transition:
-    """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
+    """Have the group of the ready members signed, or give up if too few of them are fit for it."""
     present = present_members(state)
     group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
@@ -240,10 +245,11 @@ def _form(state: RoundState, now: float) -> Transition:
 
 
 def _is_complete(state: RoundState) -> bool:
-    """Return whether nobody is waited for any more.
+    """Return whether there is nobody left to wait for.
 
-    A run's first group has no roster that says who is to come, so it always waits, unless it is full. In a run with
-    clusters it waits also then: more trainers than a group has places may begin together, and would form several.
+    A run's first group has no roster that names the expected members, so it always waits unless it is full. In a run
+    with clusters it waits even then: more trainers than a group has places may begin together, and would form several
+    groups.
     """
     setup = state.setup
     is_full = len(_ready_members(state)) >= setup.max_group and (bool(setup.roster) or setup.clusters.size == 1)
@@ -251,8 +257,8 @@ def _is_complete(state: RoundState) -> bool:
 
 
 def _begin_to_wait(state: RoundState, now: float) -> Transition:
-    """Wait for the grace if enough members are ready, else for enough of them. Absent members are asked whether they
-    are there, in the second case only after a while."""
+    """Start the grace if enough members are ready, else start waiting for enough of them. Ask absent members whether
+    they are there: at once in the first case, after a while in the second."""
     setup, present, absent = state.setup, present_members(state), absent_members(state)
     # a member that only wants to be admitted must not cut the others' intervals short
     worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
@@ -275,7 +281,7 @@ def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool
 
 
 def _wait_for_electors(state: RoundState, now: float) -> Transition:
-    """Wait on, because the grace is over and too few members of the state before are here for a group."""
+    """Wait longer, because the grace is over and too few members of the state before are here for a group."""
     setup, absent = state.setup, absent_members(state)
     timers = Timers(
         grace_until=now + max(setup.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + setup.patience_s
@@ -289,12 +295,12 @@ def present_members(state: RoundState) -> dict[str, Ready]:
 
 
 def _ready_members(state: RoundState) -> set[str]:
-    """Return the members that have reported to this attempt, and this one."""
+    """Return the members that have reported to this attempt, and this member."""
     return present_members(state).keys() | {state.setup.me}
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
-    """Return the members with a lease that may still come, this member included while its interval lasts, and the
+    """Return the members of the state that may still report, this member included while its interval lasts, and the
     trainers that take vacant places."""
     present = present_members(state)
     mine = {state.setup.me} if state.mine else set()
@@ -323,9 +329,9 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
 
 
 def awaited_peers(state: RoundState) -> tuple[str, ...]:
-    """Return the peers without which the round does not go on: a follower's head, at the coordinator the absent
-    members, elsewhere those that were missing when too few were there, or else the coordinator, and in the vote those
-    that have not voted."""
+    """Return the peers that the round waits for at this member. For a follower that is its head; at the coordinator,
+    the absent members; in a vote, those that have not voted. Elsewhere they are the members that were missing when too
+    few were there, or else the coordinator."""
     setup, group = state.setup, state.signed
     if setup.follows:
         return setup.clusters.heads_of(setup.me)[:1]
@@ -344,16 +350,17 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
 
 
 def num_lacking(state: RoundState) -> int:
-    """Return how many more members this coordinator needs before it can form a group. Others do not know it: 0."""
+    """Return how many more members this coordinator needs before it can form a group. Other members do not know the
+    number and get 0."""
     is_forming = state.phase in {"forming", "left_out", "resting"} and state.coordinator == state.setup.me
     lacking = state.setup.succession.min_group - len(_ready_members(state))
     return max(0, lacking) if is_forming and not state.setup.follows else 0
 
 
 def decision_s(state: RoundState) -> float:
-    """Return how many seconds a member waits for the group of a coordinator that answers: for another interval as long
-    as its own, and then for the longest grace, and as long as a coordinator waits for the state's members. After each
-    attempt that failed it waits longer: the others' intervals may take many times as long as its own."""
+    """Return how many seconds a member waits for the group of a coordinator that answers. That is another interval as
+    long as its own, the longest grace, and the time that a coordinator waits for the state's members. The wait grows
+    with each failed attempt: the others' intervals may take many times as long as this member's."""
     once_s = state.interval_s + max(state.setup.grace_s, MAX_GRACE_S) + 2 * state.setup.patience_s
     return once_s * (1 + state.attempts.num_failed)
 

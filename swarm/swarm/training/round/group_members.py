@@ -1,12 +1,12 @@
-"""The rules for the members of a group: whom a coordinator takes and leaves out, and what every member checks.
+"""Decides which members a coordinator takes into a group, and checks the group at every member.
 
 A coordinator can only leave members out. The group carries the reports that its members have signed for this very
-attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`quorum`). Before
-it takes part, every member recomputes it, and checks that its own report is there unchanged, that nobody's weight
-exceeds its lease, and a head's not those of its cluster, and that all start from its own state.
-`RunSignatures.check_reports` checks the signatures.
+attempt, and everything else follows from these: weights, part sizes, clusters, and which outcome it resumes (`quorum`).
+Before a member takes part it recomputes all this. It also checks that its own report is there unchanged, that no
+member's weight exceeds its lease, that no head's weight exceeds the leases of its cluster, and that all members start
+from its own state. `RunSignatures.check_reports` checks the signatures.
 
-Pure functions on the round's setup. `group_formation` says when the group is formed.
+All functions here are pure functions of the round's setup. `group_formation` decides when the group is formed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NOT_ADMITTED = "the run does not admit it"
 
 
 def contribution_to_report(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
-    """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
+    """Return what `setup.me` reports with `contribution`. Without a contribution it reports only its bandwidth,
+    standing and credentials."""
     contribution = contribution or Contribution(peer_id=setup.me)
     own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
     return replace(
@@ -52,7 +53,7 @@ def contribution_to_report(setup: RoundSetup, contribution: Contribution | None)
 
 def own_report(state: RoundState) -> Ready:
     mine = contribution_to_report(state.setup, state.mine)
-    # a report has room for a limited number, and those of earlier rosters matter least
+    # a report has room for a limited number of peers, and those outside the roster matter least
     accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
     return Ready(
         run=state.setup.run,
@@ -69,8 +70,8 @@ def own_report(state: RoundState) -> Ready:
 
 
 def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
-    """Return the group of the members that are `ready`, and the reason for each one left out. `setup.me` is always
-    taken.
+    """Return the group of the members that are `ready`, and the reason for each member left out. `setup.me` is always
+    in the group.
 
     If members hold locks, the group resumes the outcome of the highest one (see `quorum`).
     """
@@ -111,8 +112,8 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
 def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) -> list[str]:
     """Return the members that are `fit`, in the order in which they take the group's seats.
 
-    Members that have proven themselves come before those on probation, of these those that contribute before those that
-    only want to be admitted, and members of the state before others; of equals, a beacon draws.
+    `setup.me` comes first. Then proven members come before those on probation, members that contribute before those
+    that only want to be admitted, and members of the state before others. A beacon draws the order of equals.
     """
     members = [each for peer, each in fit.items() if peer in setup.roster]
     beacon = seat_beacon(setup.beacon(attempt), members)
@@ -125,16 +126,16 @@ def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) ->
 
 
 def seat_beacon(beacon: bytes, reports: Iterable[Contribution]) -> bytes:
-    """Return the beacon of the seats of the attempt with this `beacon`, whose members report `reports`. It also holds
-    their commitments to their slices, which nobody but their makers and the attempt's coordinator knows before there is
-    a group."""
+    """Return the beacon that draws the seats of the attempt with this `beacon`, whose members report `reports`. It also
+    includes their commitments to their slices. Before there is a group, only their makers and the attempt's coordinator
+    know these."""
     roots = sorted(each.commitment.root for each in reports if each.commitment)
     return hashlib.sha256(beacon + b"".join(roots)).digest()
 
 
 def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
-    """Return the members on probation for whom there is no seat, of those that are `seated` in this order. Without a
-    proven member that contributes there is none for those that do: they alone would make the step."""
+    """Return the members on probation that get no seat, of those that are `seated` in this order. If no proven member
+    contributes, newcomers that contribute get no seat: they alone would make the step."""
     proven = [peer for peer in seated if not fit[peer].steps_left]
     newcomers = [peer for peer in seated if fit[peer].steps_left and peer != setup.me]
     num_taken = int(bool(fit[setup.me].steps_left))
@@ -147,17 +148,18 @@ def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str
 
 
 def _news(setup: RoundSetup, ready: Mapping[str, Ready]) -> bytes:
-    """Return a revocation of the author that the state does not know, of those that members report; empty for none."""
+    """Return the longest reported revocation of the author that the state does not know yet, or empty bytes if there is
+    none."""
     reported = sorted((each.revocation for each in ready.values() if each.revocation), key=len, reverse=True)
     return next((each for each in reported if setup.standings.is_news(revocation_in(each))), b"")
 
 
 def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
-    """Return who of `seated` enters with a credential that does not hold beside those of the others, or for which the
-    group has no room. `setup.me` goes first and then the state's members, which bring others'."""
+    """Return the peers of `seated` whose credentials do not hold together with those of the others, or have no room in
+    the group. `setup.me` goes first, then the state's members, which bring credentials of others."""
     kept, surplus = set[str](), []
     for peer in sorted(seated, key=lambda each: (each != setup.me, each not in setup.roster, each)):
-        # in the order of the group, which decides where a head shows another credential of a peer than it does itself
+        # in the order of the group, which decides when a head and a peer show different credentials for that peer
         shown = [each for member in sorted({*kept, peer}) for each in fit[member].credentials]
         is_over = bool(fit[peer].credentials) and bool(set(setup.standings.overused(grants_in(shown))) & {*kept, peer})
         if peer != setup.me and (is_over or len(shown) > limits.MAX_CREDENTIALS):
@@ -168,28 +170,29 @@ def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[
 
 
 def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
-    """Return the peers that more than a third of the state's `num_members` accuse: not all of these lie, if fewer than
-    a third do. No other word counts before an attempt has failed. `accusations` are by accuser."""
+    """Return the peers that more than a third of the state's `num_members` accuse. If fewer than a third of the members
+    lie, one of these accusers is honest. Before an attempt has failed, no other accusation counts. `accusations` are by
+    accuser."""
     counts = Counter(peer for by, accused in accusations.items() for peer in set(accused) - {by})
     return tuple(sorted(peer for peer, count in counts.items() if peer in accusations and 3 * count > num_members))
 
 
 def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
-    """Return the peers to leave out of an attempt after `num_failed` have failed, by the members' word alone.
-    `accusations` are by accuser.
+    """Return the peers to leave out of an attempt after `num_failed` attempts have failed, from the members'
+    accusations alone. `accusations` are by accuser.
 
-    Nothing is proved here, so this takes the peer in most disputes, on either side: a peer that breaks the round for
-    all is accused by all, and a peer that accuses all stands alone. In a tie the two may be unable to work with each
-    other. Then the tied peers take turns: by a hash, one of them is left out, or none. So liars that make an attempt
-    fail can have an honest member left out of some of those that follow, and of no step's first one.
+    Nothing is proved here, so the peer in most disputes, on either side, is left out: all members accuse a peer that
+    breaks the round for all, and a peer that accuses everyone stands alone. Peers that tie may be unable to work with
+    each other. They take turns: a hash leaves out one of them, or none. Liars that make an attempt fail can therefore
+    get an honest member left out of some later attempts, but never out of a step's first one.
     """
-    disputes: dict[str, Counter[str]] = {peer: Counter() for peer in accusations}  # of each peer, with the others
+    disputes: dict[str, Counter[str]] = {peer: Counter() for peer in accusations}  # by peer and other peer
     for by, accused in accusations.items():
         for of in disputes.keys() & set(accused) - {by}:
             disputes[by][of] += 1
             disputes[of][by] += 1
     counts = {peer: each.total() for peer, each in disputes.items()}
-    # the turn of "" is that of none
+    # the entry "" stands for leaving nobody out
     turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
     left_out = []
     while most := max(counts.values(), default=0):
@@ -210,7 +213,7 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
 def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
     unfit = {peer: NOT_ADMITTED for peer in ready if not setup.admits(peer)}
     places = set[int]()
-    # this member's own claims come first: it does not leave itself out
+    # this member's own claims come first, since it does not leave itself out
     for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
         report = each.contribution_of(peer)
         grant = grants_in(report.credentials).get(peer)
@@ -225,12 +228,12 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
         else:
             unfit[peer] = reason
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
-    # anyone can make any number of strangers
+    # accusations by strangers do not count: anyone can create any number of strangers
     heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in honest.items()}
     num_failed = attempt - setup.first_attempt
     out = whom_to_leave_out(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
     own = ready[setup.me].accused if setup.me in ready else ()
-    # what this member saw itself counts also in a tie: it signs a group of members that it can work with
+    # what this member saw itself counts even in a tie: it signs a group of members that it can work with
     for peer in (*out, *(peer for peer in own if peer in honest)):
         if peer != setup.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
@@ -239,7 +242,7 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
 
 
 def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
-    """Return what is wrong with a group for `setup.me`, which reported `mine`; empty if nothing is."""
+    """Return why `setup.me`, which reported `mine`, must not join the group; empty if it may."""
     group = signed.group
     kept = next((replace(member, signature=b"") for member in group.members if member.peer_id == setup.me), None)
     checks = (
@@ -260,14 +263,14 @@ def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: Signe
 
 
 def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
-    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
+    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one may have."""
     if setup.roster and origin.signer not in setup.roster:
         return f"{short_id(origin.signer)} signed it and is no member of the state that it follows from"
     return _forbidden(setup, origin.group)
 
 
 def _forbidden(setup: RoundSetup, group: Group) -> str:
-    """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
+    """Return the rule for all groups of this step that `group` breaks; empty if it breaks none."""
     num_members, grants = len(group.members), grants_in(group.credentials)
     places = [each.place for member in group.members for each in member.followers]
     checks = (
@@ -318,17 +321,18 @@ def num_seats(setup: RoundSetup, num_proven: int) -> int:
 
 
 def num_presentable(max_group: int) -> int:
-    """Return how many credentials of newcomers one head may bring, so that those of a whole group have room."""
+    """Return how many credentials of newcomers one head may bring, so that a group of heads has room for all of
+    them."""
     return limits.MAX_CREDENTIALS // max_group
 
 
 def num_demotable(max_group: int) -> int:
-    """Return how many members one report may demote, so that those of a whole group have room."""
+    """Return how many members one report may demote, so that a group has room for the demotions of all its members."""
     return max(1, limits.MAX_DEMOTED // max_group)
 
 
 def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
-    """Return whether `member` says otherwise than the state how many steps it or a follower has to prove itself."""
+    """Return whether `member` contradicts the state about how many steps of probation it or a follower has left."""
     own = grants_in(member.credentials).get(member.peer_id)
     if setup.standings.steps_left(member.peer_id, own) != member.steps_left:
         return True
@@ -339,12 +343,12 @@ def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
 
 
 def misstates_score(setup: RoundSetup, member: Contribution) -> bool:
-    """Return whether `member` says otherwise than the state whether it counts for less."""
+    """Return whether `member` contradicts the state about whether its work is discounted."""
     return setup.held_out.is_discounted(member.peer_id) != member.discounted
 
 
 def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:
-    """Return what `member` claims for itself or its cluster without having it; empty if nothing."""
+    """Return which claim of `member` for itself or its cluster is false; empty if none is."""
     grants = grants_in(member.credentials)
     if any(not setup.admits(peer) or setup.standings.refuses(peer, grants.get(peer)) for peer in member.newcomers):
         return "it brings a newcomer that the run does not admit"

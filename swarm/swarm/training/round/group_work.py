@@ -1,6 +1,6 @@
-"""Decides what a member does in the group of an attempt until it votes: it checks the group, reduces, or leaves it.
+"""Decides what a member does in an attempt's group until it votes: check the group, reduce, or leave it.
 
-Pure functions; `state_machine` calls them, and `round_driver` carries out the actions.
+All functions here are pure. `state_machine` calls them, and `round_driver` carries out the actions.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         attempts=replace(state.attempts, short_since=None),
         timers=Timers(deadline=now + group.reduce_s),
         voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
-        # the reports to this attempt are answered from now on
+        # the reports to this attempt have their answer now
         ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
-    # the votes of the lock are those of members that audited the outcome
+    # the members whose votes make the lock have audited the outcome
     return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
 
 
@@ -53,13 +53,13 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
     """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
     me, mine, origin = state.setup.me, state.mine, signed.origin
     if signed.signer == me:
-        # the group was right when this member signed it, even if its interval has ended since
+        # the group was valid when this member signed it, even if its interval has ended since
         return "", ""
     if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
         return signed.signer, f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
     leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
     if origin and leaves and origin.signer != me and not (mine and mine.leaving):
-        # the coordinator could otherwise leave itself as the only member that the next state depends on
+        # otherwise the coordinator could remain as the only member that the next state depends on
         return origin.signer, f"{short_id(origin.signer)} signed a group in which this member leaves, and it does not"
     return "", ""
 
@@ -85,9 +85,9 @@ def on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Tran
 
 
 def _audited_outcome(state: RoundState) -> Outcome | None:
-    """Return the outcome for which more than a third of the members that decide, and two at least, have voted: if fewer
-    than a third lie, one that did not lie has audited it. None if there is no such outcome. Members on probation do not
-    count, as keys cost nothing."""
+    """Return the outcome for which more than a third of the deciding members, and at least two, have voted, or None. If
+    fewer than a third lie, at least one honest member has audited it. Members on probation do not count, as keys cost
+    nothing."""
     assert state.signed is not None
     deciding = state.signed.group.deciding
     counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
@@ -96,7 +96,7 @@ def _audited_outcome(state: RoundState) -> Outcome | None:
 
 
 def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:
-    """Have nothing to do with `peer` from now on: leave a group with it, and do not report to it."""
+    """Stop working with `peer` for good: leave a group that has it, drop its report, and do not report to it."""
     if peer in state.faults.convicted or peer == state.setup.me:
         return state, []
     state = blame(state, (peer,), (), reason)
@@ -120,11 +120,12 @@ def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover
 def fail(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Transition:
-    """Go on where this member cannot reduce. If another member could, recover its outcome; else abort the attempt.
-    Other members are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
+    """Handle a reduction that this member cannot finish: recover the outcome of a member that could, else abort the
+    attempt. The other members are told of `accused`. This member's user is told of `missing`, or of `accused` if that
+    is None."""
     signed = state.signed
     assert signed is not None
-    # members that voted have all parts, and would have given them
+    # members that voted have all parts, and would have sent them
     state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
     votes = valid_votes(state, "prepare")
     if votes and not state.recovering:
@@ -136,7 +137,7 @@ def fail(
 def leave_group(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Transition:
-    """Leave a signed group, and tell its members why."""
+    """Leave the signed group, and tell its members why."""
     assert state.signed is not None
     abort = Abort(
         run=state.setup.run,

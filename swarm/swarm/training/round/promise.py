@@ -1,11 +1,10 @@
-"""Keeps what a member has promised and voted for, written to disk before others hear of it, so that it outlives a
-restart.
+"""Writes a member's promises and votes to disk before others hear of them, so that they outlive a restart.
 
 A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`quorum`).
-Both must outlive the process. The parts of the outcome of its last prepare vote are kept as well, so that an outcome
-that nobody saw decided can still be finished when all members stopped at once. They are not flushed, since they are
-large: a power failure may lose them, a killed process does not. The page "One history" of the documentation says what
-follows from this, and what a run does when the parts are lost.
+Both must outlive the process. The parts of the outcome that it last cast a prepare vote for are kept as well: if all
+members stop at once before anyone saw the outcome decided, they can still finish it. The parts are large, so they are
+not flushed: a power failure may lose them, the end of the process does not. The page "One history" of the documentation
+says what follows from this, and what a run does when the parts are lost.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _DIGEST_BYTES = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`).
-    `own_prepare_vote` is its newest prepare vote, and `parts` are the parts of that outcome; empty if there is none or
-    they are lost."""
+    `own_prepare_vote` is its newest prepare vote, and `parts` are the parts of the outcome of that vote; empty if there
+    is no vote or the parts are lost."""
 
     report: Ready
     first_attempt: int = 0
@@ -49,20 +48,20 @@ class PromiseStore(Protocol):
     """Keeps the newest promise of one member of one run. Both methods block."""
 
     def read(self) -> Promise | None:
-        """Return the newest promise; None if this member has promised nothing yet."""
+        """Return the newest promise, or None if this member has promised nothing yet."""
 
     def write(self, promise: Promise) -> None:
-        """Return once a restart will find `promise`. Raises ConfigError if it cannot be written."""
+        """Store `promise` so that it outlives a restart. Raises ConfigError if it cannot be written."""
 
 
 def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
-    """Return `state`, the beginning of a step, as far as an earlier `promise` allows.
+    """Return `state`, that of a step's beginning, restricted to what an earlier `promise` allows.
 
-    If the run's state is the one of the promise, the member goes on after the attempt it promised, with its lock. If it
-    is an earlier one, the member abstains: what it voted for later is not known any more. From another state of the
-    same step it goes on after the attempt it promised, too: so it never signs two different things for one attempt,
-    which would convict it (`evidence.equivocation`). A run with a `min_group` of 1 has no history to protect in this
-    way.
+    If the run is at the state that the promise names, the member goes on after the attempt it promised, with its lock.
+    If the run is at an earlier state, the member abstains: its later votes are no longer known. At another state of the
+    same step it also goes on after the attempt it promised. It therefore never signs two different things for one
+    attempt, which would convict it (`evidence.equivocation`). A run with a `min_group` of 1 has no history to protect
+    in this way.
     """
     setup = state.setup
     if promise is None or setup.succession.min_group == 1:
@@ -78,7 +77,7 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
         attempt = max(setup.first_attempt, report.attempt + 1) if is_same_step else setup.first_attempt
         return with_coordinator(replace(state, attempt=attempt, abstains=is_lost))
     if report.attempt < setup.first_attempt:
-        return state  # a round has admitted the same members again since then
+        return state  # a later round has committed the same state again since then
     lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None
     return with_coordinator(
         replace(state, attempt=report.attempt + 1, lock=lock, own_prepare_vote=promise.own_prepare_vote)
@@ -94,13 +93,13 @@ class PromiseFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process: two that sign with one key are banned for what they say. Raises
-        ConfigError."""
+        """Lock the folder for this process: two processes that sign with one key contradict each other, and the key is
+        banned. Raises ConfigError if another process holds the lock, or the folder cannot be locked."""
         descriptor = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel's, so a killed process leaves none
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released even if the process is killed
         except OSError as error:
             if descriptor is not None:
                 os.close(descriptor)
@@ -118,7 +117,8 @@ class PromiseFile:
             os.close(descriptor)
 
     def read(self) -> Promise | None:
-        """Raises IntegrityError if the promise cannot be read: without it this member could vote twice."""
+        """Return the newest promise, or None. Raises IntegrityError if it cannot be read: without it this member could
+        vote twice."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -183,7 +183,8 @@ class PromiseFile:
                     path.unlink()
 
     def _parts(self, voted: Outcome) -> tuple[bytes, ...]:
-        """Return the parts of `voted`; empty unless all of them are there, as they were voted for."""
+        """Return the parts of `voted`, or an empty tuple unless all of them are there and have the digests that were
+        voted for."""
         try:
             parts = tuple(_split(self._parts_path(voted).read_bytes()))
         except OSError:

@@ -1,24 +1,25 @@
-"""Counts votes: how many members must agree on a state, what they lock, and what votes that differ prove.
+"""Counts votes: how many members must agree on a state, what they lock, and what differing votes prove.
 
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
-(`Succession`), twice: prepare votes make a lock, commit votes a certificate. Any two sets of members that are
-enough for one state share a member, two sets of two thirds one that does not lie if fewer than a third do, and a member
-votes once of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose
-group then finishes that outcome before any other. So an outcome stays decided, even if nobody saw that it was. The page
+(`Succession`), twice: prepare votes make a lock, commit votes a certificate. Any two sets of members that are enough
+for one state share a member. Two sets of two thirds share an honest one if fewer than a third lie. A member casts one
+vote of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose group then
+finishes the locked outcome before any other. So an outcome stays decided, even if nobody saw the decision. The page
 "One history" of the documentation has the whole argument.
 
 A member that has seen the prepare votes of a quorum for one outcome holds a lock, and only then casts its commit vote.
-So whatever was committed, a quorum holds a lock of it. A report names the reporter's highest lock, and is signed; a
-group carries the reports, and the highest lock that they name, with its votes. Which outcome a group resumes therefore
-follows from what it carries, and every member recomputes it (`lock_complaint`). That the votes of a lock are genuine is
-checked where there are keys (`RunSignatures.check_lock`).
+So for every committed outcome a quorum holds a lock. A signed report names the reporter's highest lock. A group carries
+the reports, and the highest lock that they name, with its votes. Which outcome a group resumes therefore follows from
+the group itself, and every member recomputes it (`lock_complaint`). `RunSignatures.check_lock` verifies the signatures
+of a lock's votes.
 
 The phases are those of PBFT (Castro and Liskov 1999), prepare and commit, which Tendermint calls prevote and precommit;
-a lock is what PBFT calls a prepared certificate. That a member accepts only what a lock of a later attempt than its own
-justifies is the rule of Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin et al. 2019, arXiv
-1803.05069). Here members come and go, so that a quorum is one of the state's members, and of the attempt's group.
+a lock is what PBFT calls a prepared certificate. A member that holds a lock accepts another outcome only if a lock of a
+later attempt justifies it, as in Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin et al. 2019,
+arXiv 1803.05069). Unlike there, members come and go, so a quorum is needed both of the state's members and of the
+attempt's group.
 
-Pure functions.
+All functions here are pure.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def quorum(num_members: int) -> int:
 class Succession:
     """A run's rule for how many members of a state (its roster) must vote for the state that follows it.
 
-    Usually two thirds must, so that neither strangers nor a part of the members alone can take over the run. Once a
-    coordinator has missed them for `majority_after_s` seconds (0: never), a majority is enough: more than half, or
-    exactly half with the roster's first member in the order of peer ids. Two majorities share a member as two thirds
-    do, so no two of them decide differently, whenever each member's time is over. The time is no protection: it only
-    gives members that pause the chance to come back. Majorities are safe if all members are honest; two thirds also if
-    fewer than a third lie.
+    Usually two thirds must, so that neither strangers nor some of the members alone can take over the run. Once a
+    coordinator has lacked two thirds for `majority_after_s` seconds (0: never), a majority is enough: more than half,
+    or exactly half if that includes the roster's first member in the order of peer ids. Any two majorities share a
+    member, as any two sets of two thirds do, so they cannot decide differently, whenever each member's time is over.
+    The time is no protection: it only gives members that pause the chance to come back. Majorities are safe if all
+    members are honest; two thirds are safe even if fewer than a third lie.
 
-    A run with a `min_group` of 1 lets a single survivor go on, and each of its members is trusted that far.
+    In a run with a `min_group` of 1 a single survivor may go on, so each member is trusted that far.
     """
 
     min_group: int = 1
@@ -57,12 +58,12 @@ class Succession:
 
     @classmethod
     def of(cls, config: RunConfig) -> Succession:
-        """Return the rule of a run."""
+        """Return the rule of the run with this `config`."""
         return cls(min_group=config.min_group, majority_after_s=config.majority_after_s)
 
     @property
     def in_words(self) -> str:
-        """Return who decides, and what makes no second history of the run."""
+        """Return who decides, and what that is safe against, in words."""
         if self.min_group == 1:
             return "any one member may go on alone: a partition can part the run for good (min_group = 1)"
         if self.majority_after_s:
@@ -71,15 +72,15 @@ class Succession:
         return "two thirds decide: safe against crashes, partitions, and fewer than a third that lie"
 
     def is_usual(self, roster: Collection[str], voters: Collection[str]) -> bool:
-        """Return whether two thirds of `roster` are among `voters`. A run's initial state has no roster, and needs no
-        voters."""
+        """Return whether two thirds of `roster` are among `voters`, or one member if `min_group` is 1. A run's initial
+        state has no roster and needs no voters."""
         return len(set(roster) & set(voters)) >= self.num_usual(roster)
 
     def num_usual(self, roster: Collection[str]) -> int:
         return min(1, len(roster)) if self.min_group == 1 else quorum(len(roster))
 
     def num_enough(self, roster: Collection[str], present: Collection[str]) -> int:
-        """Return how many of `roster` are enough once the majority rule holds, if these are `present`."""
+        """Return how many members of `roster` are enough once the majority rule applies, if `present` are there."""
         usual = self.num_usual(roster)
         if not self.majority_after_s or not roster:
             return usual
@@ -88,18 +89,18 @@ class Succession:
         return min(usual, half if has_first else half + 1)
 
     def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
-        """Return whether what `voters` voted for may follow from a state with this `roster`."""
+        """Return whether `voters` are enough to decide the state that follows from one with this `roster`."""
         return len(set(roster) & set(voters)) >= self.num_enough(roster, voters)
 
 
 USUAL = Succession()
-"""The usual rule for who decides."""
+"""The rule of two thirds, without a majority rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The result of a count. `decided` is the outcome that has a quorum. If the vote is `hopeless`, no outcome can get
-    one any more. `reason` says why, in words."""
+    """The result of a count. `decided` is the outcome that has a quorum, or None. If the vote is `hopeless`, no outcome
+    can get a quorum any more. `reason` says in words why nothing is decided."""
 
     decided: Outcome | None
     hopeless: bool
@@ -114,7 +115,7 @@ def tally(
     roster: Collection[str] = (),
     succession: Succession = USUAL,
 ) -> Tally:
-    """Count `votes` by member. Those of others than `members` do not count. `silent` members will not vote any more.
+    """Count `votes`, which are by peer. Only votes of `members` count. `silent` members will not vote any more.
     `roster` are the members of the state before: enough of them must be among the voters, too."""
     needed = quorum(len(members))
     votes = {peer: vote for peer, vote in votes.items() if peer in members}
@@ -134,7 +135,7 @@ def tally(
 
 
 def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
-    """Return the lock that these equal first `votes` of a quorum make. Votes of others than `electors` are not kept."""
+    """Return the lock that these equal prepare `votes` of a quorum make. It keeps only the votes of `electors`."""
     vote = next(iter(votes.values()))
     placed = tuple(
         PlacedSignature(place=place, signature=votes[peer].signature)
@@ -145,34 +146,34 @@ def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
 
 
 def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
-    """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
+    """Return the vote that the signatures of `lock` sign. Its outcome comes from the group `origin`."""
     vote = origin.vote(lock.outcome, "prepare")
     return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
 
 
 def presence(num: int, num_needed: int, *, of_roster: bool, how: str = "there") -> str:
-    """Return the reason of a wait in words: how many are there of the members that a step needs."""
+    """Return in words why a step waits: how many of the members that it needs are there."""
     which = "members of the last step that the next one needs" if of_roster else "members that a step needs"
     return f"{num} of the {num_needed} {which} {'is' if num == 1 else 'are'} {how}"
 
 
 def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
-    """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
-    `roster`. In a run's first round there are none, and the members of `origin` take their place."""
+    """Return the peers whose votes for an outcome of the group `origin` count: the `roster` of the state before. In a
+    run's first round the roster is empty, and the members of `origin` take its place."""
     return tuple(roster) or origin.peer_ids
 
 
 def highest_claim(members: Iterable[Contribution]) -> LockClaim | None:
-    """Return the highest lock that `members` report; None if they report none. Of one attempt there are two only if a
-    third of the members lied."""
+    """Return the highest lock that `members` report, or None if they report none. Two different locks of one attempt
+    exist only if a third of the members lied."""
     return max((member.locked for member in members if member.locked is not None), default=None)
 
 
 def lock_complaint(group: Group) -> str:
     """Return why `group` resumes another outcome than its reports demand; empty if it resumes the right one, or none.
 
-    A member whose own report, with its own lock, is in the group needs no further rule: its lock is among those that
-    the group's is compared with.
+    A member need not check its own lock in addition: its report is in the group, so the group's lock is compared with
+    it, too.
     """
     claim, lock = highest_claim(group.members), group.lock
     if (lock.claim if lock else None) != claim:
@@ -185,15 +186,15 @@ def lock_complaint(group: Group) -> str:
 def disagreement(
     mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the peers that votes which differ from `mine` accuse, and those that they only make suspect.
+    """Return the peers that votes differing from `mine` accuse, and the peers that such votes only make suspect.
 
-    Only the members that are `deciding` count, as keys on probation cost nothing.
+    Only votes of `deciding` members count, as keys on probation cost nothing.
 
-    Accused is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
-    results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
-    mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
-    either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
-    against each other.
+    The owner of a part is accused if more than a third of them voted for another version of the part: one of these is
+    honest, so the owner sent different results. A member that has the same parts but another state is accused if fewer
+    members have that state than have the state of `mine`; otherwise `mine` may be the damaged one (see
+    `repair_if_damaged`). A vote that differs in other members' parts proves nothing: either the voter made it up, or an
+    owner sent it another result. If it did, one vote could turn all honest members against each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)

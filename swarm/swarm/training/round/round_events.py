@@ -1,7 +1,7 @@
-"""The events of a round at one member, and the actions that follow: input and output of `state_machine.step`.
+"""Defines the events of a round at one member, and the actions that follow: input and output of `state_machine.step`.
 
-Values only. The code that makes an event has verified the envelopes in it. The state machine judges everything else
-about them, such as whether their signer may say this.
+The module holds values only. The code that makes an event has verified the envelopes in it. The state machine checks
+everything else, such as whether the signer is entitled to what it says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighted:
-    """`peer` is in the run: it called, or has answered. `attempt` is where it is, if it is at the same step."""
+    """`peer` is in the run: it called, or has answered. `attempt` is the attempt that it is at, if it is at the same
+    step."""
 
     peer: str
     attempt: int = 0
@@ -32,7 +33,7 @@ class Sighted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """`peer` is ready. It takes this member for the coordinator, and waits for its answer."""
+    """`peer` reported ready. It takes this member for the coordinator, and waits for an answer."""
 
     peer: str
     ready: Ready
@@ -47,7 +48,7 @@ class Withdrew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialsExpired:
-    """Credentials in this member's report, or in the group that it was to sign, do not hold until `at`, in Unix
+    """Credentials in this member's report, or in the group that it was about to sign, expire before `at`, in Unix
     seconds."""
 
     at: float
@@ -63,7 +64,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The coordinator of `attempt` says that the step is at `to` by now."""
+    """The coordinator of `attempt` says that the step is at attempt `to` by now."""
 
     attempt: int
     to: int
@@ -79,14 +80,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """A signed group has come, from its coordinator or with another member's part."""
+    """A signed group has arrived, from its coordinator or with another member's part."""
 
     signed: SignedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """All parts are here, and applying them gave the outcome's state."""
+    """This member has all parts, and applying them gave the state of `outcome`."""
 
     attempt: int
     outcome: Outcome
@@ -95,8 +96,8 @@ class Reduced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
     """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached. If it is only
-    `unaudited`, this member has a result of which `unreachable` do not show how they made it. What is `certain` did not
-    come of an attempt that was ending, and counts even if the attempt has ended meanwhile."""
+    `unaudited`, this member has a result, but `unreachable` did not show how they made their parts. A `certain` failure
+    was not caused by the end of the attempt, and counts even if the attempt has ended meanwhile."""
 
     attempt: int
     reason: str
@@ -116,7 +117,7 @@ class Convicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voted:
-    """A signed vote of either kind, this member's own included."""
+    """A signed vote of either kind has arrived, or this member has cast its own."""
 
     peer: str
     vote: Vote
@@ -132,7 +133,7 @@ class AttemptLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proven:
-    """A valid certificate for this step or a later one has come."""
+    """A valid certificate for this step or a later one has arrived."""
 
     certificate: bytes
 
@@ -164,8 +165,8 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Report ready to `peer` until it answers. If it `was_missing` at the end of an attempt, find out first, within a
-    short time, whether it is there."""
+    """Report ready to `peer` until it answers. If it `was_missing` at the end of an attempt, first find out within a
+    short time whether it is there."""
 
     peer: str
     ready: Ready
@@ -174,7 +175,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer `peer`, which reported ready. Kind `behind` is completed with this member's own standing."""
+    """Answer `peer`, which reported ready. The driver completes a reply of kind `behind` with where this member is."""
 
     peer: str
     reply: ReadyReply
@@ -182,7 +183,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Ask these absent members where they are; with `hurry`, to end their intervals, this member included."""
+    """Ask these absent members where they are. With `hurry`, ask them to end their intervals, and end this member's
+    own."""
 
     peers: tuple[str, ...]
     hurry: bool
@@ -205,9 +207,8 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If enough
-    have voted for it that one of them is honest, or a lock proves that, it `is_audited`: it need not be audited
-    again."""
+    """Get the parts of an outcome that other members have reached from `holders`, in order, and apply them. The outcome
+    `is_audited`, and need not be audited again, if a lock or enough votes prove that an honest member audited it."""
 
     signed: SignedGroup
     outcome: Outcome
@@ -217,7 +218,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastVote:
-    """Sign the vote and send it to `peers`. What it binds this member to is on disk before that."""
+    """Sign the vote and send it to `peers`. The promise that the vote makes is on disk before that."""
 
     vote: Vote
     peers: tuple[str, ...]
@@ -225,7 +226,8 @@ class CastVote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Tell `peers` that this member leaves the attempt. Its streams break after that: they would blame it otherwise."""
+    """Tell `peers` that this member leaves the attempt, before its streams break: the peers would otherwise blame it
+    for that."""
 
     abort: Abort
     peers: tuple[str, ...]
@@ -233,7 +235,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowEvidence:
-    """Send what convicts members of this group to its other members."""
+    """Send the evidence against members of this group to its other members, `peers`."""
 
     peers: tuple[str, ...]
 
@@ -250,7 +252,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The step is decided, or this member was overtaken: `certificate` says what the state is now."""
+    """End the step: it is decided, or the run has overtaken this member. `certificate` names the new state."""
 
     certificate: bytes
 

@@ -1,14 +1,14 @@
 """Holds what a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
 
-An attempt's coordinator, and who has a seat in a group that is full, are drawn by the lowest hash of a beacon and the
-peer id. The beacon of an attempt begins with the digest of the state that the step follows from, which nobody knew when
-the members of that state were chosen. So no member can have made its key for the attempts that it wants to coordinate.
-Keys cost nothing, however, and a newcomer can make one after it has seen the state: the beacon of the seats holds more
-(see `group_members`). In a run's first round the beacon is the run's id and its initial state. Both are known
-beforehand: a party that makes enough keys coordinates that round, and takes its seats. A beacon of the last state for
-drawing the members of a round is that of MoDeST (de Vos et al. 2023, arXiv 2302.13837).
+The coordinator of an attempt, and the members that get seats in a full group, are drawn by the lowest hash of a beacon
+and the peer id. The beacon of an attempt includes the digest of the state that the step follows from, which nobody knew
+when the members of that state were chosen. So no member can have chosen its key for the attempts that it wants to
+coordinate. Keys cost nothing, however, and a newcomer can make one after it has seen the state, so the beacon of the
+seats includes more (see `group_members`). In a run's first round the beacon depends only on the run's id and its
+initial state. Both are known beforehand: a party that makes enough keys coordinates that round, and takes its seats.
+Drawing the members of a round from a beacon of the last state comes from MoDeST (de Vos et al. 2023, arXiv 2302.13837).
 
-Values and pure functions. `state_machine` explains the phases.
+The module has values and pure functions. `state_machine` explains the phases.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "prepar
 
 FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
-"""The pause after a failed attempt doubles from the first value to the last, so that what keeps failing spins
-slowly."""
+"""The pause after a failed attempt doubles from the first value up to the second, so that repeated failures do not
+cause a busy loop."""
 
 DOUBTED_S = 10.0
-"""A peer that was missing at the end of an attempt is waited for only shortly during this time, if it coordinates a
-later one: it was waited for at length already. After that it is given as long as any other again, since it may be
-there and slow."""
+"""For this time after a peer was missing at the end of an attempt, a later attempt that it coordinates waits only
+shortly for it: the peer was waited for at length already. After that it is waited for as long as any other peer again,
+since it may be there and slow."""
 
 MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
-"""The highest attempt to which others can move this member. The other half is for the attempts that follow."""
+"""The highest attempt to which others can move this member. The other half of the range is left for the attempts that
+follow."""
 
 MAX_HEARD = 1024
-"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of the
-state, and of a group, are heard beyond it."""
+"""Maximum peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of
+the state, and of a group, are heard beyond this limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +56,16 @@ class RoundSetup:
 
     `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
     `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
-    that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
-    seconds: a coordinator waits `grace_s` at least for more once enough members are ready (see `grace_after`), and a
-    group that does not form is given up after `patience_s`. A reduction has `reduce_s`, and each vote `vote_s`.
+    that the step moves has `num_values`. `first_attempt` is the attempt after the one that committed the state. Times
+    are in seconds: once enough members are ready, a coordinator waits at least `grace_s` for more (see `grace_after`),
+    and a group that does not form is given up after `patience_s`. A reduction has `reduce_s`, and each vote `vote_s`.
 
     `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
     say who is on probation, and `held_out` whose work counts for less. `bytes_per_s` is this member's bandwidth (see
     `peer_connections`). `order` is the author's last resume order as it was signed, and `sequence` its number; empty
-    and 0 if there was none. This member shows its `credential` where it enters the run, and names those in `demoted`
-    for having vouched for peers that are convicted, or for a revoked invitation. It reports a `revocation` of the
-    author that the state does not know.
+    and 0 if there was none. This member shows its `credential` when it enters the run. Its report names the peers in
+    `demoted`, which vouched for convicted peers or entered by a revoked invitation, and carries a `revocation` of the
+    author that the state does not know yet.
     """
 
     run: str
@@ -108,7 +109,7 @@ class RoundSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLock:
-    """The highest lock that this member holds at this step, and `origin`, the signed group that its outcome is from."""
+    """The highest lock that this member holds at this step. Its outcome comes from the signed group `origin`."""
 
     lock: Lock
     origin: bytes
@@ -116,8 +117,8 @@ class HeldLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPrepareVote:
-    """The last prepare vote that this member has cast at this step, whose parts it keeps, and the signed group they are
-    from."""
+    """The last prepare vote that this member has cast at this step. The parts of its outcome, which this member keeps,
+    come from the signed group `origin`."""
 
     vote: Vote
     origin: bytes
@@ -128,11 +129,11 @@ class Faults:
     """Holds what has gone wrong with other peers at this step, as this member saw it.
 
     `accused` broke the protocol and `unreachable` could not be reached, each with the reason. Of the `accused`,
-    `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an
-    attempt, and are left out up to the attempt that is named, whatever they send meanwhile. `disputes` counts, for each
-    peer, the attempts that ended because somebody left, on either side. `doubted` were missing at the end of an
-    attempt, by this member's or another's word, and have not been heard since; each with the time until which that
-    counts. It is no reason to leave them out of a group.
+    `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an attempt, and are
+    left out up to and including the attempt that each maps to, whatever they send meanwhile. `disputes` counts for each
+    peer how often it left a group during the reduction or was accused by a peer that left. `doubted` were missing at
+    the end of an attempt, as this member or another one said, and have not been heard since; each maps to the time
+    until which the doubt lasts. A doubt is no reason to leave a peer out of a group.
     """
 
     accused: Mapping[str, str] = field(default_factory=dict)
@@ -150,9 +151,9 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """Says how the attempts at this step have gone. `num_failed` have failed. Others have moved this member to later
-    attempts `num_moved` times, and may again from `movable_at` on, to `later`. Since `short_since`, too few members of
-    the state have been there for a group."""
+    """Counts the attempts at this step. `num_failed` have failed. Others have moved this member to later attempts
+    `num_moved` times, and may move it again from `movable_at` on, to `later`. Since `short_since`, too few members of
+    the state for a group have been there."""
 
     num_failed: int = 0
     num_moved: int = 0
@@ -163,9 +164,9 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timers:
-    """The times at which this member acts of its own accord: as the coordinator it waits for absent members until
-    `grace_until`, and asks them to hurry at `hurry_at`; as another member it waits for the coordinator's group until
-    `waits_until`, however often that one puts it off; the phase ends at `deadline`."""
+    """The times at which this member acts without an event from others. As the coordinator, it waits for absent members
+    until `grace_until`, and asks them to hurry at `hurry_at`. As another member, it waits for the coordinator's group
+    until `waits_until`, however often the coordinator puts it off. The phase ends at `deadline`."""
 
     grace_until: float | None = None
     hurry_at: float | None = None
@@ -175,8 +176,8 @@ class Timers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voting:
-    """The votes of this attempt, of both kinds. `outcome` is what this member votes for; `silent` are members that vote
-    no more."""
+    """The votes of this attempt, of both kinds. `outcome` is what this member votes for; `silent` members will not vote
+    any more."""
 
     outcome: Outcome | None = None
     prepare_votes: Mapping[str, Vote] = field(default_factory=dict)
@@ -189,10 +190,10 @@ class RoundState:
     """One member's state of one step. `begin_attempt` resets `phase` and the fields from `coordinator` on.
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
-    contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the peers that have
-    answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`). `asked` is the
-    coordinator that it reports to. At the coordinator, `claimants` hold a lock of the outcome that the group resumes. A
-    member that is `recovering` gets the parts from others instead of reducing.
+    contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the members of the
+    state that have answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`).
+    `asked` is the coordinator that it reports to. At the coordinator, `claimants` hold a lock of the outcome that the
+    group resumes. A member that is `recovering` gets the parts from others instead of reducing.
     """
 
     setup: RoundSetup
@@ -227,15 +228,16 @@ def attempt_beacon(run: str, state_digest: bytes, step: int, attempt: int) -> by
 
 
 def coordinator_of(beacon: bytes, candidates: Iterable[str]) -> str:
-    """Return the coordinator: another candidate for each attempt, and the same for all members."""
+    """Return the candidate with the lowest number drawn from `beacon`. All members compute the same one, and each
+    attempt draws anew."""
     return min(candidates, key=lambda peer: drawn(beacon, peer))
 
 
 def with_coordinator(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
-    The coordinator is a member of the roster, which is the same for all, so that all agree. Where no member of it is
-    left, as at a run's beginning, it is one of the peers seen lately.
+    The coordinator is a member of the roster, which all members share, so that they agree on it. If the roster has no
+    usable member, as at a run's beginning, the coordinator is one of the peers that this member has seen.
     """
     candidates = roster_left(state) or (set(state.known) - state.faults.failed) | {state.setup.me}
     return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
@@ -250,8 +252,8 @@ def is_waiting(state: RoundState) -> bool:
 
 
 def may_leave_now(state: RoundState) -> bool:
-    """Return whether a member that leaves can do so in mid-step: it is in no group and bound to no vote, and either the
-    others do not wait for it, or too few of them are there for the step to end soon."""
+    """Return whether this member can leave in the middle of a step. It can if it is in no group and bound by no vote,
+    and either the others do not wait for it, or too few of them are there for the step to end soon."""
     setup = state.setup
     if not is_waiting(state) or state.lock is not None or state.own_prepare_vote is not None:
         return False
@@ -259,7 +261,7 @@ def may_leave_now(state: RoundState) -> bool:
 
 
 def moves_at(state: RoundState) -> float | None:
-    """Return when to go on at the later attempt that others have named, if they have."""
+    """Return when to move to the later attempt that others have named, or None if they have named none."""
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
 
 
@@ -284,7 +286,7 @@ def is_doubted(state: RoundState, peer: str, now: float) -> bool:
 
 
 def without_doubt(state: RoundState, peer: str) -> RoundState:
-    """Return `state` after `peer` has been heard."""
+    """Return `state` without a doubt about `peer`, which has been heard."""
     if peer not in state.faults.doubted:
         return state
     doubted = {other: until for other, until in state.faults.doubted.items() if other != peer}
@@ -292,8 +294,8 @@ def without_doubt(state: RoundState, peer: str) -> RoundState:
 
 
 def reached_again(state: RoundState, peer: str, attempt: int) -> RoundState:
-    """Return `state` after `peer`, which may have been unreachable, was heard at its `attempt`: not while it is left
-    out for an attempt that it spoiled."""
+    """Return `state` with `peer` reachable again, because it was heard at its `attempt`. Nothing changes while the peer
+    is left out for an attempt that it spoiled."""
     faults = state.faults
     if peer not in faults.unreachable or attempt <= faults.suspects.get(peer, -1):
         return state
@@ -302,33 +304,33 @@ def reached_again(state: RoundState, peer: str, attempt: int) -> RoundState:
 
 
 def _with_doubts(faults: Faults, missing: tuple[str, ...], now: float) -> Faults:
-    """Return `faults` after an attempt that ended at `now` because of `missing`. A doubt that lasts is not prolonged:
-    whoever is there, and slow, is given the full time at last."""
+    """Return `faults` after an attempt that ended at `now` because of `missing`. A running doubt is not prolonged, so
+    that a peer that is there but slow gets the full time eventually."""
     lasting = {peer: until for peer, until in faults.doubted.items() if now < until}
     return replace(faults, doubted={**dict.fromkeys(missing, now + DOUBTED_S), **lasting})
 
 
 def rest_after(num_times: int) -> float:
-    """Return the seconds to pause after what has happened `num_times` before."""
-    # others can count `num_times` up without end: bound the power
+    """Return the seconds to pause after something that has happened `num_times` before."""
+    # other peers can raise `num_times` without limit, so the power is bounded
     return min(FIRST_REST_S * 2.0 ** min(num_times, 16), MAX_REST_S)
 
 
 def is_overdue(state: RoundState, now: float) -> bool:
-    """Return whether a majority of the state's members is enough for a group by now."""
+    """Return whether the majority rule applies by now."""
     after_s, since = state.setup.succession.majority_after_s, state.attempts.short_since
     return after_s > 0 and since is not None and now >= since + after_s
 
 
 def note_shortage(state: RoundState, now: float) -> RoundState:
-    """Note that too few members are there from `now` on, unless that is noted already."""
+    """Record that too few members are there from `now` on, unless that is recorded already."""
     if state.attempts.short_since is not None:
         return state
     return replace(state, attempts=replace(state.attempts, short_since=now))
 
 
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Transition:
-    """End this attempt; the next one begins after a pause."""
+    """End this attempt, and begin the next one after a pause."""
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
@@ -342,7 +344,7 @@ def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float
 
 
 def begin_attempt(state: RoundState, attempt: int) -> Transition:
-    """Begin `attempt`. Peers that still wait for an earlier one are told."""
+    """Begin `attempt`, and tell the peers that still wait for an earlier one."""
     replies: list[Action] = [
         Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
         for peer, each in state.ready.items()
@@ -363,7 +365,7 @@ def begin_attempt(state: RoundState, attempt: int) -> Transition:
         faults=replace(
             faults,
             suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
-            # if too few are left for any group, the others may be back: without them the run waits anyway
+            # if too few reachable members are left for any group, retry the others: without them the run waits anyway
             unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else {},
         ),
         attempts=state.attempts,

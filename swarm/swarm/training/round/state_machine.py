@@ -4,24 +4,24 @@
        │                  │                  │                  │
        └ coordinator gone ┴── anything fails ┴──────────────────┴──> resting ──> forming, next attempt
 
-The machine runs while the member's interval does, since others may be ready sooner. Every attempt has one coordinator
-and one signed group. An attempt that fails changes nothing but the attempt's number: the contribution is kept.
+The machine already runs during the member's interval, since others may be ready sooner. Every attempt has one
+coordinator and one signed group. A failed attempt changes nothing but the attempt's number: the contribution is kept.
 
 No two replicas commit different outcomes of one step. A member casts its prepare vote for an outcome when it holds all
 parts and has audited them. With the prepare votes of two thirds of the group it holds a lock, writes it to disk, and
-casts its commit vote; two thirds of commit votes are a certificate. Both times enough members of the state before must
-be among the voters (see `quorum`). A report names the lock, so that the next group resumes that outcome before any new
-one. So at most one side of a partitioned network goes on, and the other side follows it later; if fewer than a third of
-the members lie, lies change nothing of that. A coordinator asks absent members where they are before it goes on without
-them, so a member that has committed already says so. If too many members are gone without a word, the run waits for
-some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then
-have different states, and the certificates decide who follows.
+casts its commit vote; the commit votes of two thirds are a certificate. Both times enough members of the state before
+must be among the voters (see `quorum`). A report names the lock, so that the next group resumes the locked outcome
+before any new one. So at most one side of a partitioned network goes on, and the other side follows it later. This
+holds even if fewer than a third of the members lie. A coordinator asks absent members where they are before it goes on
+without them, so it learns from a member that has committed already. If too many members are gone without a word, the
+run waits for some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two
+sides then have different states, and the certificates decide which side follows the other.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
-the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
+the leases that follow. A run's first round has such a group, and so does a round whose members all failed to train.
 
-Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, forming groups to `group_formation`,
-the work in them to `group_work`, and how many votes decide to `quorum`.
+`round_driver` handles time, the network and signatures, `butterfly` the tensors, `group_formation` the forming of
+groups, `group_work` the work in them, and `quorum` how many votes decide.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def begin(
 ) -> RoundState:
     """Return the state at the beginning of the member's interval.
 
-    `accused` are the peers that it saw break the protocol at earlier steps, and `convicted` those of them whom evidence
-    convicts. `promise` is its newest one, also of an earlier process. `interval_s` is the duration of its last
-    interval; 0 if it had none. `began_at` is now.
+    `accused` are the peers that the member saw break the protocol at earlier steps, and `convicted` are the peers whom
+    evidence convicts. `promise` is the member's newest promise, which may be from an earlier process. `interval_s` is
+    the duration of its last interval; 0 if it had none. `began_at` is now.
     """
     convicted_of = dict.fromkeys(convicted, CONVICTED)
     faults = Faults(accused={**convicted_of, **accused}, convicted=convicted)
@@ -126,7 +126,7 @@ def begin(
 
 
 def wake_at(state: RoundState) -> float | None:
-    """Return when a Tick is due, if nothing happens before."""
+    """Return when a Tick is due if no other event comes first, or None if none is due."""
     if state.phase == "done":
         return None
     timers = state.timers
@@ -135,7 +135,8 @@ def wake_at(state: RoundState) -> float | None:
 
 
 def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C901, PLR0911, PLR0912 - one case an event
-    """Return what follows from `event`. Never raises: an event that does not fit the phase is ignored."""
+    """Return the state and the actions that follow from `event`. Never raises: an event that does not fit the phase is
+    ignored."""
     if state.phase == "done":
         return state, []
     match event:
@@ -174,8 +175,8 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
-    """Note that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the peers
-    that a member has met and its attempt decide who it takes for the coordinator."""
+    """Record that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the
+    coordinator follows from the peers that this member has seen and from its attempt."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
     state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
     was_unreachable, state = peer in state.faults.unreachable, reached_again(state, peer, attempt)
@@ -185,15 +186,15 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
     if not is_waiting(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
-        # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
+        # otherwise two members that saw the same failure differently would each wait for the other at its own attempt
         return move(state, attempt, now)
     if state.setup.roster:
         if state.phase != "forming" or not was_unreachable or peer in state.faults.unreachable:
             return state, []
-        # the others may take it for the coordinator, and would form their group without this member
+        # the others may take `peer` for the coordinator, and would form their group without this member
         return advance(with_coordinator(state), now)
     if is_new and state.timers.grace_until is not None:
-        # it may know others in turn, and a run must have one first group
+        # `peer` may know others in turn, and a run must have one first group
         state = replace(state, timers=replace(state.timers, grace_until=now + state.setup.grace_s))
     return advance(with_coordinator(state), now)
 
@@ -218,7 +219,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transitio
 
 
 def _shortage(state: RoundState) -> str:
-    """Return, for a message, that too few members of the state are there, if this member sees too few."""
+    """Return the part of a message that says how many members of the state are missing; empty if enough are there."""
     setup, left = state.setup, roster_left(state)
     if setup.succession.is_enough(setup.roster, left):
         return ""
@@ -241,8 +242,8 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
 
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
-    """Take a vote, if it counts."""
-    # votes may come before the group does
+    """Keep a vote if it counts, and count again."""
+    # votes may arrive before the group does
     voting, vote = state.voting, event.vote
     votes = voting.prepare_votes if vote.kind == "prepare" else voting.commit_votes
     is_member = state.signed is None or event.peer in state.signed.group.peer_ids
@@ -253,7 +254,8 @@ def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
         return state, []
     known = votes.get(event.peer)
     if known is not None and known != vote:
-        # the vote that came first counts; strangers, who may vote before there is a group, are not worth the memory
+        # the first vote counts; before there is a group, second votes are ignored, since strangers may send any number
+        # of them
         if state.signed is None:
             return state, []
         accused = {**state.faults.accused, event.peer: "voted twice"}
@@ -264,7 +266,8 @@ def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
 
 
 def _count_votes(state: RoundState, now: float) -> Transition:
-    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
+    """Count the votes. They decide only once this member has voted too: until then other members may still need its
+    part."""
     if state.signed is None or state.phase not in {"preparing", "committing"}:
         return state, []
     commit = _tally_of(state, "commit")
@@ -283,7 +286,7 @@ def _tally_of(state: RoundState, kind: VoteKind) -> Tally:
     assert state.signed is not None
     silent = set(state.voting.silent)
     if kind == "commit":
-        # who has another result than this member casts no commit vote for it
+        # a member with another result than this one casts no commit vote for this member's outcome
         others = valid_votes(state, "prepare").items()
         silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
     return tally(
@@ -311,7 +314,7 @@ def _lock(state: RoundState, outcome: Outcome, now: float) -> Transition:
     state = replace(state, phase="committing", lock=lock, timers=timers)
     cast = CastVote(vote=replace(own_vote.vote, kind="commit"), peers=other_members(state))
     state, actions = _count_votes(state, now)
-    # too many may have left already for this vote to matter
+    # counting may have ended the attempt, because too many have left already: then there is nothing to cast
     return state, [cast, *actions] if state.signed is not None else actions
 
 
@@ -349,7 +352,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transiti
     if state.phase in {"preparing", "committing"}:
         return _count_votes(state, now)
     reason = f"{short_id(peer)} left: {abort.reason}"
-    # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
+    # the report that another member has left or lied may be right or made up: a peer in two disputes is suspect
     disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
     (worst, most), *others = disputes.most_common(2)
     if most > 1 and not any(count == most for _, count in others):
@@ -367,7 +370,7 @@ def _on_tick(state: RoundState, now: float) -> Transition:
         return on_withheld(state, now)
     if timers.hurry_at is not None and now >= timers.hurry_at:
         absent = absent_members(state)
-        # before the grace so many are missing that a shorter interval helps nobody: this only asks who is there
+        # before the grace, so many members are missing that shorter intervals help nobody: this only asks who is there
         query = Query(peers=absent, hurry=timers.grace_until is not None)
         return replace(state, timers=replace(timers, hurry_at=None)), [query] if absent else []
     if timers.grace_until is not None and now >= timers.grace_until:

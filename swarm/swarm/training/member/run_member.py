@@ -210,11 +210,12 @@ class RunMember:
         steps = await self._open()
         replica = steps.context.replica
         async with asyncio.TaskGroup() as background:
-            await self._join_unless_stopped(steps, background)
-            if self.has_joined:
+            if (members := await self._join_unless_stopped(steps)) is not None:
+                asking = background.create_task(steps.convictions.ask(members), name="ask who is banned")
                 if replica.outer_step == 0:
                     await self._held_out.now(replica.current)
                 await steps.run(background)
+                asking.cancel()
         if not self._stopping.is_set():
             await self._held_out.now(replica.current)
             self._announce("finished")
@@ -312,8 +313,9 @@ class RunMember:
         await serve_run(self._network, self._run)
         return steps
 
-    async def _join_unless_stopped(self, steps: OuterSteps, background: asyncio.TaskGroup) -> None:
-        joining = asyncio.create_task(self._join(steps, background), name="join")
+    async def _join_unless_stopped(self, steps: OuterSteps) -> list[str] | None:
+        """Return what `_join` does; None if this member is told to stop before that."""
+        joining = asyncio.create_task(self._join(steps), name="join")
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
             await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -321,11 +323,11 @@ class RunMember:
             stopping.cancel()
             joining.cancel()
             await asyncio.wait((joining,))
-        if not joining.cancelled():
-            joining.result()
+        return None if joining.cancelled() else joining.result()
 
-    async def _join(self, steps: OuterSteps, background: asyncio.TaskGroup) -> None:
-        """Get to where the run is. The run's checkpoint is loaded only where that is the run's start."""
+    async def _join(self, steps: OuterSteps) -> list[str]:
+        """Get to where the run is, and return whom to ask who is banned. The run's checkpoint is loaded only where that
+        is the run's start."""
         context = steps.context
         records = await trainers(self._membership, self._run.run_id)
         await seek_endorsement(context, records)
@@ -334,8 +336,6 @@ class RunMember:
             proof, records = await self._await_endorsed(context, context.endorsements.newest)
         if proof is not None and proof.rank > context.replica.rank:
             await steps.move_to(proof, records)
-        members = whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
-        background.create_task(steps.convictions.ask(members), name="ask who is banned")
         bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
             state = await self._first_state(await in_own_thread(bring))
@@ -344,6 +344,7 @@ class RunMember:
         self._reports.probation(context.replica)  # of one that is started anew, and finds nobody further
         self.has_joined = True
         self._announce("training")
+        return whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
 
     async def _await_endorsed(
         self, context: RunContext, endorsement: Endorsement

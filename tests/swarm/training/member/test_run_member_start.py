@@ -14,6 +14,7 @@ from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equ
 from swarm.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
+from swarm.training.evidence.convictions import Convictions
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU
@@ -109,25 +110,31 @@ def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_wait
     virtual_time.run(main())
 
 
-def test_member_that_is_stopped_while_it_joins_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks peers that do not answer, or waits for what the author has endorsed."""
+@pytest.mark.parametrize("awaited", ["furthest", "in_own_thread", None], ids=["peers", "checkpoint", "nothing"])
+def test_member_that_is_stopped_while_it_joins_leaves_at_once(
+    monkeypatch: pytest.MonkeyPatch, awaited: str | None
+) -> None:
+    """It asks peers that do not answer, or waits for what the author has endorsed, or for its checkpoint; or it has
+    joined, and still asks who is banned."""
 
-    async def ask_for_ever(*_: object) -> NoReturn:
+    async def wait_for_ever(*_: object) -> NoReturn:
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(run_member, "furthest", ask_for_ever)
+    monkeypatch.setattr(Convictions, "ask", wait_for_ever)
+    if awaited is not None:
+        monkeypatch.setattr(run_member, awaited, wait_for_ever)
 
     async def main() -> None:
         async with Swarm(STARTED) as swarm:
             member = await swarm.join("m0", setup=from_checkpoint(weights))
             await asyncio.sleep(10)
-            assert not member.trainer.has_joined
+            assert member.trainer.has_joined == (awaited is None)
             member.trainer.stop()
             assert member.task is not None
             async with asyncio.timeout(1):
                 await member.task
-            assert not member.trainer.has_joined
+            assert member.trainer.has_joined == (awaited is None)
 
     virtual_time.run(main())
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_SOUGHT = 256
 """Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
 LATE_S = 5.0
-"""Time in which a peer shows how its state follows before another one that shows the same state is asked, too."""
+"""Time in which a peer shows how its state follows before others that show the same state are asked, too."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """This many are asked at a time, until one shows an endorsement: usually the first ones do."""
 
@@ -189,8 +189,8 @@ async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[
     """Return those of the states `shown`, by peer, that `follows` accepts.
 
     Many peers show one state, and each a history that can have megabytes. Of those that show the votes of one group for
-    it, one that is asked is enough; the next is asked when those before have failed or are late. Strangers could show
-    votes of a group of their own for the same state.
+    it, one that is asked is enough; another one is asked when one has failed, and as many again when all that are asked
+    are late. Strangers could show votes of a group of their own for the same state.
     """
     peers_with = dict[tuple[object, ...], list[str]]()
     for peer, proof in shown.items():
@@ -206,15 +206,17 @@ async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[
 
 
 async def _any_follows(shown: Mapping[str, Proof], follows: Follows) -> bool:
-    waiting, asking = list(shown.items()), set[asyncio.Task[bool]]()
+    waiting, asking, num_next = list(shown.items()), set[asyncio.Task[bool]](), 1
     async with asyncio.TaskGroup() as tasks:
         while waiting or asking:
-            if waiting:
-                asking.add(tasks.create_task(follows(*waiting.pop(0))))
+            asking.update(tasks.create_task(follows(peer, proof)) for peer, proof in waiting[:num_next])
+            del waiting[:num_next]
             late_s = LATE_S if waiting else None
             ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
             if any(task.result() for task in ended):
                 for task in asking:
                     task.cancel()
                 return True
+            # twice as many after each wait: strangers can show what members have made, and then be silent
+            num_next = 1 if ended else len(asking)
     return False

@@ -1,4 +1,4 @@
-"""Peers that show one state are asked one by one how it follows from what is trusted."""
+"""Some of the peers that show one state are asked how it follows from what is trusted."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ def test_others_are_asked_when_the_first_does_not_show_it_or_is_late() -> None:
     wrong, silent, _ = PEERS[:3]
     answers = {peer: peer != wrong for peer in PEERS if peer != silent}
     assert found(shown, answers) == (set(PEERS), PEERS[:3], pytest.approx(ANSWER_S + LATE_S + ANSWER_S))
+
+
+def test_silent_peers_that_show_what_members_have_made_cost_a_newcomer_few_waits() -> None:
+    shown, honest = dict.fromkeys(PEERS, shows("state")), PEERS[-1]
+    # 1, 2, 4, 8 and 16 are asked
+    assert found(shown, {honest: True}) == (set(PEERS), PEERS, pytest.approx(4 * LATE_S + ANSWER_S))
 
 
 def test_states_are_asked_for_at_the_same_time_and_one_that_nobody_shows_to_follow_is_left_out() -> None:

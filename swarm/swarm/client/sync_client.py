@@ -185,8 +185,10 @@ class Client(TextClient[Iterator[Token]]):
         except Exception as error:
             if connected.done():
                 raise
-            is_exhausted = isinstance(error, OSError)  # as when no more files may be open
-            connected.set_exception(StartError(f"the client cannot start: {error}") if is_exhausted else error)
+            if isinstance(error, OSError):  # as when no more files may be open
+                remedy = "close some files, or allow more with `ulimit -n 4096`"
+                error = StartError(f"the client cannot start: {error}", remedy=remedy)
+            connected.set_exception(error)
 
     async def _live(self, connected: Future[AsyncClient]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()

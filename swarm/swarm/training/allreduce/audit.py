@@ -1,20 +1,20 @@
-"""Audits of one reduction: every member checks what the others say that they have made, before it votes.
+"""Audits one reduction: before a member votes, it checks the parts that other members made.
 
-An auditor asks a part's owner for its PartStatement: the owner's signature of the result that the auditor already
-holds. Only then does it name the leaves that it wants to see, drawn with its own random numbers, which nobody can know
-or influence. The owner shows all contributors' slices of these leaves. They are under the roots that the contributors
-signed before the group was formed, and the aggregation of a leaf is exact, so the auditor computes the leaf's result
-and compares bytes. If they differ, group, statement and slices are evidence that anyone can check (`CaughtLying`). A
-slice among them that nobody can decode convicts its sender as well.
+An auditor first asks a part's owner for its PartStatement: the owner's signature of the result that the auditor already
+holds. Only then does the auditor name the leaves that it wants to see, drawn with its own random numbers, which nobody
+can know or influence. The owner shows all contributors' slices of these leaves. The slices are in hash trees whose
+roots the contributors signed before the group was formed, and the aggregation of a leaf is exact. So the auditor
+computes the leaf's result and compares bytes. If the bytes differ, group, statement and slices are evidence that anyone
+can check (`CaughtLying`). A slice among them that nobody can decode convicts its sender as well.
 
-The idea is that of BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner products in a random direction check
-all members' sums. Here leaves are drawn instead, since that is exact and holds for every aggregator. A lie about a
-share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result is large are drawn more often.
+The idea comes from BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner products in a random direction check all
+members' sums. Here leaves are drawn instead, since that is exact and works for every aggregator. A lie about a share p
+of a part's leaves survives k even draws with probability (1 - p)^k; leaves with large results are drawn more often.
 
-If an owner is gone, its backup answers for the part. It also answers in the place of an owner that has signed its
-result and does not show the leaves that were drawn then: the slices that the backup shows are under the same roots, and
-convict the owner if its result is another. If neither answers, the part is not audited, and this member votes for the
-outcome only once enough others have that one of them is honest (`is_audited`); otherwise the attempt fails.
+If an owner is gone, its backup answers for the part. It also answers in place of an owner that has signed its result
+but does not show the drawn leaves: the slices that the backup shows are under the same roots, and convict the owner if
+it signed another result. If neither answers, the part is not audited. This member then votes for the outcome only once
+so many others have voted for it that one of them must be honest (`is_audited`); otherwise the attempt fails.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
-"""The contributors' slices of leaves, by the leaves' indices in their part."""
+"""The contributors' slices, by the index of the leaf within its part."""
 
 
 class NotAudited(PeerError):
-    """A part that nobody answers for."""
+    """Neither the owner of a part nor its backup shows how it was made."""
 
 
 class Auditing:
     """One member's side of the audits of the reduction of `butterfly`: it answers others, and audits them.
 
-    `sign` signs this member's statements. `read` returns the signer of one and what it states; it raises PeerViolation
-    or IntegrityError.
+    `sign` signs this member's statements. `read` returns the signer and the content of a signed statement; it raises
+    PeerViolation or IntegrityError.
     """
 
     def __init__(
@@ -79,22 +79,22 @@ class Auditing:
         butterfly.answer_audit = self.answer
 
     async def sign_own_part(self) -> None:
-        """Sign for this member's own part, from now on. Raises PeerViolation, which names a member whose slices are not
-        those that it committed to."""
+        """Sign the statement for this member's own part. Raises PeerViolation, which names a member whose slices are
+        not those that it committed to."""
         me = self._group.peer_ids.index(self._streams.me)
         if self._group.part_values[me]:
             await self._answer_for(me)
 
     async def slices_of(self, member: str, leaves: Sequence[int]) -> tuple[AuditedSlice, ...]:
         """Return `member`'s slices of `leaves` of this member's own part, with their proofs. Raises RoundError or
-        PeerError if it has not made the part."""
+        PeerError if this member has not made the part."""
         made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         index = [each.peer_id for each in self._group.contributors].index(member)
         return tuple([(await self._streams.off_loop(made.slices_of, leaf))[index] for leaf in leaves])
 
     async def values_of(self, member: str) -> tuple[slice, Tensor]:
-        """Return the place of this member's own part in the step's vector, and what `member` contributes to it. Raises
-        RoundError or PeerError if it has not made the part."""
+        """Return the place of this member's own part in the step's vector, and the values that `member` contributes to
+        it. Raises RoundError or PeerError if this member has not made the part."""
         made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         return await self._streams.off_loop(made.values_of, member)
 
@@ -118,7 +118,7 @@ class Auditing:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._audited(part, parts[part], count)) for part, count in plan.items()]
         audited = [task.result() for task in running]
-        # the leaves of all parts at once: with few values a leaf costs little more than its share of the calls
+        # all parts are checked in one call: with few values per leaf, most of the time is the overhead of a call
         lies = await self._streams.off_loop(self._lies, [case for case, _ in audited])
         errors = [*lies, *(error for _, error in audited if error is not None)]
         # a proven lie matters more than a part that could not be audited
@@ -143,11 +143,11 @@ class Auditing:
             return self._answers[part]
 
     async def _audited(self, part: int, data: Data, num_draws: int) -> tuple[_PartAudit, PeerError | None]:
-        """Return the audit of `part`, whose slices are still to be compared with its result, and what is wrong even so,
-        or why the part could not be audited; else None."""
+        """Return the audit of `part`, whose slices are still to be compared with its result, with an error or None. The
+        error says what else is wrong, or why the part could not be audited."""
         owner, backup = self._group.peer_ids[part], backup_peer(self._group, part)
         failure, violation = "", None
-        # if the owner has failed already, nobody waits for it again
+        # if the owner has failed already, this member does not wait for it again
         makers = (backup, owner) if self.butterfly.is_from_backup(part) else (owner, backup)
         codec = self._streams.scheme.codec
         tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
@@ -172,8 +172,8 @@ class Auditing:
         return case, violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
 
     async def _audit_at(self, maker: str, case: _PartAudit, num_draws: int) -> None:
-        """Have `maker` show how it made a part. Raises PeerViolation and PeerError, and CaughtLying of who has signed
-        if what `maker` has shown before it failed proves that."""
+        """Have `maker` show how it made a part. Raises PeerViolation and PeerError. Raises CaughtLying against the
+        signer if what `maker` showed before a failure proves a lie."""
         shown, failure = _Slices(), None
         try:
             await self._streams.while_there(maker, self._ask(maker, case, num_draws, shown))
@@ -183,19 +183,19 @@ class Auditing:
         if len(case.committed) < len(shown):
             failure = PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
         if failure is not None:
-            # what it has shown by then may be against it
+            # what it has shown so far may convict the signer
             await self._compare_now(case)
             raise failure
 
     async def _compare_now(self, case: _PartAudit) -> None:
-        """Raises CaughtLying if a signed result does not follow from the slices that have been shown of it."""
+        """Raise CaughtLying if a signed result does not follow from the slices that were shown for it."""
         lies = await self._streams.off_loop(self._lies, [case])
         case.committed = {}
         for error in lies:
             raise error
 
     async def _ask(self, maker: str, case: _PartAudit, num_draws: int, shown: _Slices) -> None:
-        """Let `maker` show the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
+        """Ask `maker` for the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
         opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
             async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
@@ -212,8 +212,8 @@ class Auditing:
             raise PeerTimeout("it does not answer the audit", peer_id=maker) from None
 
     async def _look_at_own(self, case: _PartAudit) -> None:
-        """Audit a part of which this member is the backup; it makes the part once more. Raises CaughtLying if the owner
-        has signed another result, and RoundError if it has given one."""
+        """Audit a part whose backup this member is, by making the part once more. Raises CaughtLying if the owner has
+        signed another result, and RoundError if it has only sent one."""
         made = await self.butterfly.made(case.part)
         codec, data = self._streams.scheme.codec, self.butterfly.data_made(case.part)
         tree, _ = await self._streams.off_loop(hashed_part, codec, self._group, case.part, data)
@@ -236,29 +236,30 @@ class Auditing:
         return tuple(slices)
 
     def _check(self, maker: str, case: _PartAudit, data: bytes) -> None:
-        """Raises PeerViolation unless `data` is `maker`'s statement of the result, or the owner has signed that."""
+        """Check that `data` is `maker`'s statement of the result, or of any result if a maker has signed this one
+        already. Raises PeerViolation if it is not, and PeerError if the backup has another result."""
         signer, statement = self._read(data)
         if (signer, statement.group_digest, statement.part) != (maker, self._signed.digest, case.part):
             raise PeerViolation("it signed a statement of something else", peer_id=maker)
         if case.statement:
-            return  # this maker's slices show whether that result is right
+            return  # this maker's slices show whether the signed result is right
         if statement.result_root == case.tree.root:
             case.statement, case.signer = data, maker
             return
         if maker != self._group.peer_ids[case.part]:
-            # or the owner, which gave this member its result, has given the backup another one
+            # or the owner sent this member and the backup different results
             raise PeerError("it has another result than the owner gave", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
     def _committed(self, part: int, shown: _Slices) -> _Slices:
-        """Return of the leaves that are `shown` those before the first one with slices that their senders have not
+        """Return the leading leaves of `shown`, up to the first one whose slices are not those that their senders
         committed to. Blocks."""
         first = part_leaves(self._group, part).start
         return dict(takewhile(lambda one: are_committed(self._group, first + one[0], one[1]), shown.items()))
 
     def _lies(self, cases: Sequence[_PartAudit]) -> list[CaughtLying]:
-        """Return the proof against each who has signed a result that does not follow from the slices shown of it, which
-        may be by another one. Blocks."""
+        """Return a proof against each signer whose result does not follow from the slices. Another peer may have shown
+        these. Blocks."""
         group, scheme, lies = self._group, self._streams.scheme, list[CaughtLying]()
         first = {case.part: part_leaves(group, case.part).start for case in cases}
         shown = {first[case.part] + index: slices for case in cases for index, slices in case.committed.items()}
@@ -272,7 +273,7 @@ class Auditing:
         return lies
 
     def _caught(self, case: _PartAudit, leaf: int, result: bytes, slices: tuple[AuditedSlice, ...]) -> CaughtLying:
-        """Return what `slices` prove against who has signed that `result` follows from them."""
+        """Return the error that convicts the signer of `result`, which does not follow from `slices`."""
         index = leaf - part_leaves(self._group, case.part).start
         wrong = WrongReduction(
             group=self._signed.data,
@@ -282,7 +283,8 @@ class Auditing:
             result_proof=b"".join(case.tree.proof(index, index + 1)),
             slices=slices,
         )
-        # who committed to what nobody can decode has lied, too: a maker that lies with it hides that from others
+        # a member that committed to bytes that nobody can decode has lied, too, and the maker that accepted them hides
+        # that
         bad = undecodable(self._group, self._streams.scheme.codec, leaf, slices)
         evidence = (wrong.evidence(), *(each.evidence() for each in bad))
         reason = "it signed a result that does not follow from the members' slices"

@@ -1,9 +1,9 @@
-"""The work of a part's owner, done by the owner's backup if the owner fails.
+"""Does the work of a part's owner at the owner's backup, if the owner fails.
 
 A part's backup is the owner of the next part. If the owner fails, the backup does its work in the same attempt. The
-owner has sent it its own slices at the beginning; the other members' slices it asks for. Slices, order and codec are
-the same, so the result is the owner's, byte for byte, and members go on behind the frames that they already have. If
-the owner died before all its slices had arrived, nobody can reduce its part, and the attempt fails.
+owner sends its own slices to the backup at the beginning; the backup asks the other members for theirs. Slices, order
+and codec are the same, so the result is byte for byte the owner's, and members continue after the frames that they
+already have. If the owner dies before all its slices have arrived, nobody can reduce its part, and the attempt fails.
 
 `butterfly` owns the task group.
 """
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 
 
 MAX_BACKUPS = 4
-"""Number of times that a backup may begin to make a part, and so ask each member for its slices: who waited for it may
-leave."""
+"""Number of times that a backup may begin to make a part, and so ask each member for its slices. It may begin again
+because the peer that waited for the part may leave."""
 
 
 class PartBackup:
     """Keeps the slices of the owner of `part`, whose backup this member is, and makes the part if the owner fails.
 
-    `report` is called with a slice that nobody can decode, as whoever waits for the part knows of its owner's failure
-    only, and `on_cut_off` as by `committed_slices.proved`.
+    `report` is called with the error if a slice cannot be decoded, since the caller that waits for the part knows only
+    of its owner's failure. `on_cut_off` is called as `committed_slices.proved` does.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PartBackup:
     ) -> None:
         self.part = part
         self.done: BackupOwner | None = None
-        """The owner's work, once it is done."""
+        """The finished work, or None."""
         self._streams = streams
         self._report = report
         self._on_cut_off = on_cut_off
@@ -70,8 +70,8 @@ class PartBackup:
         await self._streams.failpoints.reached("round.kept")
 
     async def make(self) -> BackupOwner:
-        """Make the part, once for all who ask for it at the same time. Raises PeerError, which names the peer that
-        failed it, and RoundError."""
+        """Make the part, once for all callers. Raises PeerError, which names the peer whose fault it is, and
+        RoundError."""
         async with self._making:
             if self.done is not None:
                 return self.done
@@ -89,8 +89,8 @@ class PartBackup:
             return owner
 
     def start(self, tasks: asyncio.TaskGroup | None) -> None:
-        """Start to make the part, unless that has begun or the part is complete. Raises RoundError if it has no `tasks`
-        any more, as the reduction is over."""
+        """Start to make the part, unless that has begun or the part is complete. Raises RoundError if `tasks` is None,
+        as the reduction is over."""
         if self.part.complete or self._task is not None:
             return
         if tasks is None:
@@ -98,7 +98,7 @@ class PartBackup:
         self._task = tasks.create_task(self._run(), name="backup owner")
 
     def stop(self) -> None:
-        """Stop what `start` has begun, as the owner has given the part."""
+        """Stop the work that `start` began, because the owner has sent the whole part."""
         if self._task is not None:
             self._task.cancel()
 
@@ -118,9 +118,9 @@ class PartBackup:
 
 
 class BackupOwner:
-    """Reduces `part`, whose owner has failed, from its first frame on: `made` are all slices then, as an owner has
-    them. If frames that the owner has given already are others, the owner's stay in `part`, and what follows from the
-    slices is in `data`: with that, auditors can convict the owner of what it has signed."""
+    """Reduces `part`, whose owner has failed, from its first frame on. `made` then holds all slices, as an owner has
+    them. If frames that the owner sent before differ, `part` keeps the owner's frames, and `data` is the result that
+    follows from the slices: with it, auditors can convict the owner of what it has signed."""
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
         self.made = MadePart(streams.group, part, streams.scheme.codec)
@@ -133,16 +133,16 @@ class BackupOwner:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the owner has given no other frame than the slices make."""
+        """Return whether all frames that the owner sent follow from the slices."""
         return self._other is None
 
     @property
     def data(self) -> Data:
-        """The encoded result, as far as it is made."""
+        """The encoded result that follows from the slices, as far as it is made."""
         return self._part.data if self._other is None else self._other
 
     async def run(self) -> None:
-        """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
+        """Make the part. Raises PeerError, which names the peer whose fault it is, and RoundError."""
         streams, part, failure = self._streams, self._part, None
         self.made.commit(streams.me, streams.own_proof(part.index))
         self.made.commit(part.owner, part.kept_proof)

@@ -2,14 +2,14 @@
 
 Each member owns one part of the vector. It opens one stream to each other owner, sends its slice of that part, encoded
 frame by frame, and receives the part's result (`Exchange`). The owner reads the members' frames in the group's order,
-so the result does not depend on who was quick, aggregates them, encodes the result once, and forwards these bytes
-verbatim (`part_reduction`): all members have the same ones. Memory beyond the vector is the encoded result,
-a few frames for each member, and the slices of the own part as they came: with them a member answers those who audit it
-(`audit`). If an owner dies or falls silent after it has sent its slices, its backup finishes its part.
+so the result does not depend on which member was quick, aggregates them, encodes the result once, and sends these bytes
+to all members (`part_reduction`). Memory beyond the vector is the encoded result, a few frames for each member, and the
+received slices of the own part, with which a member answers its auditors (`audit`). If an owner dies or falls silent
+after it has sent its slices, its backup finishes its part.
 
-A frame of wrong size or format, or with values that are not finite, ends the reduction, with its sender named. After a
-failure nothing is torn down until the caller cancels: others would see streams break, and blame this member before they
-hear the reason.
+A frame of wrong size or format, or with values that are not finite, ends the reduction with an error that names its
+sender. After a failure nothing is torn down until the caller cancels: otherwise other members would see streams break,
+and blame this member before they hear the reason.
 
 `Butterfly.run` owns the tasks of one reduction. Shapes: N values of the vector, F values of a frame.
 """
@@ -49,10 +49,10 @@ from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerCon
 logger = logging.getLogger(__name__)
 
 MAX_AUDITS = 4
-"""Number of times that one member may audit a part: again, if it has got the parts of others' outcome in the same
-attempt."""
+"""Number of times that one member may audit a part. It audits again if it has got the parts of another outcome in the
+same attempt."""
 AHEAD_FRAMES = 9
-"""Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
+"""Slices that a member has in flight to all owners together: 0.9 MiB of int8."""
 
 
 class Butterfly:
@@ -70,12 +70,11 @@ class Butterfly:
         tree: HashTree | None = None,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
-        same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
-        and CaughtLying proves what it did; with every later CaughtLying; and with an UndecodableSlice whose proof the
-        end of the attempt cut off.
-        `tree` is the hash tree to whose root this member has committed, if it contributes.
-        """
+        """Set up this member's side. Its handler of `connections.methods.reduce` passes each stream to `accept` of the
+        butterfly of the same group. `on_failure` is called with the first failure, with every later CaughtLying, and
+        with an UndecodableSlice whose proof the end of the attempt cut off. PeerError and PeerViolation name the peer
+        at fault, and CaughtLying proves what it did. `tree` is the hash tree to whose root this member has committed,
+        if it contributes."""
         self._group = signed.group
         self._me = signed.group.peer_ids.index(connections.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
@@ -103,9 +102,10 @@ class Butterfly:
         return self.streams.bytes_sent
 
     def drop(self) -> None:
-        """Let go of the contribution and of the parts, since the step is over. Streams that are still served then fail.
+        """Release the contribution and the parts, since the step is over. Streams that are still served then fail.
 
-        Exceptions that ended streams refer to this object, so only a garbage collection would free it.
+        Exceptions that ended streams refer to this object, so without this only a garbage collection would free the
+        memory.
         """
         self.streams.drop_contribution()
         for part in self._parts:
@@ -118,33 +118,33 @@ class Butterfly:
         return self.backup.done.data if self.backup.done and part != self._me else self._parts[part].data
 
     def is_from_backup(self, part: int) -> bool:
-        """Return whether the backup of `part` has given its result, or is this member and has made it."""
+        """Return whether the result of `part` came from its backup, or this member made it as the backup."""
         is_made_here = self.backup.done is not None and part == self.backup.part.index
         return part in self._parts_from_backup or is_made_here
 
     async def made(self, part: int) -> MadePart:
-        """Return the slices of `part`, from which this member has made it, as its owner or backup, once the part is
-        complete and all slices are those that their senders committed to.
+        """Return the slices from which this member has made `part`, as its owner or backup. Waits until the part is
+        complete, and checks that all slices are those that their senders committed to.
 
-        Raises PeerViolation, which names a sender of others, and RoundError or PeerError if this member has not made
-        the part.
+        Raises PeerViolation, which names a member that sent other slices, and RoundError or PeerError if this member
+        has not made the part.
         """
         result = self._parts[part]
         if part == self._me:
             made = self.own.made
             await result.wait_for_frames(len(result.frames))
         else:
-            # if that has not begun, the owner failed after it had given its whole part
+            # if the backup has not begun, the owner failed after it had sent its whole part
             made = (await self.backup.make()).made
         await self.streams.off_loop(made.check)
         return made
 
     async def run(self) -> tuple[Data, ...]:
-        """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
-        cancelled."""
+        """Return the encoded results of all parts, once this member has also sent its own to all others. After a
+        failure, run until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                # of a vector with fewer blocks than members, some members own nothing
+                # if a vector has fewer leaves than there are members, some members own nothing
                 if self._parts[self._me].frames:
                     self._tasks.create_task(self._reduce_own(), name="own part")
                     self._tasks.create_task(self.own.hand_out(), name="hand out")
@@ -156,10 +156,10 @@ class Butterfly:
         return tuple(part.data for part in self._parts)
 
     async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
-        """Serve `peer`'s stream, of which the opening has been read, which names the group.
+        """Serve a stream of `peer` to this group, whose opening has been read.
 
-        A stream to this member's own part is kept until the reduction has ended. What backups and those who ask them
-        need can be had after that, too.
+        A stream to this member's own part stays open until the reduction has ended. Backups, and members that ask them,
+        are served after that, too.
         """
         if peer not in self._group.peer_ids:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
@@ -210,7 +210,7 @@ class Butterfly:
             self.backup.stop()
 
     def start_backup(self) -> None:
-        """Start to make the part whose backup this member is. Raises RoundError."""
+        """Start to make the part whose backup this member is. Raises RoundError if the reduction is over."""
         self.backup.start(None if self.own.is_closed else self._tasks)
 
     async def _reduce_own(self) -> None:
@@ -225,7 +225,7 @@ class Butterfly:
         await _until_cancelled()
 
     async def _report(self, error: SwarmError) -> None:
-        # a proof counts after another failure has ended the attempt, too
+        # a proof counts even after another failure has ended the attempt
         if not self._failed or isinstance(error, CaughtLying):
             self._failed = True
             await self._on_failure(error)
@@ -242,8 +242,9 @@ async def _refuse_audit(_part: int, _stream: Stream) -> None:
 class Exchange:
     """Sends this member's slices of `part`, which another member owns, and gets the part's result.
 
-    If the owner fails after its own slices have arrived at its backup, the backup gives the result. Slices are sent
-    only so far ahead of the result that members that wait for each other hold few frames, whatever the vector's size.
+    If the owner fails after its own slices have arrived at its backup, the backup sends the result. Slices are sent
+    only a few frames ahead of the result, so that members that wait for each other hold few frames, whatever the
+    vector's size.
     """
 
     def __init__(self, butterfly: Butterfly, part: PartResult) -> None:
@@ -253,13 +254,14 @@ class Exchange:
         self._part = part
 
     async def run(self) -> bool:
-        """Return once the part is complete: whether its owner has given it."""
-        # results wait for the slowest member's slices, and a part may have a single frame; silence is found first
+        """Exchange until the part is complete. Return whether its owner has sent it."""
+        # results wait for the slowest member's slices, and a part may have a single frame; silence must be found sooner
         patience_s = max(self._group.reduce_s / 2, QUIET_S + SILENT_S + QUIET_S / 2)
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
             talk = tasks.create_task(self._converse(failed), name="converse")
-            # also while the backup is asked, which cannot help if the owner fell silent before its slices were there
+            # this also runs while the backup is asked, which cannot help if the owner fell silent before its slices
+            # were there
             silent = tasks.create_task(self._streams.until_silent(self._part.owner), name="until silent")
             has_asked = False
             while (error := await self._trouble(talk, failed, silent, patience_s)) is not None:
@@ -268,7 +270,7 @@ class Exchange:
                 has_asked = True
                 if failed.done() or not isinstance(error, _Withheld):
                     await self._butterfly.fail(failed.result() if failed.done() else error)
-                # the owner is there, and sends nothing: it falls silent, or the round's deadline ends that
+                # the owner is there and sends nothing: wait until it falls silent or the round's deadline ends
                 patience_s = math.inf
             talk.cancel()
             silent.cancel()
@@ -281,8 +283,8 @@ class Exchange:
         silent: asyncio.Task[None],
         patience_s: float,
     ) -> SwarmError | None:
-        """Wait for the part, and return None, or for what is wrong with the owner. The owner may send nothing for
-        `patience_s`, and only while it answers calls."""
+        """Wait until the part is complete and return None, or return what is wrong with the owner. The owner may send
+        nothing for `patience_s`, and only while it answers calls."""
         part, loop = self._part, asyncio.get_running_loop()
         have, since = part.have, loop.time()
         while not part.complete or not talk.done():
@@ -323,7 +325,7 @@ class Exchange:
 
     async def _send_slices(self, stream: Stream) -> None:
         if self._streams.queued_s(self._part.owner) > QUIET_S:
-            # or the answers to what the owner opens would wait behind all slices that come in
+            # otherwise the replies on streams that the owner opens would wait behind all slices that arrive here
             await self._butterfly.own.until_opened_by(self._part.owner)
         ahead = max(MIN_AHEAD_FRAMES, AHEAD_FRAMES // (len(self._group.members) - 1))
         await self._streams.send_slices(stream, self._part, ahead=ahead, phase="round.slice")
@@ -331,11 +333,11 @@ class Exchange:
             await stream.finish()
 
     async def _had_from_backup(self, error: SwarmError) -> bool:
-        """Get the rest of the part from its backup, if `error` is the owner's failure and nothing worse. Return whether
-        that completed the part."""
+        """Get the rest of the part from its backup, if `error` is the owner's failure and no protocol violation. Return
+        whether that completed the part."""
         part, backup = self._part, backup_peer(self._group, self._part.index)
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
-        # a clock that is wrong is no lie
+        # a wrong clock is no lie
         is_worse = isinstance(error, PeerViolation) and not isinstance(error, OutOfTime)
         if not is_owners or is_worse or backup is None or self._butterfly.own.lacks(part.owner):
             return False

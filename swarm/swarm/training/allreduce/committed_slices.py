@@ -1,18 +1,18 @@
-"""The slices to which their senders have committed: kept by who made a part of them, checked, and shown to others.
+"""Keeps the slices of a part to which their senders have committed, checks them, and shows them to others.
 
-A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices
-shows first where they are under the committed root (`PartStreams.own_proof`). An owner keeps the slices, a byte a value
-of its part for each member in int8, until the step is over (`MadePart`). Before it signs, it hashes them all, which
-with the proof must give the root: an honest owner never signs for what a sender did not commit to.
+A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). Before it sends slices, it
+proves where they are under the committed root (`PartStreams.own_proof`). An owner keeps the slices until the step is
+over (`MadePart`): with int8, a byte for each value of its part and each member. Before it signs, it hashes all of them,
+which with the proof must give the root: an honest owner never signs for slices that a sender did not commit to.
 
-The slices of a frame come without proofs of their own, and the proof of the whole part needs all frames, of which a
-sender holds back those far ahead of the result. So an owner, or its backup, that cannot decode a slice asks its sender
-for the path of that leaf, by a stream of the kind `proof` (`proved`). With that path the member's own commitment
-convicts it, before anyone who has the run's file (`evidence.wrong_reduction`). A sender that gives no path, or sent
-something else than it committed to, or ends the attempt meanwhile, is named by that word alone. A maker that has signed
-a result of such a slice shows the path itself, to who audits it: then both are convicted (`undecodable`).
+A frame's slices have no proofs of their own. The proof of the whole part needs all frames, and a sender holds back
+those far ahead of the result. So an owner, or its backup, that cannot decode a slice asks its sender for the path of
+that leaf, by a stream of the kind `proof` (`proved`). With that path the sender's own commitment convicts it, for
+anyone who has the run's file (`evidence.wrong_reduction`). A sender that sends no path, sent other bytes than it
+committed to, or ends the attempt meanwhile, is only accused. A maker that has signed a result made from such a slice
+shows the path itself to its auditors: then both are convicted (`undecodable`).
 
-What is not a coroutine blocks. Shapes: F values of the part.
+Functions that are no coroutines block. Shapes: F values of the part.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from swarm.training.allreduce.parts import (
 logger = logging.getLogger(__name__)
 
 PROOF_S = 5.0
-"""Time for which the maker of a part waits for the path of a leaf; the attempt has failed already, and the others wait
-to hear why."""
+"""Seconds for which the maker of a part waits for the path of a leaf: the attempt has failed already, and the others
+wait to hear why."""
 
 _DIGEST_BYTES = limits.DIGEST_BYTES
 
 
 def committed_tree(encode: Callable[[slice], Data], codec: Codec, total_values: int) -> HashTree:
-    """Return the hash tree over the leaves of a vector of `total_values`, of which `encode` encodes a frame. Raises
-    CodecError if a frame cannot be encoded, or is one that its receivers would refuse."""
+    """Return the hash tree over the leaves of a vector of `total_values`, whose frames `encode` encodes. Raises
+    CodecError if a frame cannot be encoded, or if its receivers would refuse it."""
     leaf = leaf_values(total_values)
 
     def encoded() -> Iterator[tuple[Data, int]]:
         for frame in frames_of(total_values, leaf=leaf):
             data = encode(frame)
-            # a commitment to what nobody can decode convicts its signer
+            # a commitment to bytes that nobody can decode convicts its signer
             check_frame(codec, data, num_values(frame))
             yield data, num_values(frame)
 
@@ -83,7 +83,8 @@ def split_digests(data: bytes) -> list[bytes]:
 
 
 def are_committed(group: Group, leaf: int, slices: Sequence[AuditedSlice]) -> bool:
-    """Return whether `slices` are those of `leaf` to which the group's contributors, in its order, have committed."""
+    """Return whether `slices`, in the order of the group's contributors, are those of `leaf` that the contributors
+    committed to."""
     total = num_leaves(group.num_values)
     if len(slices) != len(group.contributors):
         return False
@@ -94,7 +95,8 @@ def are_committed(group: Group, leaf: int, slices: Sequence[AuditedSlice]) -> bo
 
 
 def is_leaf(root: bytes, total: int, leaf: int, data: Data, proof: bytes) -> bool:
-    """Return whether `proof` shows that `data` is the leaf with this index in the tree of `total` leaves."""
+    """Return whether `proof` shows that `data` is the leaf with this index in the tree of `total` leaves under
+    `root`."""
     try:
         return root_above(total, leaf, leaf_digest(data), split_digests(proof)) == root
     except ValueError:
@@ -102,7 +104,7 @@ def is_leaf(root: bytes, total: int, leaf: int, data: Data, proof: bytes) -> boo
 
 
 class MadePart:
-    """The slices of `part` of all contributors, as they came. One task owns it until the part is complete."""
+    """The slices of `part` of all contributors, as received. One task owns it until the part is complete."""
 
     def __init__(self, group: Group, part: PartResult, codec: Codec) -> None:
         self._group = group
@@ -128,8 +130,8 @@ class MadePart:
         self._slices.clear()
 
     def check(self) -> None:
-        """Raises PeerViolation, which names a member whose slices are not those that it committed to. What it has
-        found right is not hashed again."""
+        """Check all slices against the commitments. Raises PeerViolation, which names a member whose slices are not
+        those that it committed to. Slices that were found right are not hashed again."""
         leaves, total = part_leaves(self._group, self._part.index), num_leaves(self._group.num_values)
         for member in self._group.contributors:
             peer = member.peer_id
@@ -146,8 +148,8 @@ class MadePart:
             self._trees[peer] = tree
 
     def values_of(self, peer: str) -> tuple[slice, Tensor]:
-        """Return the place of the part in the step's vector, and what `peer` contributes to it [F]. Raises RoundError
-        after `drop`, and CodecError."""
+        """Return the place of the part in the step's vector, and the values [F] that `peer` contributes to it. Raises
+        RoundError after `drop`, and CodecError."""
         if not self._slices:
             raise RoundError("the step is over")
         slices = zip(self._part.frames, self._slices[peer], strict=True)
@@ -175,13 +177,13 @@ class MadePart:
 
 
 def _leaf_digests(codec: Codec, leaf: int, frames: Iterable[tuple[Data, int]]) -> list[bytes]:
-    """Return the digests of the leaves of encoded frames, each with the number of its values."""
+    """Return the digests of the leaves of encoded frames, which come with their numbers of values."""
     return [leaf_digest(each) for data, count in frames for each in cut_leaves(codec, data, count, leaf)]
 
 
 def is_encoding(codec: Codec, data: Data) -> bool:
-    """Return whether `data` is what an honest member may have committed to as a leaf: the encoding of some number of
-    values. How many a leaf has is not asked, since the vector's size is signed by a coordinator, not by the member."""
+    """Return whether `data` may be a leaf that an honest member committed to: the encoding of some number of values.
+    The number itself is not checked, since the coordinator signs the vector's size, not the member."""
     counts = range(1, FRAME_VALUES + 1)
     low, high = (bisect_left(counts, size, key=codec.encoded_bytes) for size in (len(data), len(data) + 1))
     return any(_decodes(codec, data, count) for count in counts[low:high])
@@ -198,9 +200,9 @@ def _decodes(codec: Codec, data: Data, count: int) -> bool:
 async def proved(
     streams: PartStreams, part: int, error: SwarmError, *, on_cut_off: Callable[[SwarmError], Awaitable[None]]
 ) -> SwarmError:
-    """Return `error`, with which the reduction of `part` failed, as one that convicts its sender if it can be proved.
-    Takes PROOF_S at most. `on_cut_off` is called with `error` if this is cancelled before: a sender that ends the
-    attempt meanwhile could otherwise not be named."""
+    """Return an error that convicts the sender of the slice with which the reduction of `part` failed, or `error`
+    itself if nothing can be proved. Takes at most PROOF_S. `on_cut_off` is called with `error` if the wait is
+    cancelled: a sender that ends the attempt meanwhile could otherwise not be named."""
     if not isinstance(error, UndecodableSlice):
         return error
     limit_s = min(PROOF_S, streams.group.reduce_s / 4)
@@ -221,7 +223,8 @@ async def proved(
 
 
 async def _evidence(streams: PartStreams, part: int, bad: UndecodableSlice) -> BadSlice:
-    """Raises PeerError if the sender shows no path, and PeerViolation if the slice is not what it committed to."""
+    """Return what convicts the sender of `bad`. Raises PeerError if the sender shows no path, and PeerViolation if the
+    slice is not the one that it committed to."""
     group = streams.group
     member = next(each for each in group.contributors if each.peer_id == bad.peer_id)
     leaf, data = await streams.off_loop(_bad_leaf, streams, bad)
@@ -236,8 +239,8 @@ async def _evidence(streams: PartStreams, part: int, bad: UndecodableSlice) -> B
 
 
 def undecodable(group: Group, codec: Codec, leaf: int, slices: Sequence[AuditedSlice]) -> tuple[BadSlice, ...]:
-    """Return what convicts those of `group`'s contributors whose `slices` of `leaf` are no encodings. They are in the
-    order of the contributors, which have committed to them. Blocks."""
+    """Return the proofs against the contributors of `group` whose `slices` of `leaf` are no valid encodings. The slices
+    are in the order of the contributors, which have committed to them. Blocks."""
     return tuple(
         _against(group, member.peer_id, member.commitment, leaf, shown)
         for member, shown in zip(group.contributors, slices, strict=True)
@@ -259,8 +262,8 @@ def _against(group: Group, peer: str, commitment: SliceCommitment, leaf: int, sh
 
 
 def _bad_leaf(streams: PartStreams, bad: UndecodableSlice) -> tuple[int, bytes]:
-    """Return the first leaf of the frame that no encoder writes, and its bytes. Blocks. Raises RoundError if there is
-    none: the frame as a whole has another size than its values take."""
+    """Return the index and bytes of the frame's first leaf that is no valid encoding. Blocks. Raises RoundError if
+    there is none, or if the frame has a wrong size."""
     codec, size = streams.scheme.codec, leaf_values(streams.group.num_values)
     try:
         for index, leaf in enumerate(cut_leaves(codec, bad.data, num_values(bad.frame), size)):
@@ -272,8 +275,8 @@ def _bad_leaf(streams: PartStreams, bad: UndecodableSlice) -> tuple[int, bytes]:
 
 
 async def show_path(streams: PartStreams, part: int, stream: Stream) -> None:
-    """Answer the owner of `part`, or its backup, that asks by `stream` where a leaf of this member's slice of it is
-    under its root."""
+    """Send the owner of `part`, or its backup, which asks over `stream`, the path from a leaf of this member's slice to
+    its committed root."""
     leaf = AuditDraw.from_bytes(await stream.receive()).leaf
     if leaf not in part_leaves(streams.group, part):
         raise PeerViolation("it asks for a leaf of another part")

@@ -1,7 +1,7 @@
-"""Draws the leaves of an audit, and computes what follows from the committed slices of one.
+"""Draws the leaves of an audit, and computes the result of a leaf from its committed slices.
 
-The arithmetic is that of evidence, too. Equal arguments give equal bytes on every machine, so that an auditor, and
-anyone who was not there, gets what an honest owner has got. Pure functions.
+Checks of evidence use the same arithmetic. Equal arguments give equal bytes on every machine, so that an auditor, or
+anyone who checks the evidence later, gets the same result as an honest owner. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from swarm.training.allreduce.parts import (
 from swarm.trust.kernels import blocks
 
 BYTES_SHARE = 0.011
-"""Limits what the audits of one member add to the bytes of a reduction, proofs included: votes, reports, groups and
-openings take up to 0.9 % in groups of ten with a million values, and all have to fit 2 %."""
+"""Maximum share that the audits of one member add to the bytes of a reduction, proofs included. Votes, reports, groups
+and openings take up to 0.9 % in groups of ten with a million values, and all of it has to fit 2 %."""
 MOST_BY_SIZE = 0.9
-"""The most of the first draws that go by the results' sizes: a lie may also make results small."""
+"""Maximum probability that the first draw is by the results' sizes: a lie may also make results small."""
 LEAST_BYTES = 1 << 14
-"""Audits may fetch this much in any case: of a small vector that share is less than one leaf of each member."""
+"""Bytes that audits may fetch in any case: for a small vector, BYTES_SHARE is less than one leaf of each member."""
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:
-    """Return how many leaves `me` draws of which parts: of all others' if BYTES_SHARE or LEAST_BYTES allow, else of
-    some, drawn anew each time."""
+    """Return how many leaves `me` draws from which parts. It audits the parts of all others if BYTES_SHARE or
+    LEAST_BYTES allow, else some of them, drawn anew each time."""
     others = [part for part, count in enumerate(group.part_values) if count and group.peer_ids[part] != me]
     if not others:
         return {}
@@ -61,8 +61,9 @@ def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> di
 def draw_audited_leaves(sizes: Sequence[float], num_draws: int, chance: random.Random) -> list[int]:
     """Return distinct indices of leaves whose results have these `sizes` (see `hashed_part`).
 
-    Draws are by the square of the size, since a lie that moves the model far has large results, or even, in turn. Which
-    comes first is drawn, too; by size the more often, the more one leaf stands out.
+    Two kinds of draw alternate: with weights by the square of the size, since a lie that moves the model far has large
+    results, and with equal weights. Which kind comes first is random: a draw by size comes first more often, the more
+    one leaf stands out.
     """
     largest = max(sizes)
     squares = [1.0 if size == largest else (size / largest) ** 2 for size in sizes]
@@ -76,8 +77,8 @@ def draw_audited_leaves(sizes: Sequence[float], num_draws: int, chance: random.R
 
 
 def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Sequence[AuditedSlice]) -> bytes | None:
-    """Return the encoded result of one leaf. None if no honest owner makes one, since a slice cannot be decoded or the
-    result not encoded."""
+    """Return the encoded result of one leaf, or None if no honest owner makes one, because a slice cannot be decoded or
+    the result cannot be encoded."""
     place = leaf_at(group.num_values, leaf)
     buffer = bytearray(scheme.codec.encoded_bytes(num_values(place)))
     try:
@@ -90,14 +91,14 @@ def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Seque
 def reduced_leaves(
     group: Group, scheme: ReductionScheme, shown: Mapping[int, Sequence[AuditedSlice]]
 ) -> dict[int, bytes | None]:
-    """Return what `reduced_leaf` returns of each leaf, by its index. `shown` are the leaves' slices."""
+    """Return the result of `reduced_leaf` for each leaf, by its index. `shown` are the leaves' slices."""
     reducer = PartReducer.of_group(scheme, group)
     by_size, found = defaultdict[int, list[int]](list), dict[int, bytes | None]()
     for leaf in () if reducer.is_fixed else shown:
         by_size[num_values(leaf_at(group.num_values, leaf))].append(leaf)
     for size, alike in by_size.items():
         for leaves in (alike[block] for block in blocks(len(alike), reducer.leaves_at_once)):
-            # a slice or a result that is none makes nothing of its own leaf alone: below each leaf is on its own
+            # a bad slice or result fails only its own leaf: leaves without a result are reduced one by one below
             with suppress(PeerViolation, CodecError):
                 x_LV = reducer.combined_leaves([[each.data for each in shown[leaf]] for leaf in leaves], leaves, size)
                 found |= {leaf: scheme.codec.encode(x_V) for leaf, x_V in zip(leaves, x_LV, strict=True)}

@@ -1,9 +1,9 @@
-"""The reduction of one part: its owner reads the members' slices frame by frame over the streams that they open,
-aggregates each frame, and hands the encoded result to all members.
+"""Reduces one part: its owner reads the members' slices frame by frame over the streams that they open, aggregates each
+frame, and sends the encoded result to all members.
 
-`PartReducer` is the arithmetic between the decoding of slices and the encoding of their result. The part's backup, a
-cluster's head, and those who check a leaf compute the same with it. `butterfly` owns the tasks; `backup_owner` makes
-the part if its owner fails.
+`PartReducer` is the arithmetic between the decoding of slices and the encoding of their result. A part's backup, a
+cluster's head, and members that check a leaf use it, too. `butterfly` owns the tasks; `backup_owner` makes the part if
+its owner fails.
 
 Shapes: F values of a frame, L leaves, V values of a leaf.
 """
@@ -48,24 +48,25 @@ from swarm.trust.mixing import leaf_beacon
 logger = logging.getLogger(__name__)
 
 OPENING_S = 1.0
-"""Time for which slices to an owner on a slow connection wait for its stream. Members learn of their group within a
-fraction of this of each other."""
+"""Seconds for which slices to an owner on a slow connection wait for that owner's stream. Members learn of their group
+within a fraction of this time of each other."""
 QUICK_MEMBERS = 8
-"""The sum of a frame of this many members takes 0.1 to 0.2 ms with a quick codec."""
+"""Largest number of members for which a frame is summed on the event loop: with a quick codec that takes 0.1 to 0.2
+ms."""
 NOTABLE_KEPT = 0.5
-"""A member that keeps less of its weight is reported. Aggregators shorten the longest honest contributions a little,
-too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
+"""A member that keeps a smaller share of its weight is reported. Aggregators shorten the longest honest contributions a
+little, too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
 radius 1."""
 BATCH_VALUES = 1 << 18
-"""The values of all members' leaves that are aggregated together: 2 MiB as fp64."""
+"""Maximum values of all members that are aggregated together: 2 MiB as fp64."""
 NOTABLE_VALUES = 256
-"""A part of fewer values tells nothing of a contribution's length."""
+"""Values below which a part says nothing about the length of a contribution."""
 
 
 class PartOwner:
-    """Reduces the part that this member owns. `part` is where the result grows; `close` ends the streams that wait.
+    """Reduces the part that this member owns. The result grows in `part`; `close` ends the waiting streams.
 
-    What it waits for arrives over the streams that other members open; the task that accepted a stream serves it.
+    Slices arrive over the streams that other members open; the task that accepted a stream serves it.
     """
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
@@ -99,7 +100,7 @@ class PartOwner:
             await self._inboxes[peer].fill(stream)
             await self._closed.wait()
         finally:
-            # a stream belongs to its handler: nobody may use it after this
+            # a stream belongs to its handler, so it must not be used after this
             self.stop_delivery(peer)
 
     async def until_opened_by(self, peer: str) -> None:
@@ -122,7 +123,7 @@ class PartOwner:
     async def reduce(self) -> None:
         peers = [member.peer_id for member in self.reducer.contributors]
         for index in range(len(self._part.frames)):
-            # no variable holds a frame's slices while those of the next one arrive
+            # no variable may hold a frame's slices while those of the next frame arrive: they take memory
             await self._reduce_frame(index, [await self._slice(peer, index) for peer in peers])
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
@@ -139,7 +140,7 @@ class PartOwner:
         self._part.have_next()
 
     async def hand_out(self) -> None:
-        """Send the result to all other members, and meanwhile this member's slices to the backup."""
+        """Send the result to all other members, and at the same time this member's slices to the backup."""
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(self._leave_with_backup(), name="leave with backup")
             async with asyncio.TaskGroup() as deliveries:
@@ -150,12 +151,12 @@ class PartOwner:
 
     async def _slice(self, peer: str, index: int) -> Data:
         if peer == self._part.owner:
-            # where the result will take its place
+            # encoded into the place that the result will take
             buffer = self._part.frame(index)
             await self._streams.encode(self._part.frames[index], buffer)
             self.made.keep(peer, bytes(buffer))
             return buffer
-        # half of the time that members wait for the result: the owner must find and name the peer that delays all
+        # half of the time that members wait for the result: the owner must find and name the peer that delays everyone
         limit_s = self._group.reduce_s / 2
         try:
             data = await self._streams.expect(peer, self._inboxes[peer], limit_s)
@@ -200,11 +201,11 @@ class PartOwner:
 class PartReducer:
     """Aggregates one part of the contributions of `members` frame by frame, and each leaf of `leaf_values` on its own.
 
-    A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
-    blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights follow from the group's
-    tokens and members' standing, which the check of the group has capped by the leases. Slices are passed in the
-    order of `contributors`, and each frame with its place in the step's vector, which begins where a leaf does.
-    `beacon` returns the random bytes of a leaf, by its index (`mixing.leaf_beacon`).
+    A leaf's result depends on that leaf's slices alone, so that every holder of these can check it. Everything here
+    blocks: unless `is_quick`, call it off the loop, one frame after the other. Weights follow from the members'
+    standing and their tokens, which the check of the group has capped by the leases. Slices are passed in the order of
+    `contributors`. Each frame is passed with its place in the step's vector, which begins where a leaf does. `beacon`
+    returns the random bytes of a leaf, by its index (`mixing.leaf_beacon`).
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class PartReducer:
         self._weights = discounted_weights(self.contributors, weights)
         self._leaf_values = leaf_values
         self._beacon = beacon
-        # what depends on no slice is decided once
+        # coefficients that depend on no slice are decided once
         self._fixed = self._aggregation([b""]) if scheme.aggregator.is_fixed else None
         if self._fixed is not None:
             self._fixed.decide()
@@ -231,7 +232,7 @@ class PartReducer:
 
     @classmethod
     def of_group(cls, scheme: ReductionScheme, group: Group) -> PartReducer:
-        """Return what reduces the slices of `group`'s contributors."""
+        """Return the reducer for the slices of `group`'s contributors."""
         beacon = partial(leaf_beacon, group.run, group.step, group.state_digest)
         return cls(scheme, group.members, leaf_values(group.num_values), beacon)
 
@@ -248,7 +249,7 @@ class PartReducer:
 
     @property
     def leaves_at_once(self) -> int:
-        """Return how many leaves are aggregated together at most."""
+        """Return the maximum number of leaves that are aggregated together."""
         return max(1, BATCH_VALUES // (len(self.contributors) * self._leaf_values))
 
     @property
@@ -266,7 +267,7 @@ class PartReducer:
         if self._fixed is not None and self._fixed.is_sum:
             self._check(encoded, frame)
             with _encoding():
-                # the bits of `Aggregation.combine`, without a decoded frame in between
+                # gives the same bits as `Aggregation.combine`, without a decoded frame in between
                 self._codec.combine(encoded, self._fixed.coefficients, num_values(frame), buffer)
         else:
             result_F = self.combined(encoded, frame)
@@ -286,17 +287,17 @@ class PartReducer:
         return result_F
 
     def combined_leaves(self, encoded: Sequence[Sequence[Data]], leaves: Sequence[int], size: int) -> Tensor:
-        """Return the results [L, V] of some leaves of `size` values, wherever they are, together: with few values a
-        leaf costs little more than its share of the calls. `encoded` are the slices of each. Raises PeerViolation as
-        `reduce` does."""
+        """Return the results [L, V] of `leaves` of `size` values each, which need not be adjacent, from one call: with
+        few values per leaf, most of the time is the overhead of a call. `encoded` are the slices of each leaf. Raises
+        PeerViolation as `reduce` does."""
         frames = [slice(leaf * self._leaf_values, leaf * self._leaf_values + size) for leaf in leaves]
         by_leaf = [list(self._rows(slices, frame)) for slices, frame in zip(encoded, frames, strict=True)]
         rows = [np.concatenate(of_member) for of_member in zip(*by_leaf, strict=True)]
         return torch.from_numpy(self._aggregated(rows, leaves).reshape(len(leaves), size))
 
     def _batches(self, size: int) -> Iterator[slice]:
-        """Yield the ranges of a frame's leaves that are aggregated together, which are of one size: the last leaf may
-        be shorter."""
+        """Yield the ranges of a frame whose leaves are aggregated together. The leaves of a range have one size; the
+        last leaf may be shorter."""
         whole = size // self._leaf_values * self._leaf_values
         yield from blocks(whole, self.leaves_at_once * self._leaf_values)
         if whole < size:

@@ -1,8 +1,8 @@
-"""Sends and receives what travels over the streams of one reduction: openings, this member's slices of parts, and
-parts' results.
+"""Sends and receives the messages on the streams of one reduction: openings, this member's slices of parts, and parts'
+results.
 
-The caller owns the stream. Encoding runs in the executor, unless the codec is so quick that a thread would only cost
-time. A result is checked as it arrives, which takes microseconds. Shapes: N values of the vector.
+The caller owns the stream. Encoding runs in the executor, unless the codec is so quick that handing it to a thread
+takes longer. A result is checked as it arrives, which takes microseconds. Shapes: N values of the vector.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerCon
 T = TypeVar("T")
 
 INBOX_FRAMES = 16
-"""Frames received and not yet taken: more than members send ahead (see `butterfly.Exchange`)."""
+"""Maximum frames received and not yet taken: more than members send ahead (see `butterfly.Exchange`)."""
 
 
 SOON_S = QUIET_S / 10
-"""Time for which a frame is awaited before anybody asks whether its sender is there."""
+"""Seconds for which a frame is awaited before this member checks whether its sender is there."""
 
 
 class PartStreams:
@@ -58,7 +58,7 @@ class PartStreams:
         tree: HashTree | None = None,
         failpoints: FailpointHook,
     ) -> None:
-        """`tree` is that of the contribution, to whose root this member has committed."""
+        """Set up the streams. `tree` is the hash tree of the contribution, to whose root this member has committed."""
         self.tree = tree if delta_N is not None else None
         self.me = connections.network.peer_id
         self.group = signed.group
@@ -76,12 +76,13 @@ class PartStreams:
         self._encodes_at_once = on_cpu and scheme.feedback is None and scheme.codec.is_quick
 
     def drop_contribution(self) -> None:
-        """Encode no more slices, since the step is over, and free 4 bytes a parameter."""
+        """Encode no more slices, since the step is over. This frees 4 bytes for each parameter."""
         self._delta_N = None
 
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
-        """Open a stream to `peer`. Raises PeerError also if it ends the stream while something of it is awaited."""
+        """Open a stream to `peer`. Raises PeerError, also if `peer` ends the stream while the caller waits for a
+        message."""
         network, method = self._connections.network, self._connections.methods.reduce
         try:
             async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
@@ -100,8 +101,8 @@ class PartStreams:
         return self.opening(kind, part, proof=self.own_proof(part))
 
     def own_proof(self, part: int) -> bytes:
-        """Return what shows that the leaves of this member's slices of `part` are under the root that it committed to,
-        together with their digests; nothing, if it contributes nothing."""
+        """Return the proof that the leaves of this member's slices of `part`, together with their digests, are under
+        the root that it committed to; empty if it contributes nothing."""
         if self.tree is None:
             return b""
         leaves = part_leaves(self.group, part)
@@ -121,8 +122,8 @@ class PartStreams:
             await self.off_loop(self._encode, frame, buffer)
 
     def buffer(self, frame: slice) -> bytearray:
-        """Return a buffer for the encoded frame. All are allocated here, on the loop: what threads allocate, each in a
-        heap of its own, is not given to others when it is free, and adds up."""
+        """Return a buffer for the encoded frame. Buffers are allocated here, on the loop: threads allocate each in a
+        heap of its own, whose free memory others cannot use."""
         return bytearray(self.scheme.codec.encoded_bytes(num_values(frame)))
 
     async def send_slices(
@@ -144,7 +145,7 @@ class PartStreams:
             await self.send(stream, part.frame(index))
 
     async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
-        """Receive the part's result from `peer`. Errors blame nobody but `peer`."""
+        """Receive the part's result from `peer`. Errors blame only `peer`."""
         for index in range(first, len(part.frames)):
             part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
 
@@ -158,13 +159,14 @@ class PartStreams:
         return self._heard_at[peer]
 
     def queued_s(self, peer: str) -> float:
-        """Return how long the slices of a part that are on their way at once take between `peer` and this member."""
+        """Return how many seconds the slices of a part that are in flight at once take between `peer` and this
+        member."""
         part_bytes = self.scheme.codec.encoded_bytes(max(self.group.part_values))
         return self._connections.meter.transfer_s(peer, min(part_bytes, WINDOW_BYTES))
 
     async def until_silent(self, peer: str) -> None:
-        """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than the bytes
-        queued before it can take on the connection between the two."""
+        """Return once `peer` has sent nothing for QUIET_S and has not answered a call in SILENT_S plus the time that
+        the bytes queued before the answer can take."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(QUIET_S)
@@ -178,7 +180,7 @@ class PartStreams:
 
     async def expect(self, peer: str, inbox: FrameInbox, limit_s: float) -> bytes:
         """Return the next frame of `peer` from its `inbox`. Raises what `FrameInbox.take` does, PeerTimeout if `peer`
-        is silent, and TimeoutError if it is there and no frame has come within `limit_s`."""
+        is silent, and TimeoutError if it is there but no frame arrives within `limit_s`."""
         if inbox.has_frame:
             return await inbox.take()
         with suppress(TimeoutError):
@@ -209,7 +211,7 @@ class PartStreams:
             watching.cancel()
 
     async def send(self, stream: Stream, data: Data) -> None:
-        # streams take any buffer that does not change any more
+        # streams accept any buffer, as long as it does not change any more
         await stream.send(cast("bytes", data))
         self.bytes_sent += len(data)
 
@@ -217,7 +219,7 @@ class PartStreams:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     async def _send_slice(self, stream: Stream, part: PartResult, index: int) -> None:
-        # in a call of its own, so that nobody holds a slice that is out
+        # in a call of its own, so that no variable holds a slice that was sent
         data = await self.encoded(part.frames[index])
         with blamed(part.owner):
             await self.send(stream, data)
@@ -248,10 +250,10 @@ class PartStreams:
 
 
 class FrameInbox:
-    """The frames of one incoming stream of `peer`: received by the task that may use the stream, for another task.
+    """Queues the frames of one incoming stream of `peer`, from the task that may use the stream to another task.
 
-    A stream belongs to its handler, and is gone when the other side leaves. What the other side sent before that must
-    not be lost with it. `on_frame` is called with `peer` for each frame.
+    A stream belongs to its handler, and is gone when the other side leaves. Frames that the other side sent before that
+    must not be lost. `on_frame` is called with `peer` for each frame.
     """
 
     def __init__(self, peer: str, on_frame: Callable[[str], None]) -> None:
@@ -288,11 +290,11 @@ class FrameInbox:
         return self._error is not None or not self._frames.empty()
 
     def fail(self, error: SwarmError) -> None:
-        """Note that no more frames arrive, because of `error`."""
+        """Record that no more frames arrive, because of `error`."""
         self._frames.put_nowait(error)
 
     async def take(self) -> bytes:
-        """Return the next frame. Raises what ended the stream, once all frames before it are taken."""
+        """Return the next frame. Raises the error that ended the stream, once all frames before it are taken."""
         if self._error is None:
             item = await self._frames.get()
             self._room.release()
@@ -321,7 +323,7 @@ def blamed(peer: str) -> Iterator[None]:
 def not_of_others(error: SwarmError, peer: str) -> SwarmError:
     """Return `error`, which came over `peer`'s stream, as an error of `peer`.
 
-    If it blames another peer, that proves nothing about the other one. If it blames nobody, it is `peer`'s own error:
+    If it blames another peer, that proves nothing about that peer. If it blames nobody, it is `peer`'s own error:
     `peer` could otherwise abort one attempt after the other without being found.
     """
     if isinstance(error, PeerError) and error.peer_id == peer:

@@ -1,11 +1,11 @@
-"""The parts of a round's vector: how it is cut, how its slices are encoded, and one part's result as it grows.
+"""Cuts a round's vector into parts, encodes and checks frames, and holds one part's result as it grows.
 
-The vector is cut into leaves, and these make up parts, one for each owner, and the frames that travel. A leaf is what
-is committed to, aggregated and audited on its own; where leaves begin depends on the vector's size alone, since members
+The vector is cut into leaves. Leaves make up the parts, one for each owner, and the frames that are sent. Each leaf is
+committed to, aggregated and audited on its own. Where leaves begin depends on the vector's size alone, since members
 commit to theirs before there is a group. A part's result is its frames' encoded bytes, one after the other. All members
-must hold these bytes alike; nobody keeps them decoded.
+must hold the same bytes; no member keeps them decoded.
 
-Nothing here knows a network. Shapes: N values of the vector, F values of a frame.
+This module does not use the network. Shapes: N values of the vector, F values of a frame.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from swarm.training.standing.entrance import Probation
 from swarm.trust.aggregator import Aggregator
 
 MAX_SKEW = 4.0
-"""The largest part relative to the usual one, and the usual one relative to the smallest. A member that overstates its
-bandwidth does not get the whole vector, and one that understates it is not excused."""
+"""Maximum ratio of the largest part to the median one, and of the median one to the smallest. A member that overstates
+its bandwidth does not get the whole vector, and a member that understates it still gets a share."""
 
 NOISE = 1.5
-"""Bandwidths that differ by less count as equal: parts that follow the noise only make the largest one larger."""
+"""Bandwidths count as equal to the median within this ratio: parts that follow measurement noise only make the largest
+part larger."""
 
 FRAME_VALUES = 3 << 15
-"""The most values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one
+"""Maximum values in one message: 384 KiB of fp32, a quarter of that in int8. Smaller frames cost time, larger ones
 memory: members hold many at once."""
 
 LEAST_LEAVES = 4096
 """A vector has this many leaves, or up to twice as many, unless that makes them smaller than a codec's block or larger
-than a frame. A smaller leaf makes audits cheaper, as each fetches one leaf of every contributor, with a proof of some
-400 bytes. A leaf costs its reducer some 40 microseconds, and each member that hashes it two."""
+than a frame. Smaller leaves make audits cheaper, since an audit fetches a leaf of every contributor, with a proof of
+some 400 bytes. Each leaf costs its reducer some 40 microseconds, and each member that hashes it two."""
 
 MIN_AHEAD_FRAMES = 3
 """Slices that a member sends to an owner before it waits for a result, so that slices travel while another one is
-reduced. On long connections this bounds the rate, and with it the rate that can be measured."""
+reduced. On connections with a high latency this bounds the rate, and with it the rate that can be measured."""
 
 MIN_MEMBERS_FOR_BACKUP = 3
-"""A backup needs a third member: of two, neither can replace the other."""
+"""Minimum members for a backup: with two, neither can replace the other."""
 
 
 def backup_of(part: int, num_members: int) -> int:
@@ -60,8 +61,8 @@ def backup_of(part: int, num_members: int) -> int:
 
 
 def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
-    """Return each owner's share of the work, in proportion to its bandwidth. Bandwidths are claims, so they count
-    within MAX_SKEW of their median either way. For an unknown one (0) the median is assumed."""
+    """Return each owner's share of the work, in proportion to its bandwidth. Bandwidths are claims, so they are limited
+    to within a factor of MAX_SKEW of their median. An unknown bandwidth (0) counts as the median."""
     known = [each for each in bytes_per_s if each]
     if not known:
         return (1.0,) * len(bytes_per_s)
@@ -86,14 +87,14 @@ def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ..
 
 
 def part_sizes(num_values: int, members: tuple[Contribution, ...]) -> tuple[int, ...]:
-    """Return the part size of each of `members`, by the bandwidths they reported. Floating-point arithmetic in a fixed
-    order: every member that recomputes it gets the same sizes."""
+    """Return the part size of each of `members`, by the bandwidths they reported. The floating-point arithmetic has a
+    fixed order, so every member that recomputes it gets the same sizes."""
     return part_values(num_values, fair_shares(tuple(member.bytes_per_s for member in members)))
 
 
 def leaf_values(num_values: int) -> int:
     """Return how many values each leaf of a vector of `num_values` has; the last one may have fewer. Leaves begin where
-    codecs can be cut."""
+    encoded data can be cut."""
     blocks = num_values // (LEAST_LEAVES * CUT_VALUES)
     return min(max(blocks * CUT_VALUES, CUT_VALUES), FRAME_VALUES)
 
@@ -121,13 +122,13 @@ def part_frames(group: Group, index: int) -> list[slice]:
 
 
 def frames_of(stop: int, start: int = 0, *, leaf: int = 1) -> list[slice]:
-    """Return the frames of the vector's values from `start` to `stop`, each of whole leaves of `leaf` values."""
+    """Return the frames of the vector's values from `start` to `stop`. Each frame has whole leaves of `leaf` values."""
     size = FRAME_VALUES // leaf * leaf
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
 def backup_peer(group: Group, part: int) -> str | None:
-    """Return the member that stands in for the owner of `part` if it fails; None in groups too small for that."""
+    """Return the member that replaces the owner of `part` if it fails, or None in groups too small for that."""
     num_members = len(group.members)
     return group.peer_ids[backup_of(part, num_members)] if num_members >= MIN_MEMBERS_FOR_BACKUP else None
 
@@ -136,7 +137,7 @@ def cut_leaves(codec: Codec, data: Data, num_values: int, leaf: int) -> list[byt
     """Return the encoded leaves, of `leaf` values each, of an encoded frame of `num_values`. Raises CodecError if its
     size is wrong."""
     whole = num_values // leaf * leaf
-    # equal leaves have pieces of equal sizes, which numpy puts side by side at once
+    # leaves of one size have pieces of equal sizes, so numpy can join all of them at once
     pieces = codec.pieces(data, num_values, 0, whole) if whole else ()
     rows = [np.frombuffer(piece, dtype=np.uint8).reshape(whole // leaf, -1) for piece in pieces]
     leaves = [row.tobytes() for row in np.concatenate(rows, axis=1)] if rows else []
@@ -155,8 +156,8 @@ def part_bytes(group: Group, index: int, codec: Codec) -> int:
 
 
 def check_frame(codec: Codec, data: Data, size: int) -> None:
-    """Raise CodecError if `data` does not encode `size` values, or moves a parameter further than the protocol allows.
-    No honest member sends such a frame."""
+    """Check an encoded frame as every honest member does before it sends one. Raises CodecError if `data` does not
+    encode `size` values, or moves a parameter further than the protocol allows."""
     _check_moves(codec.check(data, size))
 
 
@@ -232,7 +233,7 @@ class Residuals:
         return self._feedbacks[key]
 
     def settle(self, fragment: slice, *, is_committed: bool) -> None:
-        """End the step of `fragment`: commit or forget what the codec lost of this member's contribution. Blocks the
+        """End the step of `fragment`: commit or discard what the codec lost of this member's contribution. Blocks the
         thread."""
         if (fragment.start, fragment.stop) in self._feedbacks:
             feedback = self.of(fragment)
@@ -245,12 +246,12 @@ class Residuals:
 class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
-    The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_proof`
-    shows that they are what it committed to. The owner and its backup send the same bytes, so the
-    first frame to arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own
-    slice, at the owner. One task owns this object.
+    The first `have` frames of the result are there. At the backup, `kept` are the owner's slices, and `kept_proof`
+    shows that the owner committed to them. The owner and its backup send the same bytes, so the first copy of a frame
+    to arrive counts. At the owner, a frame's place in the buffer may hold the owner's own slice until the result
+    replaces it. One task owns this object.
 
-    After `drop`, all access to frames raises RoundError, also in tasks that wait for some.
+    After `drop`, all access to frames raises RoundError, also in tasks that wait for frames.
     """
 
     def __init__(self, group: Group, index: int, codec: Codec) -> None:
@@ -272,8 +273,8 @@ class PartResult:
         return self.have == len(self.frames)
 
     def put(self, index: int, data: Data) -> None:
-        """Store one frame of the result, whose size has been checked. A frame that is there already must be the same:
-        raises RoundError."""
+        """Store one frame of the result, whose size has been checked. Raises RoundError if another version of the frame
+        is there already."""
         if index == self.have:
             self.frame(index)[:] = data
             self.have_next()
@@ -296,12 +297,13 @@ class PartResult:
         return True
 
     def frame(self, index: int) -> memoryview:
-        """Return the place of frame `index`. At the owner, the result is written here, and does not change any more."""
+        """Return the place of frame `index`. The owner writes the result here, after which it does not change any
+        more."""
         self._check_held()
         return memoryview(self.data)[self._places[index]]
 
     def drop(self) -> None:
-        """Let go of the frames, since the step is over. Who has taken `data` keeps it."""
+        """Release the frames, since the step is over. Callers that have taken `data` keep it."""
         self.data, self._is_dropped = bytearray(), True
         self.kept.clear()
         self._notify()
@@ -336,8 +338,8 @@ class PartResult:
 
 
 class CaughtLying(PeerViolation):
-    """A member has done what no honest member does, as the `evidence` shows to anyone. Further pieces are against those
-    who have lied together with it."""
+    """A member has done what no honest member does, as the first piece of `evidence` shows to anyone. Further pieces
+    are against members that lied together with it."""
 
     def __init__(self, message: str, *, peer_id: str, evidence: tuple[Evidence, ...]) -> None:
         super().__init__(message, peer_id=peer_id)
@@ -345,7 +347,7 @@ class CaughtLying(PeerViolation):
 
 
 class UndecodableSlice(PeerViolation):
-    """A member has sent `data` as its slice of `frame`, a place in the step's vector, and nobody can decode that."""
+    """A member has sent `data` as its slice of `frame`, a place in the step's vector, and it cannot be decoded."""
 
     def __init__(self, message: str, *, peer_id: str, data: Data, frame: slice) -> None:
         super().__init__(message, peer_id=peer_id)

@@ -1,15 +1,15 @@
-"""The connections among the members of a reduction: how fast they are, and whether a member is still there.
+"""Measures the connections among the members of a reduction, and finds out whether a member is still there.
 
 Each member measures how fast the slices of each other member arrive, and reports it in its answer to that member's
-vote. So every member knows how fast slices reach it and how fast its own slices reach others. The slower of the two is
-its bandwidth, since an owner receives its part from all members and sends the result to all. The coordinator sizes the
-parts by it (`parts.fair_shares`).
+vote. So every member knows how fast slices reach it and how fast its own slices reach others. The lower of these two
+rates is its bandwidth, since an owner receives its part from all members and sends the result to all. The coordinator
+sizes the parts by bandwidth (`parts.fair_shares`).
 
-The measurement covers what all members send at once, from the opening of a stream to the last of its first frames:
-these wait for nobody, while later frames wait until the former ones have been reduced.
+The measurement runs while all members send at once, from the opening of a stream to the last of its first frames. These
+frames are sent without waiting, while later ones wait until earlier ones have been reduced.
 
 A process that is stopped, or cut off without a word, keeps its connections for minutes. A call that every member
-answers at once distinguishes it from one that is only slow.
+answers at once distinguishes such a process from a slow one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from swarm.training.run.methods import Methods
 NEWEST = 0.5
 """The weight of the newest measurement in the average."""
 SLOWEST_BYTES_PER_S = 1.25e5
-"""1 Mbit/s: a member that sends slower than this holds up the group for too long."""
+"""The slowest connection that a run supports, 1 Mbit/s: a slower member holds up the group for too long."""
 MIN_BYTES = 1 << 16
-"""The time of fewer bytes says more about the machines than about the connection between them."""
+"""Minimum bytes of a measurement: the time of fewer says more about the machines than about the connection between
+them."""
 QUIET_S = 1.0
-"""A member that has sent nothing for this long is asked whether it is there."""
+"""Seconds after which a member that has sent nothing is asked whether it is there."""
 SILENT_S = 4.0
-"""A member that does not answer a small call within this time, beyond what its connection is busy with, counts as gone:
-it is left out of the next attempt, and may return in a later one. Busy machines on bad links answer within this."""
+"""A member that does not answer a small call within these seconds, plus the time of the bytes queued before the answer,
+counts as gone: it is left out of the next attempt, and may return in a later one. Busy machines on bad links answer
+within this time."""
 
 
 class BandwidthMeter:
-    """Measures this member's bandwidth over the reductions it takes part in. It counts within the limit of the member's
-    owner, `max_bytes_per_s`. All rates are in bytes per second. One task owns it."""
+    """Measures this member's bandwidth over the reductions it takes part in. The limit that the node's operator has
+    set, `max_bytes_per_s`, caps it. All rates are in bytes per second. One task owns this object."""
 
     def __init__(self, max_bytes_per_s: float = math.inf) -> None:
         self._max_bytes_per_s = max_bytes_per_s
@@ -53,17 +55,18 @@ class BandwidthMeter:
 
     @property
     def bytes_per_s(self) -> int:
-        """This member's bandwidth with as many other members as in the latest reduction; before the first, the limit; 0
-        if it is unknown."""
+        """This member's bandwidth with as many other members as in the latest reduction; before the first reduction,
+        the limit; 0 if it is unknown."""
         ways = [rates.values() for rates in (self._from, self._to) if rates]
-        # the median: members whose own connections are slower, or who lie, say nothing about this member's
+        # the median is taken because members that lie, or whose own connections are slower, say nothing about this
+        # member
         rates = [statistics.median(way) * self._num_others for way in ways]
         known = [rate for rate in (*rates, self._max_bytes_per_s) if rate < math.inf]
         return int(min(*known, MAX_BYTES_PER_S)) if known else 0
 
     @property
     def latest_rates(self) -> Mapping[str, float]:
-        """Says how fast the slices of each member arrived in the latest reduction."""
+        """The rates at which the slices of each member arrived in the latest reduction, by peer."""
         return self._latest
 
     def begin(self, others: Collection[str]) -> None:
@@ -81,7 +84,7 @@ class BandwidthMeter:
         self._latest[peer] = rate
 
     def reported(self, peer: str, rate: int) -> None:
-        """Record that `peer` received this member's slices at `rate`; 0: it does not know."""
+        """Record that `peer` received this member's slices at `rate`, which is 0 if `peer` does not know it."""
         if rate:
             self._to[peer] = _averaged(self._to.get(peer), rate)
 
@@ -90,8 +93,8 @@ class BandwidthMeter:
         return int(min(self._latest.get(peer, 0.0), MAX_BYTES_PER_S))
 
     def transfer_s(self, peer: str, num_bytes: int) -> float:
-        """Return how long `num_bytes` may travel between `peer` and this member. Until a reduction has measured it, the
-        slowest connection that a run supports is assumed."""
+        """Return how many seconds `num_bytes` may take between `peer` and this member. Until a reduction has measured
+        the connection, the slowest one that a run supports is assumed."""
         known = [rate for rates in (self._from, self._to) if (rate := rates.get(peer))]
         if not known:
             return num_bytes / (SLOWEST_BYTES_PER_S / max(1, self._num_others))
@@ -103,7 +106,7 @@ def _averaged(average: float | None, rate: float) -> float:
 
 
 class MeteredStream:
-    """Implements `interface.Stream` over `stream`, on which frames are received from now on.
+    """Implements `interface.Stream` over `stream`, and measures how fast its first frames arrive.
 
     `on_rate` is called with the rate of the first frames, each time it is known better.
     """

@@ -175,7 +175,7 @@ class StateEndorsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScored:
-    """The trainers' scores after outer step `step`, in nats, by peer (see `run.held_out_scores`). `own` is that of this
+    """The trainers' scores after outer step `step`, in nats, by peer (see `held_out_scores`). `own` is that of this
     member; None: it has none yet."""
 
     step: int

@@ -34,9 +34,9 @@ MAX_AWAY = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """`credits` are by peer. `entries` say who entered by an invitation or by vouches, the
-    newest ones last (see `entrance`), and `uses` by serial how many did before them. `revoked` are serials of
-    invitations and `revoked_inviters` keys that the run's author has taken back, the newest ones last."""
+    """`credits` are by peer. `entries` say who entered by an invitation or by vouches, the newest ones last (see
+    `entrance`), and `uses` by serial how many did before them. `revoked` are serials of invitations and
+    `revoked_inviters` keys that the run's author has taken back, the newest ones last."""
 
     credits: Mapping[str, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()

@@ -97,8 +97,7 @@ _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "
 class Checkpoint:
     """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned, each vector in one
     piece. To save it, `inner_file` from `write_inner` may be given instead, which then becomes part of the checkpoint.
-    `RunMember` checks whether `certificate` proves
-    `state`."""
+    `RunMember` checks whether `certificate` proves `state`."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
@@ -152,8 +151,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     `keep` and those of every `keep_every`-th outer step (0: of none).
 
     Nothing is written if there is a sound checkpoint of this state and certificate already. Raises ConfigError if the
-    disk is full or refuses, and if the state was damaged in memory since it was hashed; former checkpoints
-    are then untouched.
+    disk is full or refuses, and if the state was damaged in memory since it was hashed; former checkpoints are then
+    untouched.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")

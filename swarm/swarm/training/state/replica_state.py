@@ -50,9 +50,9 @@ class Manifest:
     """Holds what a state consists of. theta has `num_values`, and so has momentum. `roster` holds the sorted members of
     the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the leases of
     the next intervals. `probation` names the trainers that have not proven themselves, in the order of their peer ids,
-    with the steps that they have left (see `run.probation`), and `register` what else is remembered. `held_out` are
-    scores of trainers in that order, and `drawn` names those whose contributions to this outer step are measured now
-    (`run.held_out_scores`)."""
+    with the steps that they have left (see `entrance.Probation`), and `register` what else is remembered. `held_out`
+    are scores of trainers in that order, and `drawn` names those whose contributions to this outer step are measured
+    now (`held_out_scores`)."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]

@@ -1,15 +1,16 @@
-"""One step's cluster at its head: takes the work of the followers, and makes one contribution of it and the head's own.
+"""Runs one step's cluster at its head: takes the work of the followers, and makes one contribution from it and the
+head's own.
 
 Each follower holds a stream to its head from the beginning of its interval on. So a head knows which followers are
-there, and waits for no others; and a follower whose head is gone turns to its second head before its work is done. The
-head waits for a part of the round's grace only, so that it does not come too late itself, and asks followers to hurry
-before that ends. The committed certificate goes back over the streams.
+there, and waits for no others. A follower whose head is gone turns to its second head before its work is done. The head
+waits only for a part of the round's grace, so that it is not too late itself, and asks followers to hurry before that
+time ends. The committed certificate goes back over the streams.
 
 The head aggregates the followers' vectors as the owner of a part does, with the run's own aggregator. Its followers
 trust it to do that, as members trust the owner of a part: a follower sees in the certificate whether its tokens count,
-and has another head in the next step. The round's aggregator bounds what a head can do to the state.
+and the next step draws the heads anew. The round's aggregator bounds the effect of a head on the state.
 
-`round_driver` owns this object, `round_service` passes the streams. Shapes: F values of the step's fragment.
+`round_driver` owns the head, and `round_service` passes streams to it. Shapes: F values of the step's fragment.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from swarm.trust.mixing import leaf_beacon
 logger = logging.getLogger(__name__)
 
 ALIVE_S = 15.0
-"""Interval at which a head says that it is there."""
+"""Seconds between two messages by which a head shows that it is there."""
 ARRIVAL_S = 2.0
-"""Time after the beginning of a step for which a head waits for followers of which it has not heard."""
+"""Seconds after the beginning of a step for which a head waits for followers that have not connected."""
 GRACE_SHARE = 1 / 3
 """The share of the round's grace for which a head waits for its followers. A head that was asked to hurry, after half
 of the grace, still comes in time."""
@@ -61,7 +62,7 @@ of the grace, still comes in time."""
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One follower's place: what the head says to it next, and what it has brought."""
+    """One follower's place: the head's queued replies to it, and the work that it has brought."""
 
     replies: asyncio.Queue[FollowReply | SwarmError] = field(default_factory=asyncio.Queue)
     work: FollowerWork | None = None
@@ -73,7 +74,7 @@ class _Seat:
 class ClusterHead:
     """The cluster of the member of `context` in the step of `setup`, which began at `began_at`.
 
-    `on_reduced_weight` is called with each trainer whose contribution the aggregation reduced notably, and how.
+    `on_reduced_weight` is called with each trainer whose weight the aggregation reduced notably, and a description.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ClusterHead:
             await stream.send(FollowReply(kind="full").to_bytes())
             return
         if (former := self._seats.get(peer)) is not None:
-            # each stream can bring a whole vector, of which one counts
+            # each stream may carry a whole vector, and only one per peer counts
             former.replies.put_nowait(PeerRefused("its work comes over another stream"))
         seat = self._seats[peer] = _Seat(credential=credential)
         seat.replies.put_nowait(FollowReply(kind="welcome"))
@@ -118,7 +119,7 @@ class ClusterHead:
             receiving.cancel()
             seat.is_here = False
             if peer not in self._places and self._seats.get(peer) is seat:
-                del self._seats[peer]  # keys cost nothing, and a newcomer that is gone leaves no work
+                del self._seats[peer]  # keys cost nothing, and a newcomer brings no work
             self._notify()
 
     async def gather(self, offer: IntervalOffer) -> IntervalOffer:
@@ -154,7 +155,7 @@ class ClusterHead:
         return result
 
     def finish(self, certificate: bytes) -> None:
-        """Tell the followers that the step is over. Without a `certificate` this member stops."""
+        """Tell the followers that the step is over. An empty `certificate` means that this member stops training."""
         self._is_closed = True
         gone = PeerRefused("this member does not train any more")
         self._last = FollowReply(kind="committed", certificate=certificate) if certificate else gone
@@ -166,7 +167,7 @@ class ClusterHead:
         setup = self._setup
         if peer in setup.clusters.dealt:
             known = self._seats.get(peer)
-            # what it has brought before it lost its connection counts
+            # work that it brought before it lost its connection counts
             return setup.me in setup.clusters.dealt[peer] and (known is None or known.work is None)
         is_known = peer in setup.leased or peer in setup.clusters.heads
         others = self._newcomers() - {peer}
@@ -175,7 +176,7 @@ class ClusterHead:
         return may_enter and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
 
     def _credentials(self, newcomers: Sequence[_Seat]) -> tuple[RunCredential, ...]:
-        """Return the credentials of those `newcomers` for whose a group has room."""
+        """Return the credentials of `newcomers`, as many as a group has room for."""
         shown = [each for seat in newcomers if (each := seat.credential) is not None]
         return tuple(shown[: num_presentable(self._setup.max_group)])
 
@@ -183,7 +184,7 @@ class ClusterHead:
         return {peer for peer, seat in self._seats.items() if seat.is_here and peer not in self._places}
 
     def _awaited(self, now: float) -> list[str]:
-        """Return the followers whose work may still come."""
+        """Return the followers whose work may still arrive."""
         absent = [peer for peer in self._own_followers if peer not in self._seats]
         here = [peer for peer, seat in self._seats.items() if seat.is_here and seat.work is None]
         return [*(absent if now < self._began_at + ARRIVAL_S else ()), *(peer for peer in here if peer in self._places)]

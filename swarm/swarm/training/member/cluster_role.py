@@ -1,11 +1,11 @@
 """Makes a member the head of its cluster for one step, or a follower that brings its work to a head (`ClusterRole`).
 
-A member of a run without clusters, or whose cluster is itself alone, is neither. What a head does is `cluster_head`'s.
+A member of a run without clusters is neither. `cluster_head` does the work of a head.
 
 A follower has no place in the round (`StepFollower`). It opens a stream to its first head at once, and turns to the
-second one if the first is gone or takes no more. Work that a head has received goes to no other head, which could count
-it twice. If that head is gone before the round is decided, the work is lost, and the trainer keeps its lease (see
-`clusters`).
+second one if the first is gone or has no room. Work that it has begun to send to a head is sent to no other head, so
+that it is not counted twice. If that head is gone before the round is decided, the work is lost, and the trainer keeps
+its lease (see `clusters`).
 
 `round_driver` owns the role, and the task of its `run`.
 """
@@ -33,20 +33,20 @@ from swarm.training.state.run_context import RunContext, lasting
 logger = logging.getLogger(__name__)
 
 HEAD_SILENT_S = 4 * ALIVE_S
-"""A head that says nothing for this long is gone."""
+"""A head that sends nothing for this many seconds counts as gone."""
 WELCOME_S = 2 * CALL_TIMEOUT_S
-"""Time for which a follower waits for a head that is not at its step yet."""
+"""Seconds for which a follower waits for a head that is not at its step yet."""
 RETRY_S = 1.0
 MAX_RETRY_S = 15.0
-"""The pause before all heads are asked again, while none has room, doubles up to this: in a run that is nearly full, or
-grows fast, hundreds may ask for a place."""
+"""While no head has room, the pause before all heads are asked again doubles up to this: in a run that is nearly full,
+or grows fast, hundreds may ask for a place."""
 
 
 class StepFollower:
-    """Follows in the step of `setup`.
+    """Follows a head in the step of `setup`, and brings it this trainer's work.
 
-    `on_certificate` is called with a head and the certificate that it shows, `on_hurry` if the head asks for this,
-    `on_full` once if no head has room for this trainer.
+    `on_certificate` is called with a head and the certificate that the head shows, `on_hurry` when the head asks this
+    trainer to hurry, and `on_full` once if no head has room for this trainer.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepFollower:
     ) -> None:
         self.bytes_sent = 0
         self.is_led = False
-        """True while a head that is there has taken this trainer in."""
+        """True while this trainer is connected to a head that has accepted it."""
         self._context = context
         self._setup = setup
         self._on_certificate = on_certificate
@@ -70,22 +70,23 @@ class StepFollower:
         self._has_brought = False
 
     def bring(self, offer: IntervalOffer) -> None:
-        """Bring `offer` to the head, as this trainer's interval has ended."""
+        """Send `offer` to the head, since this trainer's interval has ended."""
         self._offer.set_result(offer)
 
     def drop(self) -> None:
-        """Let go of the pseudo-gradient, as the step is over."""
+        """Release the pseudo-gradient, since the step is over."""
         self._offer = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Follow until the work is brought to a head that is then gone; usually until cancelled."""
+        """Follow heads until one has got this trainer's work and is gone. Usually runs until cancelled."""
         is_told, pause_s = False, RETRY_S
         while not self._has_brought:
             is_full = True
             for head in self._setup.clusters.heads_of(self._setup.me):
                 if not self._has_brought:
                     is_full &= await self._follow(head)
-            # with overlap, one that the last round left out has a lease for this one, and its place in the next
+            # with overlap, a trainer that the last round left out still has a lease for this one, and its place in the
+            # next
             if is_full and not is_told and self._setup.me not in self._setup.leased:
                 is_told = True
                 self._on_full()
@@ -95,7 +96,7 @@ class StepFollower:
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""
         context, setup = self._context, self._setup
-        # a head refuses one that is about to expire, and a step may take hours
+        # a head refuses a credential that is about to expire, and a step may take hours
         shown = lasting(setup.credential, context.network.now()) if setup.standings.is_new(setup.me) else None
         request = FollowRequest(
             run=setup.run, step=setup.step, state_digest=setup.state_digest, credential=shown
@@ -154,7 +155,7 @@ class StepFollower:
 
 
 class ClusterRole:
-    """Plays the role of the member of `context` in the step of `setup`, which began at `began_at`.
+    """Makes the member of `context` a head, a follower or neither in the step of `setup`, which began at `began_at`.
 
     The callbacks are those of `ClusterHead` and `StepFollower`; `on_abort` is called once if no head has room.
     """
@@ -189,25 +190,25 @@ class ClusterRole:
 
     @property
     def is_led(self) -> bool:
-        """Return whether a head is there that will tell this trainer what is committed."""
+        """Return whether this trainer is connected to a head, which will tell it what is committed."""
         return self._follower is not None and self._follower.is_led
 
     async def run(self) -> None:
-        """Follow the head, if this member has one; usually until cancelled."""
+        """Follow a head if this member is a follower. Usually runs until cancelled."""
         if self._follower is not None:
             await self._follower.run()
 
     async def take_work(self, peer: str, request: FollowRequest, stream: Stream) -> bool:
-        """Take the work of `peer`, which waits here until the step is over. Return False at once if this member heads
-        no cluster at the state that the request names."""
+        """Take the work of `peer`, and serve its stream until the step is over. Return False at once if this member
+        heads no cluster at the state that the request names."""
         if self._head is None or request.state_digest != self._setup.state_digest:
             return False
         await self._head.serve(peer, stream, request.credential)
         return True
 
     async def bring_in(self, offer: IntervalOffer) -> IntervalOffer:
-        """Return what goes into the round of this member's own `offer`: at a head with its followers' work. A follower
-        brings its own to the head meanwhile."""
+        """Return the offer to put into the round: at a head, `offer` with its followers' work, else `offer` itself. A
+        follower also sends it to its head."""
         if self._head is not None:
             offer = await self._head.gather(offer)
         if self._follower is not None:
@@ -215,7 +216,7 @@ class ClusterRole:
         return offer
 
     def finish(self, certificate: bytes) -> None:
-        """Tell the followers what was committed, and let go of the pseudo-gradient, as the step is over."""
+        """Tell the followers what was committed, and release the pseudo-gradient, since the step is over."""
         if self._head is not None:
             self._head.finish(certificate)
         if self._follower is not None:

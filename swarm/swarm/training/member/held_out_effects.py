@@ -1,14 +1,14 @@
-"""Measures what drawn contributions of other members do to the loss on held-out data, as this member measures it.
+"""Measures by how much drawn contributions of other members change the loss on held-out data.
 
-A member holds every contribution's slice of its own part, which it has checked against the sender's commitment, and
-nobody's whole contribution. So it measures what its own part of a contribution does, without a byte more on the wire:
-the loss of the state that the step began from, minus the loss of that state with the slice applied as the outer step
-would, had this been all members' mean. Effects of unlike parts are scaled to the whole vector; the middle of several
-members' effects counts (`standing.held_out_scores`). Each member draws held-out samples of its own, which nobody knew
-when contributions were made.
+A member holds every contribution's slice of its own part, which it has checked against the sender's commitment, but no
+other member's whole contribution. So it measures the effect of its own part of a contribution, which sends nothing
+more: the loss of the state that the step began from, minus the loss of that state after an outer step whose mean is the
+slice. Effects are scaled from the part to the whole vector, and the median of several members' effects counts
+(`standing.held_out_scores`). Each member draws its own held-out samples, which nobody knew when contributions were
+made.
 
-The thread that trains measures, before its next interval: the time is some percent of an interval's. `OuterSteps`
-owns it; `round_driver` puts the effects into the next report. Shapes: N values of the flat vector, F of a part.
+The training thread measures before its next interval, which takes some percent of an interval's time. `OuterSteps` owns
+the measurement; `round_driver` puts the effects into the next report. Shapes: N values of the flat vector, F of a part.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ logger = logging.getLogger(__name__)
 
 LEAST_WINDOWS, MOST_WINDOWS = 2, 64
 SAMPLES_A_WINDOW = 40
-"""Samples of an interval, each with a gradient, for each held-out window."""
+"""Samples of an interval for each held-out window. Each of these samples takes a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnSlices:
-    """Holds what a member has of drawn contributions: `where` its part is in the vector that the step moves, and
-    by peer the slices of it [F]."""
+    """Holds the slices [F] of drawn contributions that a member has, by peer. `where` is the place of its part in the
+    vector that the step moves."""
 
     where: slice
     slices: Mapping[str, Tensor]
 
 
 class HeldOutEffects:
-    """The effects that one member measures. `of` returns those that belong to a state's report."""
+    """Measures and keeps the effects for one member. `of` returns those for a state's report."""
 
     def __init__(self, context: RunContext, intervals: Intervals) -> None:
         self._context = context
@@ -56,19 +56,19 @@ class HeldOutEffects:
         self._measured: tuple[bytes, tuple[int, ...]] = (b"", ())
 
     def begins_at(self) -> Tensor | None:
-        """Return the weights [N] that the next step begins from; None if the run measures nothing."""
+        """Return the weights [N] that the next step begins from, or None if the run measures nothing."""
         replica = self._context.replica
         return replica.current.theta_N if replica.config.held_out_rule.num_drawn else None
 
     def of(self, state_digest: bytes) -> tuple[int, ...]:
         """Return the effects of the contributions that the state with this digest names as drawn; empty if they have
-        not been measured (yet)."""
+        not been measured, or not yet."""
         digest, effects = self._measured
         return effects if digest == state_digest else ()
 
     def measure_soon(self, theta_N: Tensor | None, held: DrawnSlices | None, tasks: asyncio.TaskGroup) -> None:
-        """Measure what `held` says of the step that began from `theta_N` and has led to the committed state, before all
-        later requests to the thread that trains."""
+        """Measure the contributions in `held` to the step that began from `theta_N` and led to the committed state,
+        before all later requests to the training thread."""
         replica = self._context.replica
         drawn, config = replica.current.manifest.drawn, replica.config
         is_last = replica.outer_step == config.outer_steps  # no report follows, and the run's end would wait
@@ -88,7 +88,7 @@ class HeldOutEffects:
         except (RoundError, torch.OutOfMemoryError) as error:  # the device may have just enough memory for training
             logger.warning("contributions could not be measured: %s", error)
             return
-        # nobody measures its own contribution, and nobody counts what is in its place
+        # a member does not measure its own contribution, and the others ignore the 0 in its place
         self._measured = digest, tuple(found.get(peer, 0) for peer in drawn)
 
 
@@ -100,9 +100,9 @@ def _effects(
     scale: float,
     slices: Mapping[str, Tensor],
 ) -> dict[str, int]:
-    """Return the effect of each of the `slices`, which are at `where` of the weights `theta_N`. `loss` is that of
-    weights on drawn held-out samples, and `scale` says how much longer than the slices the contributions are. Blocks
-    for a forward pass for each, and one more."""
+    """Return the effect of each of the `slices`, which are at `where` in the weights `theta_N`. `loss` returns the loss
+    of weights on drawn held-out samples. `scale` is the length of the contributions over that of the slices. Blocks for
+    one forward pass per slice, and one more."""
     step = 1.0 if config.outer.optimizer == "average" else config.outer.learning_rate
     before, moved_N, found = loss(theta_N), theta_N.clone(), dict[str, int]()
     for peer, slice_F in slices.items():
@@ -112,12 +112,13 @@ def _effects(
 
 
 def effect_of(fall: float, scale: float) -> int:
-    """Return the effect of a slice that lets the loss fall by `fall` nats, of a vector `scale` times as long. A loss
-    that is not finite is the worst effect."""
+    """Return the effect of a slice that lowers the loss by `fall` nats, of a vector `scale` times as long. A loss that
+    is not finite is the worst effect."""
     effect = fall * scale * MICRO
     return round(max(-limits.MAX_EFFECT, min(effect, limits.MAX_EFFECT))) if math.isfinite(fall) else -limits.MAX_EFFECT
 
 
 def num_held_out_windows(config: RunConfig) -> int:
-    """Return on how many windows effects are measured: their two forward passes take some percent of an interval."""
+    """Return the number of windows on which effects are measured: two forward passes over them take some percent of an
+    interval."""
     return max(LEAST_WINDOWS, min(MOST_WINDOWS, config.samples_per_interval // SAMPLES_A_WINDOW))

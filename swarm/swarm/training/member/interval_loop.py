@@ -1,18 +1,18 @@
-"""A member's intervals, one after the other, while the rounds run beside them.
+"""Runs a member's intervals one after the other, while rounds run beside them.
 
     interval k:  the first overlap_steps inner steps, while round k - 1 may still run
                  wait until round k - 1 is committed, and take in the fragment that it moved
-                 the other inner steps; offer to round k how far its fragment has come; interval k + 1 begins at once
+                 the other inner steps; offer the fragment's pseudo-gradient to round k; interval k + 1 begins at once
 
 This is Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, algorithm 2), with an interval for its H / P, and
-fragments in the order of committed outer steps. Without overlap, with one fragment and no mixing it is DiLoCo
-(arXiv 2311.08105).
+fragments in the order of committed outer steps. Without overlap, with one fragment and no mixing it is DiLoCo (arXiv
+2311.08105).
 
-Only a member that trained for the committed round goes on like this. All others start over from the committed state:
-members that came late, were overtaken, have fetched the state, diverged, or had no lease. Their work is lost, and its
+Only a member that trained for the committed round goes on like this. All other members start over from the committed
+state: those that were late, were overtaken, fetched the state, diverged, or had no lease. Their work is lost, and its
 samples return with later leases.
 
-Owns the task that trains. `outer_steps` says what has been committed; `round_driver` takes the offers.
+The loop owns the training task. `outer_steps` tells it what has been committed; `round_driver` takes the offers.
 
 Shapes: F values of a fragment.
 """
@@ -39,8 +39,8 @@ from swarm.training.trainer_events import IntervalDone, IntervalFailed, Training
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalOffer:
-    """Holds what an interval contributes to its round, after `interval_s` seconds of inner steps. `delta_F` is the
-    pseudo-gradient of the round's fragment, None if there is none; `made_at` is the time by the loop's clock. `tree` is
+    """The contribution of an interval to its round, after `interval_s` seconds of inner steps. `delta_F` is the
+    pseudo-gradient of the round's fragment, or None; `made_at` is the loop's time when the interval ended. `tree` is
     the hash tree to whose root the contribution commits."""
 
     contribution: Contribution
@@ -51,8 +51,8 @@ class IntervalOffer:
 
 
 class IntervalLoop:
-    """Runs the intervals of one member in `tasks`, until they are all done or `end` is called. In place of an interval,
-    it computes one of another member, where `audits` say so. Offers carry the `effects` that it has measured."""
+    """Runs the intervals of one member in `tasks`, until all are done or `end` is called. If `audits` has a validation
+    due, it is run instead of an interval. Offers carry the member's measured `effects`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class IntervalLoop:
         momentum = context.replica.config.member_momentum
         self._momentum = MemberMomentum(momentum) if momentum else None
         self._task: asyncio.Task[None] | None = None
-        # the interval that runs, and the last one whose round has to be committed before the next can end
+        # the running interval, and the last interval that was asked to hurry
         self._step = self._hurried = 0
         self._awaited: int | None = None
         self._committed = asyncio.Event()
@@ -83,12 +83,12 @@ class IntervalLoop:
 
     @property
     def interval_s(self) -> float:
-        """Says how long this member's last interval took; 0: none has trained."""
+        """The seconds that this member's last interval took, or 0 if none has trained."""
         return self.latest.seconds if self.latest else 0.0
 
     @property
     def is_leaving(self) -> bool:
-        """Return whether this member trains no more."""
+        """Return whether this member is leaving, and starts no more training."""
         return self._intervals.is_leaving.is_set()
 
     def begin(self) -> None:
@@ -96,13 +96,13 @@ class IntervalLoop:
         self.end()
         self._offers.clear()
         self._awaited = None
-        # a step that comes again, as after a round that only admitted members, is another interval
+        # a step that is repeated, as after a round that only admitted members, is another interval
         self._hurried = 0
         self._task = self._tasks.create_task(self._run(), name="intervals")
 
     def adopted(self, *, fetched: bool) -> None:
-        """Note that there is a new committed state. It is `fetched` if it does not follow from the former one by a
-        round's result."""
+        """Go on from a new committed state. It is `fetched` if it does not follow from the former one by a round's
+        result."""
         self.drop_offers(self._context.replica.outer_step)
         if self._awaited == self._context.replica.outer_step and not fetched:
             self._awaited = None
@@ -111,17 +111,17 @@ class IntervalLoop:
             self.begin()
 
     def drop_offers(self, outer_step: int) -> None:
-        """Free the pseudo-gradients of all rounds up to that of `outer_step`, 4 bytes a parameter each. The rounds can
-        need them again until it is sure that this member goes on from there."""
+        """Free the pseudo-gradients of all rounds up to that of `outer_step`, which take 4 bytes per parameter each.
+        Call this only once this member is sure to go on from there: until then the rounds may need them again."""
         for step in [step for step in self._offers if step <= outer_step]:
             del self._offers[step]
 
     async def offer(self, step: int) -> IntervalOffer:
-        """Return what interval `step` contributes to its round, once it has ended; the same for each call."""
+        """Return the offer of interval `step` once it has ended. Each call returns the same one."""
         return await asyncio.shield(self._offer_future(step))
 
     def hurry(self, step: int) -> None:
-        """End interval `step` with what it has done, even if it is only about to begin."""
+        """End interval `step` with the work done so far, even if it is only about to begin."""
         self._hurried = step
         if step == self._step:
             self._intervals.hurry()
@@ -144,12 +144,12 @@ class IntervalLoop:
             while self._step <= replica.config.outer_steps and await self._one_interval(follows=self._step > first):
                 self._step += 1
         finally:
-            # a thread cannot be cancelled
+            # a thread cannot be cancelled, only asked to hurry
             self._intervals.hurry()
 
     async def _one_interval(self, *, follows: bool) -> bool:
-        """Run one interval, which `follows` from another whose round may still run, or from the committed state. Return
-        whether the next one can follow from it."""
+        """Run one interval. If it `follows`, it continues from the one before, whose round may still run, else it
+        starts from the committed state. Return whether the next interval can follow from it."""
         config = self._context.replica.config
         interval = self._intervals.begin((self._step - 1) * config.interval_steps)
         if self.is_leaving or self._hurried == self._step:
@@ -165,7 +165,7 @@ class IntervalLoop:
         except RoundError as error:
             self._on_event(IntervalFailed(step=self._step, reason=error.message))
             has_lease, delta_F = False, None
-        # a member without a lease, or whose training failed, has nothing to follow from
+        # after an interval without a lease, or a failed one, there is nothing to continue from
         self._awaited = self._step if has_lease else None
         self._committed = asyncio.Event()
         contribution = None
@@ -176,18 +176,18 @@ class IntervalLoop:
         return has_lease
 
     def _start_validation(self) -> bool:
-        """Validate another member's interval instead, and offer nothing to the round, if a validation is due. Return
-        whether it is."""
+        """If a validation of another member's interval is due, start it, and offer nothing to the round. Return whether
+        one was due."""
         if self._audits is None or (due := self._audits.next()) is None:
             return False
-        # it may end later than the round
+        # the validation may end later than the round
         self._tasks.create_task(self._audits.run(due), name="validate an interval")
         self._awaited = None
         self._put_offer(None, None, 0.0)
         return True
 
     async def _train(self, interval: Interval, num_steps: int) -> bool:
-        """Train until `num_steps` steps of the interval are done. Return whether there is a lease."""
+        """Train until `num_steps` steps of the interval are done. Return whether this member has a lease."""
         lease = self._context.replica.lease(self._context.network.peer_id, self._step)
         if lease and num_steps:
             if not interval.done.num_steps:

@@ -1,10 +1,10 @@
-"""Looks where the other members of a run are: beside the step that is driven, and at the end of the run.
+"""Asks where the other members of a run are, during each step and at the end of the run.
 
-Members of a round tell each other what they do, so looking is for the one that missed a round, or that works apart from
-others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. A
-follower whose head is there looks most rarely, from its first interval on: nearly all of a large run are followers. The
-look of a step is a task of `OuterSteps`; what it has read is kept for the next step. A member that is done stays to
-serve the last state to members that lack it (`let_others_finish`).
+Members of a round tell each other what they do. The watch is for a member that missed a round, or that is cut off from
+the others without knowing. Its cost does not grow with the size of the run, and falls with the length of the intervals.
+A follower whose head is there asks most rarely, from its first interval on, since nearly all trainers of a large run
+are followers. `OuterSteps` runs the watch as a task of each step, and keeps what it has read for the next step. A
+member that is done stays to serve the last state to members that lack it (`let_others_finish`).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ LINGER_S = 30.0
 LOOK_S = 1.0
 
 NUM_WATCHED = 2
-"""Number of others that are asked where they are each time."""
+"""Number of other members that are asked each time."""
 
 WATCH_S, MAX_WATCH_S = 5.0, 30.0
 LIST_S, MAX_LIST_S = 15.0, 60.0
 FIRST_WATCH_S = 0.5
-"""Seconds between two looks, and between two reads of the membership, when a run's first group forms, as nothing else
-says who is there; less often the longer its members train or wait."""
+"""Shortest pause in seconds between two looks while a run's first group forms, when nothing else says who is there. The
+pauses grow the longer the members train or wait."""
 
 
 def watch_s(interval_s: float) -> float:
-    """Return the seconds after which others are asked again, by a member that trains for `interval_s` at a time: a
-    twentieth of that, between WATCH_S and MAX_WATCH_S. Who missed a round loses no more of an interval by it."""
+    """Return the seconds after which a member that trains for `interval_s` at a time asks others again: a twentieth of
+    that, between WATCH_S and MAX_WATCH_S. A member that missed a round thus loses no larger share of an interval."""
     return min(MAX_WATCH_S, max(WATCH_S, interval_s / 20))
 
 
 def list_s(interval_s: float) -> float:
     """Return the seconds between two reads of the membership by a member that trains for `interval_s` at a time: a
-    fifth of that, between LIST_S and MAX_LIST_S. Newcomers ask the others on arrival."""
+    fifth of that, between LIST_S and MAX_LIST_S. Newcomers make themselves known by asking the others on arrival."""
     return min(MAX_LIST_S, max(LIST_S, interval_s / 5))
 
 
 class MembersWatch:
-    """Remembers what the other members say of themselves, and asks some of them. `chance` draws whom; `on_look` is
-    called at each look."""
+    """Keeps what the records of other members say, and asks some of the members where they are. `chance` draws which
+    ones; `on_look` is called at each look."""
 
     def __init__(self, membership: Membership, chance: random.Random, on_look: Callable[[RunContext], None]) -> None:
         self._membership = membership
@@ -62,11 +62,12 @@ class MembersWatch:
 
     async def run(self, driver: RoundDriver, context: RunContext, interval_s: float) -> None:
         """Ask other members of the run where they are: those that seem to be further, or else some drawn by chance.
-        While a first group forms, ask many. Runs until cancelled, and this member's intervals take `interval_s`."""
+        While a first group forms, ask many. `interval_s` is the length of this member's intervals. Runs until
+        cancelled."""
         roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
         began_s = now()
         while True:
-            # a head tells a follower at once what is committed, and is missed when it goes
+            # a head tells its follower at once what is committed, and the follower notices when it goes
             trains_s = math.inf if driver.is_led else interval_s
             if not roster or now() >= self._list_at_s:
                 await self._list(context, trains_s)
@@ -83,12 +84,12 @@ class MembersWatch:
                     driver.feed(Proven(certificate=proof.certificate))
             self._on_look(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
-            # one that waits does nothing, and may wait because it missed something
+            # a member that waits has nothing else to do, and may wait because it missed something
             pause_s = WATCH_S if driver.waiting and not driver.is_led else watch_s(trains_s)
             await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
     async def _list(self, context: RunContext, interval_s: float) -> None:
-        """Read what other members say of themselves; once more soon, if that fails."""
+        """Read the records of other members; if that fails, read them again soon."""
         records = await trainers(self._membership, context.run)
         self._claims = claims_of(context, {peer: each for peer, each in records.items() if each.state != "leaving"})
         self._list_at_s = asyncio.get_running_loop().time() + (list_s(interval_s) if records else WATCH_S)
@@ -103,7 +104,7 @@ async def let_others_finish(
 ) -> None:
     """Return once all other members of `run` have the last state too, after LINGER_S, or when `leaving` is set.
 
-    If one look is not enough, `on_wait` is called once with the peers that this waits for and the seconds left.
+    If one look is not enough, `on_wait` is called once with the peers that are behind and the seconds left.
     """
     leaving = leaving or asyncio.Event()
     now = asyncio.get_running_loop().time

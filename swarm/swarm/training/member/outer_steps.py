@@ -1,7 +1,8 @@
-"""The outer steps of one member, from each committed state to the next one, with all that they need of it.
+"""Takes one member from each committed state to the next one.
 
-`RunMember` makes it once the member's first state is known, and owns the tasks. One `RoundDriver` drives one step at a
-time, while the intervals run beside it (`interval_loop`) and the other members are watched (`members_watch`).
+`RunMember` creates `OuterSteps` once the member's first state is known, and owns the tasks. One `RoundDriver` drives
+one step at a time, while the intervals run beside it (`interval_loop`) and the other members are watched
+(`members_watch`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ STATE_LOST = (
 class OuterSteps:
     """Takes the member of `context` from one committed state to the next, until `run` has ended.
 
-    `promises` and `evidence` outlive the process; None if this member keeps none. `announce` publishes the member's
-    record anew. Call `open` before anything else.
+    `promises` and `evidence` outlive the process; they are None if this member keeps none. `announce` publishes the
+    member's record again. Call `open` before anything else.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class OuterSteps:
         self.interval_loop: IntervalLoop | None = None
         """Runs this member's intervals; None before `run`."""
         self.report: RoundReport | None = None
-        """Holds what this member measured of the newest committed round with it."""
+        """The measurements of the newest committed round that this member took part in."""
         self.is_stopping = False
         self._intervals = intervals
         self._held_out = held_out
@@ -105,7 +106,7 @@ class OuterSteps:
         return self._driver.waiting if self._driver else None
 
     async def open(self) -> None:
-        """Recall what this member is bound to, and answer peers from now on."""
+        """Read this member's promise and convictions from disk, and start to answer peers."""
         self._promise = await recall_promise(self.context, self._promises)
         await self.convictions.recall()
         await self.service.open()
@@ -127,20 +128,20 @@ class OuterSteps:
         intervals.end()
 
     def stop(self) -> None:
-        """Leave with the step that is under way, or with the next one."""
+        """Leave with the current step, or with the next one."""
         self.is_stopping = True
         self._intervals.leave()
         if self._driver is not None:
             self._driver.leave()
 
     def close(self) -> None:
-        """Answer peers no more."""
+        """Stop answering peers."""
         self.service.close()
         self.convictions.close()
 
     async def move_to(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
-        """Adopt the state that `proof` certifies, which this member has proposed or others have, or a later one. Return
-        None if nobody has either any more."""
+        """Adopt the state that `proof` certifies, or a later one: this member's own proposal, or else a copy fetched
+        from others. Return None if neither can be had."""
         context, started = self.context, asyncio.get_running_loop().time()
         try:
             if (own := await context.replica.find_or_make(context.executor, proof)) is not None:
@@ -186,7 +187,7 @@ class OuterSteps:
         if (late := driver.lost_contribution(proof)) is not None:
             self._reports.late(late)
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
-            intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
+            intervals.drop_offers(proposal.manifest.outer_step)  # frees memory before the new state takes some
         reached = await self.move_to(proof, {})
         await settle(context, setup, reached.proof if reached else None)
         await context.failpoints.reached("round.applied")
@@ -196,7 +197,7 @@ class OuterSteps:
             if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
                 self._audits.keep_step(reached.proof, start, driver.drawn)
             self._effects.measure_soon(begins_at, driver.measurable, background)
-            driver.measurable = None  # it has 4 bytes a value, and only a garbage collection frees the driver
+            driver.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, intervals.latest, started)
             self._reports.scores(context.replica)
@@ -206,7 +207,7 @@ class OuterSteps:
             self._announce()
             self._count_idle(reached.proof, setup.roster)
         elif context.replica.digest != before:
-            intervals.adopted(fetched=True)  # it has come part of the way
+            intervals.adopted(fetched=True)  # it adopted a state part of the way
 
     def _driver_of(
         self, setup: RoundSetup, intervals: IntervalLoop, background: asyncio.TaskGroup, began_at: float
@@ -227,12 +228,12 @@ class OuterSteps:
             promises=self._promises,
             background=background,
             on_abort=self._reports.aborted,
-            # after an idle round, another one like it is all that is to be expected
+            # after an idle round, the next one is probably idle, too
             rest_s=rest_after(self._num_idle) if self._num_idle else 0.0,
         )
 
     async def _drive(self, driver: RoundDriver, interval_s: float) -> bytes:
-        """Run `driver`, answer peers by it, and watch the membership. Return what `RoundDriver.run` does."""
+        """Run `driver`, let it answer peers, and watch the membership. Return what `RoundDriver.run` does."""
         if driver.abstains:
             setup = driver.setup
             self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
@@ -262,12 +263,12 @@ class OuterSteps:
         )
 
     def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
-        """Count rounds in which nobody trained, as when training fails for all, and nobody was admitted."""
+        """Count consecutive rounds in which nobody trained and nobody was admitted, as when training fails for all."""
         is_idle = not proof.origin.num_tokens and not proof.is_order and self.context.replica.roster == roster
         self._num_idle = self._num_idle + 1 if is_idle else 0
 
     def _has_left(self) -> bool:
-        """Return whether the state's other members go on without this one."""
+        """Return whether the other members go on without this one."""
         if self._has_gone:
             return True
         replica = self.context.replica

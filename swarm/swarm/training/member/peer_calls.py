@@ -1,8 +1,8 @@
-"""The calls between the members of a step: where each is, and the reports to the coordinators of its attempts.
+"""Makes and answers the calls of a step that ask members where they are, and that report to coordinators.
 
-`PeerQueries` asks other members where they are, and reads what they show: a later attempt, or a state that is further.
-`ReportCalls` sends this member's report; `TakenReports` keeps those that came to this member as their coordinator, and
-signs the group. The driver of the step owns all three, and its tasks end with the step.
+`PeerQueries` asks other members where they are, and learns of later attempts and later states. `ReportCalls` sends this
+member's report. `TakenReports` keeps the reports that other members send to this one as their coordinator, and signs
+the group. The driver of the step owns all three, and its tasks end with the step.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import follows
 
 MAX_LOOKING_AT = 64
-"""Peers asked at one time, whatever others say about who else is there."""
+"""Maximum peers asked at one time, whatever others say about who else is there."""
 POLL_S = 1.0
-"""Time for which a coordinator keeps a report waiting before the member has to send it again. A coordinator that is
-stopped, but whose connection does not break, is noticed after at most this and SILENT_S."""
+"""Seconds for which a coordinator lets a report wait before the member has to send it again. A coordinator that is
+stopped, but whose connection does not break, is noticed within this plus SILENT_S."""
 MISSING_S = 1.0
-"""Time within which a coordinator that was missing in an earlier attempt has to answer a small call. It has been waited
+"""Seconds within which a coordinator that was missing in an earlier attempt has to answer a small call. It was waited
 for at length in that attempt, and each further attempt that it coordinates would cost the others as long again."""
 
 
 class PeerQueries:
-    """The questions of the step of `state`. `on_named` is called with each peer that another names.
+    """Asks peers where they are, in the step of `state`. `on_named` is called with each peer that another one names.
 
-    `feed` takes the events that follow, `spawn` starts a task of the step, and `on_certificate` is shown every
+    `feed` takes the events that follow, `spawn` starts a task of the step, and `on_certificate` is called with every
     certificate that was checked.
     """
 
@@ -74,7 +74,7 @@ class PeerQueries:
         self._looking_at: set[str] = set()
 
     def look_at(self, peer: str) -> None:
-        """Ask `peer` where it is, unless it is being asked, or too many are."""
+        """Ask `peer` where it is, unless that is under way, or too many peers are being asked."""
         is_new = peer not in self._looking_at and peer != self._context.network.peer_id
         if is_new and len(self._looking_at) < MAX_LOOKING_AT:
             self._looking_at.add(peer)
@@ -97,15 +97,15 @@ class PeerQueries:
     async def _look(self, peer: str) -> None:
         event, others = await self._standing_of(peer, hurry=False)
         self._looking_at.discard(peer)
-        # nothing is expected of this peer: if it cannot be reached, that is no reason to leave it out of a group
+        # nothing is expected of this peer: failing to reach it is no reason to leave it out of a group
         if event is not None and not isinstance(event, Lost):
             self._feed(event)
         for other in others:
             self._on_named(other)
 
     async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
-        """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone; and
-        the peers that it knows."""
+        """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone, and
+        the peers that it knows. The event is None if it does not take part yet."""
         state = self._state()
         request = StandingRequest(run=self._context.run, step=state.setup.step, attempt=state.attempt, hurry=hurry)
         try:
@@ -120,7 +120,7 @@ class PeerQueries:
 
 
 class ReportCalls:
-    """Send this member's reports, and count the bytes. `feed` takes the events that follow from the answers."""
+    """Sends this member's reports, and counts the bytes. `feed` takes the events that follow from the answers."""
 
     def __init__(
         self, context: RunContext, queries: PeerQueries, groups: ShownGroups, *, feed: Callable[[Event], None]
@@ -144,7 +144,7 @@ class ReportCalls:
             while reply.kind == "pending":
                 at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
                 if _any_expires_by(at, action.ready.credentials):
-                    # the coordinator would refuse the report, and seem to be gone
+                    # the coordinator would refuse the report, and would look as if it were gone
                     self._feed(CredentialsExpired(at=at))
                     return
                 self.bytes_sent += len(request)
@@ -156,7 +156,7 @@ class ReportCalls:
         self._feed(event)
 
     async def _event_of(self, peer: str, attempt: int, reply: ReadyReply) -> Event:
-        """Return what `peer`'s reply to a report means. Raises PeerViolation or IntegrityError."""
+        """Return the event that `peer`'s reply to a report stands for. Raises PeerViolation or IntegrityError."""
         match reply.kind:
             case "group":
                 signed = self._context.signatures.read_group(reply.group, self._context.network.now())
@@ -172,9 +172,9 @@ class ReportCalls:
 
 
 class TakenReports:
-    """Keep the reports that wait at this member, their coordinator, for what the state machine answers: one of each
-    peer. Count the bytes of the groups that it signs. `on_left_out` is called with each peer that is left out, and why.
-    """
+    """Keeps the reports that wait at this member, their coordinator, for an answer of the state machine: one for each
+    peer. Counts the bytes of the groups that it sends. `on_left_out` is called with each peer that is left out, and
+    why."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TakenReports:
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
 
     async def take(self, peer: str, ready: Ready) -> ReadyReply:
-        """Take the report of `peer`, which waits here until it is answered, or for POLL_S."""
+        """Take the report of `peer`. Return its answer, or `pending` after POLL_S."""
         self._answer(peer, ReadyReply(kind="pending"))
         answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
         self._waiting[peer] = answer
@@ -230,9 +230,9 @@ class TakenReports:
         self._feed(Grouped(signed=signed))
 
     def reply(self, peer: str, reply: ReadyReply) -> None:
-        """Answer the report of `peer` as the state machine has decided, if it waits here."""
+        """Answer the report of `peer`, if one waits, as the state machine has decided."""
         if reply.kind == "behind":
-            # or this member is behind
+            # it may be this member that is behind
             self._look_at(peer)
             replica = self._context.replica
             reply = ReadyReply(kind="behind", state_digest=replica.digest, certificate=replica.certificate)
@@ -258,8 +258,8 @@ async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Prove
     """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows from
     it.
 
-    A new replica decides what to follow by asking several peers (see `state_sync.furthest`). Raises PeerViolation or
-    IntegrityError.
+    A new replica instead asks several peers, and decides what to follow (see `state_sync.furthest`). Raises
+    PeerViolation or IntegrityError.
     """
     if not certificate:
         return None

@@ -1,5 +1,5 @@
-"""Holds what a member reports: the log of one step with its events and the record that others see (`RoundLog`), and the
-events that tell what becomes of the member itself, each when it changes (`MemberReports`). No tasks."""
+"""Makes what a member reports: the measurements of one step, in events and in the record that others see (`RoundLog`),
+and events about the member itself, each when something changes (`MemberReports`). The module owns no tasks."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ Weight: TypeAlias = Literal[0, 1, 2]
 BROKE_PROTOCOL: Weight = 0
 LEFT_OUT: Weight = 1
 DOWNWEIGHTED: Weight = 2
-"""Says how severe a refusal is: a record holds only the most severe ones."""
+"""The severity of a refusal, 0 being the most severe: a record holds only the most severe ones."""
 
 
 class RoundLog:
-    """Holds what a member measures of one step, over all attempts, and which peers it refuses.
+    """Records how a member spends one step's time, over all attempts, and which peers it refuses.
 
-    `round_driver` owns it, `outer_steps` reads it. Times are those of the loop.
+    `round_driver` owns it, `outer_steps` reads it. Times are the loop's.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RoundLog:
         self._refused: dict[str, tuple[Weight, str]] = {}
 
     def enter(self, phase: Measured | None, now: float) -> None:
-        """Count the time from `now` on for `phase`, or for nothing."""
+        """Count the time from `now` on as `phase`; None counts it as nothing."""
         if self._phase is not None:
             self.add(self._phase, now - self._since)
         self._phase, self._since = phase, now
@@ -72,7 +72,8 @@ class RoundLog:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def refuse(self, peer_id: str, reason: str, weight: Weight) -> None:
-        """Keep one reason for each peer: the most severe, and the first of equally severe ones."""
+        """Record why `peer_id` is refused. The most severe reason is kept for each peer, and the first of equally
+        severe ones."""
         known = self._refused.get(peer_id)
         if known is None and len(self._refused) >= limits.MAX_GROUP_MEMBERS:
             return
@@ -98,13 +99,13 @@ class RoundLog:
 
 
 def _line(reason: str) -> str:
-    """Return what a record can hold of `reason`, which may contain another peer's text."""
+    """Return `reason`, which may contain another peer's text, as a record can hold it."""
     line = "".join(char if char.isprintable() else "?" for char in reason)
     return line[: limits.MAX_REFUSAL_CHARS] or "for no reason that it gave"
 
 
 def measured(state: RoundState) -> Measured | None:
-    """Return what the time is spent on. While its own interval runs, a member waits for nothing."""
+    """Return what this member spends its time on, or None while its own interval runs."""
     match state.phase:
         case "reducing":
             return "reduce"
@@ -119,8 +120,8 @@ def measured(state: RoundState) -> Measured | None:
 def event_of_commit(
     proof: Proof, latest: IntervalResult | None, *, bytes_sent: int, seconds: float, round_s: float
 ) -> OuterStep | Admitted | RunResumed:
-    """Return the event for what `proof` has committed. `latest` is the result of this member's last interval; for the
-    costs see `OuterStep`."""
+    """Return the event for the step that `proof` has committed. `latest` is the result of this member's last interval;
+    `OuterStep` describes the other arguments."""
     origin = proof.origin
     if proof.is_order:
         digest = proof.outcome.state_digest.hex()
@@ -144,9 +145,11 @@ def event_of_commit(
 def contribution_late(
     context: RunContext, setup: RoundSetup, mine: Contribution | None, proof: Proof, offered_at: float | None
 ) -> ContributionLate | None:
-    """Return what `setup.me` has trained for the step, if `proof` shows that the step was committed without it.
+    """Return the work of `setup.me` for the step as an event, if `proof` shows that the step was committed without it,
+    else None.
 
-    `mine` is its contribution, which it offered at the network's time `offered_at`; both None: its interval still runs.
+    `mine` is its contribution, which it offered at the network's time `offered_at`; both are None while its interval
+    still runs.
     """
     origin, late_s = proof.origin, None
     has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
@@ -192,7 +195,8 @@ def lowest_scores(held_out: Sequence[HeldOutScore]) -> dict[str, float]:
 
 
 class MemberReports:
-    """The reports of the member `peer_id`, which go to `on_event`. `grant` is what it shows where it enters the run."""
+    """Reports to `on_event` what happens to the member `peer_id`. `grant` is what its credential gives when it enters
+    the run."""
 
     def __init__(self, peer_id: str, on_event: Callable[[TrainingEvent], None]) -> None:
         self.grant: Grant | None = None
@@ -204,8 +208,8 @@ class MemberReports:
         self._told_endorsement: Endorsement | None = None
 
     def probation(self, replica: Replica) -> None:
-        """Report how many steps this member has to prove itself, and how it entered or that its invitation does not
-        count, whenever that changes."""
+        """Report how many steps of probation this member has left, and how it entered or why its invitation does not
+        count, whenever one of these changes."""
         steps_left = replica.standings.steps_left(self._peer_id, self.grant)
         if steps_left != self._steps_left:
             self._steps_left = steps_left

@@ -1,7 +1,7 @@
-"""The reductions of one step: one for each attempt, from a signed group to the outcome that this member votes for.
+"""Runs the reductions of one step: one for each attempt, from a signed group to the outcome that this member votes for.
 
-Before it votes, a member audits what the others have made (`audit`). It also gets the parts that others have reduced.
-`round_driver` owns the tasks. Shapes: F values of the fragment that the step moves.
+Before it votes, a member audits the parts that others have made (`audit`). It can also fetch the parts of an outcome
+that others have reached. `round_driver` owns the tasks. Shapes: F values of the fragment that the step moves.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from swarm.training.state.state_sync import repair_if_damaged
 logger = logging.getLogger(__name__)
 
 SLICES_S = 1.0
-"""Time for which the end of a step waits for slices that its validator needs; all are there, if its part is
-complete."""
+"""Seconds for which the end of a step waits for slices that this member needs to validate or to measure; all of them
+are there if its part is complete."""
 GROUP_WAIT_S = 5.0
-"""Time for which a member's stream waits for this member to hear of its group."""
+"""Seconds for which a stream of another member waits until this member knows the stream's group."""
 NUM_KEPT = 2
-"""Number of a step's reductions that are kept, some two bytes a value each with int8: one outcome may be resumed while
-another is tried."""
+"""Number of a step's reductions that are kept. Each takes some two bytes per value with int8. One outcome may be
+resumed while another is tried."""
 
 
 class Reductions:
-    """The reductions of one step. `feed` takes the events that they end in, and `convict` evidence that another member
-    has lied. `on_reduced_weight` is called with each member whose contribution the aggregation reduced notably, and
-    how."""
+    """Runs the reductions of one step. `feed` takes the events in which they end, and `convict` takes evidence that
+    another member has lied. `on_reduced_weight` is called with each member whose weight the aggregation reduced
+    notably, and a description."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Reductions:
         self._on_reduced_weight = on_reduced_weight
         self._convict = convict
         self._chance = random.SystemRandom()
-        # by the digests of their groups; that of the last attempt, too: its streams may still be served
+        # by the digests of their groups. Earlier attempts are kept, too: their streams may still be served
         self._reductions: dict[bytes, Auditing] = {}
         self._failed_groups: set[bytes] = set()
         self._changed = asyncio.Event()
@@ -83,7 +83,7 @@ class Reductions:
 
     async def reduce(self, signed: SignedGroup, offer: IntervalOffer | None) -> None:
         """Take part in the group's reduction with what this member offers, and audit the others. Ends with Reduced,
-        with ReduceFailed, after which it may run until it is cancelled, or with evidence."""
+        with evidence, or with ReduceFailed, after which it may run until it is cancelled."""
         context, group = self._context, signed.group
         await repair_if_damaged(context, group)
         if not group.part_values:
@@ -118,9 +118,10 @@ class Reductions:
         except BaseException:
             self._failed_groups.add(signed.digest)
             raise
-        # the others may commit them before this member has audited them
+        # the others may commit these parts before this member has audited them
         context.replica.keep_parts(signed.digest, parts)
-        # it is served on: the backup of an owner that fails late may need this member's slices, and others audit it
+        # the reduction is still served: the backup of an owner that fails late may need this member's slices, and
+        # others audit it
         if not await self._is_right(auditing, group.attempt, parts):
             return
         for peer, kept in butterfly.kept_shares.items():
@@ -129,7 +130,7 @@ class Reductions:
         await self._propose(group.attempt, signed.digest, group, parts)
 
     async def _is_right(self, auditing: Auditing, attempt: int, parts: Sequence[Data]) -> bool:
-        """Return whether audits find nothing wrong with `parts`; if they do, the events are fed."""
+        """Return whether audits find nothing wrong with `parts`. If they do, feed the events that follow."""
         try:
             await auditing.sign_own_part()
             await auditing.audit(parts)
@@ -142,19 +143,19 @@ class Reductions:
         return False
 
     async def _failed(self, attempt: int, error: SwarmError) -> None:
-        """End the attempt: by evidence, if `error` has some that convicts, else by ReduceFailed."""
+        """End the attempt: by the evidence in `error` if it has some that convicts, else by ReduceFailed."""
         if not isinstance(error, CaughtLying):
             self._feed(reduce_failed(attempt, error))
             return
         logger.warning("%s lied: %s", short_id(error.peer_id), error.message)
         try:
             await self._convict(error.evidence)
-        except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
+        except SwarmError as failure:  # too large, for instance: then this member only accuses the peer
             logger.warning("this lie could not be turned into evidence: %s", failure)
             self._feed(reduce_failed(attempt, error))
 
     async def recover(self, action: Recover) -> None:
-        """Get the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""
+        """Fetch the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""
         signed, outcome = action.signed, action.outcome
         context, attempt = self._context, signed.group.attempt
         await repair_if_damaged(context, signed.group)
@@ -179,8 +180,8 @@ class Reductions:
         await self._propose(attempt, outcome.origin_digest, origin, parts)
 
     async def _kept(self, outcome: Outcome) -> tuple[Data, ...]:
-        """Return the outcome's parts, if this member has got them in the reduction; a slow link takes seconds for them.
-        Empty if it has not, or has others."""
+        """Return the outcome's parts if this member got them in the reduction, else an empty tuple. On a slow link,
+        fetching them again takes seconds."""
         parts, loop = self._context.replica.parts_of(outcome.origin_digest), asyncio.get_running_loop()
 
         def digests() -> tuple[bytes, ...]:
@@ -191,7 +192,7 @@ class Reductions:
 
     async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of the group that its `opening` names, once this member takes part in
-        it. Raises RoundError."""
+        that group. Raises RoundError."""
         digest = opening.group_digest
         with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_WAIT_S):
@@ -203,8 +204,8 @@ class Reductions:
         await self._reductions[digest].butterfly.accept(peer, opening, metered)
 
     async def to_validate(self, proof: Proof) -> DrawnInterval | None:
-        """Return what this member needs to validate the interval that the step's outcome draws for it; None if that is
-        none, or if it has not made its part."""
+        """Return what this member needs to validate the interval that the step's outcome draws for it, or None if it
+        draws none, or this member has not made its part."""
         me, rate = self._context.network.peer_id, self._context.replica.config.validation_rate
         origin, outcome = proof.origin, proof.outcome
         drawn = [peer for peer, by in draw_validators(origin, outcome, rate).items() if by == me]
@@ -220,8 +221,8 @@ class Reductions:
         return DrawnInterval(peer=drawn[0], slices=slices)
 
     async def to_measure(self, proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
-        """Return what this member holds of the contributions of `drawn` to the step of `proof`; None if it has made no
-        part of them."""
+        """Return the slices that this member holds of the contributions of `drawn` to the step of `proof`, or None if
+        it has made no part."""
         me = self._context.network.peer_id
         auditing, others = self._reductions.get(proof.outcome.origin_digest), [peer for peer in drawn if peer != me]
         if auditing is None or not others or not proof.origin.part_values[proof.origin.peer_ids.index(me)]:
@@ -236,7 +237,8 @@ class Reductions:
         return DrawnSlices(where=where, slices={peer: x_F for peer, (_, x_F) in values.items()})
 
     def close(self) -> None:
-        """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""
+        """Refuse the streams that still wait for a group, and drop the data of the reductions, since the step is
+        over."""
         self._is_closed = True
         self._changed.set()
         for each in self._reductions.values():
@@ -244,7 +246,7 @@ class Reductions:
 
     def _add(self, digest: bytes, auditing: Auditing) -> None:
         """Serve another reduction, and drop all but the newest NUM_KEPT: attempts that fail one after the other would
-        fill the memory."""
+        otherwise fill the memory."""
         self._reductions[digest] = auditing
         for old in list(self._reductions)[:-NUM_KEPT]:
             butterfly = self._reductions.pop(old).butterfly
@@ -277,8 +279,8 @@ class Reductions:
 
 
 async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalOffer) -> IntervalOffer:
-    """Return `offer` with a commitment to the slices that this member will send. A pseudo-gradient that cannot be
-    encoded is not offered."""
+    """Return `offer` with a commitment to the slices that this member will send. If the pseudo-gradient cannot be
+    encoded, return an offer without a contribution."""
     delta_F, contribution = offer.delta_F, offer.contribution
     if delta_F is None or not contribution.num_tokens or setup.follows:
         return offer
@@ -295,8 +297,8 @@ async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalO
 
 
 async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) -> None:
-    """End the step of `setup`, after which `proof` says what was committed. The residual of this member's contribution
-    is committed if the state holds the contribution."""
+    """End the step of `setup`, whose committed result `proof` shows. The residual of this member's contribution is
+    committed if the new state includes the contribution, and discarded otherwise."""
     if context.residuals is None:
         return
     origin = proof.origin if proof is not None and proof.origin.step == setup.step else None
@@ -306,9 +308,9 @@ async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) ->
 
 
 def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
-    """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached,
-    or whose clock differs from this one's: an accusation outlasts the step. A peer that only reported the error is not
-    blamed."""
+    """Return the event for `error`. It accuses a peer that broke the protocol. It only names a peer that could not be
+    reached, or whose clock differs from this one's, since an accusation outlasts the step. A peer that only reported
+    the error is not blamed."""
     peers = (error.peer_id,) if error.peer_id else ()
     reason = f"{short_id(error.peer_id)}: {error.message}" if peers else error.message
     if isinstance(error, PeerViolation) and not isinstance(error, OutOfTime):

@@ -1,10 +1,10 @@
-"""Drives the state machine of one step: turns its actions into calls, and what comes back into events.
+"""Drives the state machine of one step: turns its actions into calls, and their results into events.
 
 Votes are written to disk and sent here. `peer_calls` carries reports and signed groups, `cluster_role` the work of
 followers, and `reductions` the slices.
 
-A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
-ask meanwhile comes in through `round_service`, which calls the public methods.
+A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. Requests of
+peers arrive through `round_service`, which calls the public methods.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ from swarm.training.trainer_events import ContributionLate, Waiting
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_TIMEOUT_S = 0.5
-"""Time for which leaving an attempt waits until the others have heard why."""
+"""Maximum seconds that leaving an attempt waits until the others have heard why."""
 
 
 class RoundDriver:
-    """Drives one step of the member of `context`, from `state` on. `background` outlives the driver.
+    """Drives one step of the member of `context`, from `state` on. The task group `background` outlives the driver.
 
-    `intervals` makes this member's contribution, which is offered after another `rest_s` seconds. `promises` outlive
-    the process; None if this member keeps none. `on_abort` is called with each failed attempt.
+    `intervals` makes this member's contribution, which is offered `rest_s` seconds after the interval has ended.
+    `promises` outlive the process; they are None if this member keeps none. `on_abort` is called with each failed
+    attempt.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class RoundDriver:
     ) -> None:
         self.log = RoundLog()
         self.offer: IntervalOffer | None = None
-        """Holds what this member contributes, once its interval has ended."""
+        """This member's contribution, once its interval has ended."""
         self.drawn: DrawnInterval | None = None
-        """Holds what this member is to validate of the step, once it is committed."""
+        """The interval that this member is to validate, once the step is committed."""
         self.measurable: DrawnSlices | None = None
-        """Holds what this member has of the contributions that the step's outcome draws to be measured."""
+        """This member's slices of the contributions that the step's outcome draws to be measured."""
         self._context = context
         self._state = state
         self._intervals = intervals
@@ -155,7 +156,7 @@ class RoundDriver:
         return self._state.signed.group.peer_ids if self._state.signed else ()
 
     def is_coordinated_by(self, peer: str, attempt: int) -> bool:
-        """Return whether `peer` coordinates the attempt that this member is at, or about to go on to."""
+        """Return whether `peer` coordinates this member's attempt, or the later one that it is about to move to."""
         state = self._state
         is_near = attempt in {state.attempt, state.attempts.later}
         return is_near and with_coordinator(replace(state, attempt=attempt)).coordinator == peer
@@ -172,7 +173,7 @@ class RoundDriver:
 
     @property
     def promise(self) -> Promise:
-        """Return what this member is bound to at later attempts at the step."""
+        """Return the promise that binds this member in later attempts of the step."""
         state = self._state
         return Promise(
             report=own_report(state), first_attempt=state.setup.first_attempt, own_prepare_vote=state.own_prepare_vote
@@ -191,11 +192,12 @@ class RoundDriver:
 
     @property
     def is_led(self) -> bool:
-        """Return whether a head is there that will tell this trainer what is committed."""
+        """Return whether this trainer is connected to a head, which will tell it what is committed."""
         return self._role.is_led
 
     def lost_contribution(self, proof: Proof) -> ContributionLate | None:
-        """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
+        """Return this member's work for the step as an event, if `proof` shows that the step was committed without
+        it."""
         offered_at = self._offered[1] if self._offered else None
         return contribution_late(self._context, self.setup, self._state.mine, proof, offered_at)
 
@@ -208,11 +210,12 @@ class RoundDriver:
         self._events.put_nowait(event)
 
     def leave(self) -> None:
-        """Have `run` look whether this member may leave now: call this once `intervals` has been told to leave."""
+        """Make `run` check whether this member may leave now. Call this once `intervals` has been told to leave."""
         self.feed(Tick())
 
     async def run(self) -> bytes:
-        """Return the certificate that ends the step; empty if this member leaves before, see `may_leave_now`."""
+        """Drive the step. Return the certificate that ends it, or empty bytes if this member leaves before (see
+        `may_leave_now`)."""
         now = asyncio.get_running_loop().time
         self.log.enter(measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
@@ -242,18 +245,19 @@ class RoundDriver:
         return self._certificate
 
     async def _keep_drawn(self, proof: Proof) -> None:
-        """Keep what this member needs of the contributions that the committed outcome draws, before all is dropped."""
+        """Keep the slices that this member needs of the contributions that the committed outcome draws, before all are
+        dropped."""
         config = self._context.replica.config
         if config.validation_rate:
             self.drawn = await self.reductions.to_validate(proof)
-        # after the last step no report follows, for which to measure anything
+        # no report follows the last step, so nothing need be measured
         is_last = proof.outer_step == config.outer_steps
         if not is_last and (drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests)):
             self.measurable = await self.reductions.to_measure(proof, drawn)
 
     def _close(self) -> None:
-        """End what belongs to the step, which is over, and answer those that wait."""
-        self._group = None  # the next step looks at peers that records name from now on
+        """End the tasks of the step, which is over, and answer the peers that wait."""
+        self._group = None  # from now on, peers that records name are asked by the next step
         for task in self._tasks:
             task.cancel()
         self.reductions.close()
@@ -264,7 +268,7 @@ class RoundDriver:
     # --- what peers ask, called by the service -----------------------------------------------------------------------
 
     async def take_report(self, peer: str, ready: Ready) -> ReadyReply:
-        """Take the report of `peer`, which waits here until the state machine answers, or for POLL_S."""
+        """Take the report of `peer`. Return the state machine's answer, or `pending` after POLL_S."""
         return await self._reports.take(peer, ready)
 
     async def serve_part(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
@@ -279,7 +283,7 @@ class RoundDriver:
         await self.reductions.accept(peer, opening, stream)
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
-        """Take the work of `peer`, which follows this member; it waits here until the step is over."""
+        """Take the work of `peer`, which follows this member, and serve its stream until the step is over."""
         if peer in self._state.faults.convicted:
             raise PeerRefused("evidence convicts it of a lie")
         if await self._role.take_work(peer, request, stream):
@@ -290,8 +294,7 @@ class RoundDriver:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The peers that this member has met. They are shown only while a first group forms: later the roster says who
-        is there."""
+        """The peers that this member has seen, empty once there is a roster, which then says who is there."""
         return () if self.setup.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
 
     def hurry(self) -> None:
@@ -304,7 +307,7 @@ class RoundDriver:
             self._queries.look_at(peer)
 
     def _hear_of(self, peer: str) -> None:
-        # another peer's word: it counts once the peer itself has answered
+        # another peer named it: it counts only once it has answered itself
         if peer not in self._state.known:
             self.look_at(peer)
 
@@ -342,7 +345,7 @@ class RoundDriver:
                 self._certificate = certificate
 
     async def _offer_contribution(self) -> None:
-        """Offer what this member's interval brings to the round, once it has ended."""
+        """Offer the contribution of this member's interval to the round, once the interval has ended."""
         offer = await self._intervals.offer(self.setup.step)
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
@@ -354,8 +357,8 @@ class RoundDriver:
         self.feed(Offered(contribution=offer.contribution, interval_s=offer.interval_s))
 
     def _drop_contribution(self) -> None:
-        """Drop the pseudo-gradient now: the driver is part of reference cycles, and so would keep 4 bytes a parameter
-        until the next collection."""
+        """Drop the pseudo-gradient now: the driver is part of reference cycles, and would keep 4 bytes per parameter
+        until the next garbage collection."""
         if self.offer is not None:
             self.offer = replace(self.offer, delta_F=None, tree=None)
 
@@ -387,7 +390,7 @@ class RoundDriver:
         self._kept = bound
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
-        """Return the work of `action`, which ends with the attempt at the latest."""
+        """Return the coroutine for `action`, which ends with the attempt at the latest."""
         match action:
             case Ask():
                 return self._report_calls.send(action)

@@ -1,7 +1,7 @@
 """Answers the other members of a run: passes their requests to the replica, or to the driver of the step in question.
 
-A peer that is behind is shown this member's certificate at once. A peer that is ahead is asked for its own. A request
-about a step that this member is about to begin waits for that. The only state is which driver runs.
+A peer that is behind gets this member's certificate at once. A peer that is ahead is asked for its own. A request about
+a step that this member has not begun yet waits until it does. The only state is which driver runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import Donor
 
 MAX_PENDING_REVOCATIONS = 64
-"""Revocations that a member keeps until the state knows them: one enters with each step."""
+"""Maximum revocations that a member keeps until the state knows them: each step takes in one."""
 
 
 class RoundService:
-    """The service of one run. `open` registers its handlers with the network, which keeps them until it is closed."""
+    """Serves the requests of one run. `open` registers the handlers with the network, which keeps them until it is
+    closed."""
 
     def __init__(self, context: RunContext, convictions: Convictions) -> None:
         self._context = context
@@ -63,8 +64,8 @@ class RoundService:
         await network.serve_stream(methods.follow, self._on_follow)
 
     def close(self) -> None:
-        """Take part in no more rounds. States and parts are still served, until a later member of the run does it, or
-        the node has left other runs or models since."""
+        """Stop taking part in rounds. States and parts are still served until a later member of this run serves them,
+        or the node has since left enough other runs or models."""
         self._closed = True
         self._context.network.release(*self._context.methods.all)
         self.set_driver(None)
@@ -87,7 +88,8 @@ class RoundService:
         known, attempt = tuple[str, ...](), 0
         if self._driver is not None and self._driver.setup.step == wanted.step:
             if not wanted.watches:
-                # any other peer could otherwise end all members' intervals before they have contributed anything
+                # only the coordinator may do this: otherwise any peer could end all members' intervals before they have
+                # contributed anything
                 if wanted.hurry and self._driver.is_coordinated_by(peer, wanted.attempt):
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
@@ -148,7 +150,7 @@ class RoundService:
         return reply
 
     async def _driver_at(self, step: int, peer: str) -> RoundDriver:
-        """Return the driver of `step`, once this member is there. Raises PeerRefused if it will never be."""
+        """Return the driver of `step`, once this member has begun it. Raises PeerRefused if it never will."""
         while self._driver is None or self._driver.setup.step < step:
             self._refuse_if_closed()
             if self._driver is not None:
@@ -158,7 +160,8 @@ class RoundService:
         return self._driver
 
     def _refuse_if_closed(self) -> None:
-        """Raise PeerRefused if this member has left: a peer that is told `pending` would ask again, and wait for it."""
+        """Raise PeerRefused if this member has left: a peer that is told `pending` would ask again, and wait in
+        vain."""
         if self._closed:
             raise PeerRefused("this member does not train any more")
 
@@ -178,10 +181,10 @@ class RoundService:
         return b""
 
     async def _on_resume(self, _peer: str, request: bytes) -> bytes:
-        """Take a resume order from any peer, since the run's author has signed it. Other members learn it from this
+        """Take a resume order from any peer, since the run's author has signed it. Other members learn of it from this
         one."""
         if not Certificate.from_bytes(request).order:
-            # anyone could otherwise have the votes of groups checked that are made up, in the threads that train
+            # otherwise anyone could make this member check the votes of made-up groups, on the threads that train
             raise PeerViolation("this is not a resume order")
         proof = await self._context.check(request)
         replica = self._context.replica
@@ -198,7 +201,8 @@ class RoundService:
         return b""
 
     async def _on_endorse(self, _peer: str, request: bytes) -> bytes:
-        """Take an endorsement from any peer, since the run's author has signed it. Others are shown it from now on."""
+        """Take an endorsement from any peer, since the run's author has signed it, and show it to other peers from now
+        on."""
         context = self._context
         endorsements, now = context.endorsements, context.network.now()
         endorsement = read_endorsement(request, context.signatures, now)
@@ -209,7 +213,7 @@ class RoundService:
         return b""
 
     async def _on_revoke(self, _peer: str, request: bytes) -> bytes:
-        """Take a revocation from any peer, since the run's author has signed it. The next groups learn it."""
+        """Take a revocation from any peer, since the run's author has signed it. The next groups carry it."""
         context = self._context
         revocation = context.signatures.check_revocation(request, context.network.now())
         if revocation is None:
@@ -224,7 +228,7 @@ class RoundService:
         return b""
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:
-        """Take evidence from a member: strangers could otherwise have this one check as much as they like."""
+        """Take evidence from members only: strangers could make this one check any amount of it."""
         if not self._is_member(peer):
             raise PeerRefused("evidence is taken from the run's members")
         await self._convictions.take(request, peer)
@@ -261,7 +265,8 @@ class RoundService:
         await self._driver.serve_part(peer, opening, stream)
 
     async def _on_group(self, _peer: str, request: bytes) -> bytes:
-        """Show a group of this step to every node that knows its digest: certificates show groups to all."""
+        """Show a group of this step to any node that knows its digest. Groups are no secret, since certificates contain
+        them."""
         wanted = GroupRequest.from_bytes(request)
         if self._driver is None:
             raise PeerRefused("this member is not yet at work")
@@ -273,6 +278,6 @@ async def _on_alive(_peer: str, _request: bytes) -> bytes:
 
 
 def _check_origin(setup: RoundSetup, origin: SignedGroup, peer: str) -> None:
-    """Raises PeerViolation unless `peer` can have voted in `origin`."""
+    """Check that `peer` can have voted in `origin`. Raises PeerViolation if it cannot."""
     if wrong := origin_complaint(setup, origin):
         raise PeerViolation(f"the group behind its lock is invalid: {wrong}", peer_id=peer)

@@ -1,7 +1,7 @@
-"""A member of a training run, from joining to the last outer step: the owner of its tasks and of its parts.
+"""Runs a member of a training run, from joining to the last outer step, and owns its tasks and components.
 
-`outer_steps` takes it from one committed state to the next. The `replica` holds what is committed, `round_service`
-answers peers, and `progress_reports` tells events.
+`outer_steps` takes it from one committed state to the next. The `replica` holds the committed state, `round_service`
+answers peers, and `progress_reports` makes events.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ logger = logging.getLogger(__name__)
 class RunMemberOptions:
     """Options of this member alone.
 
-    `setup` is what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
-    `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
-    it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
-    `promises`, a member that is started again with the same key could vote twice for one step; without `evidence`, it
-    has forgotten whom it convicted. With `invitations` or vouches it may enter the run at once. `endorsements` keeps
-    the author's newest endorsement. `max_bytes_per_s` is what its owner lets it send or receive, whichever is less.
+    `setup` is what the member trains with (`interval.prepare`); `RunMember.close` closes its inner loop.
+    `max_interval_s`, measured by `clock`, bounds the member's intervals beyond what the run says, so that a slow
+    machine contributes what it can. `state` is the state to resume from, with the `certificate` that proved it, if
+    there is one. Without `promises`, a member that is started again with the same key could vote twice for one step;
+    without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
+    keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
+    for receiving, whichever is less.
     """
 
     setup: TrainingSetup
@@ -98,7 +99,7 @@ class RunMemberOptions:
 
 
 class RunMember:
-    """One member of `run`. `on_event` is called in the event loop, and must not block.
+    """A member of `run`. `on_event` is called in the event loop, and must not block.
 
     `run` takes part until all outer steps are committed. The state is then served to members that are late, until
     `close`.
@@ -120,10 +121,10 @@ class RunMember:
         self._signatures = RunSignatures.of_run(run, identity, network.network_id)
         self._run = run
         self._on_event = on_event
-        theta_N = options.setup.take_weights()  # also where a state replaces them
+        theta_N = options.setup.take_weights()  # even if a state replaces them
         self._start: ReplicaState | Tensor | None = options.state or theta_N
         setup = replace(options.setup, bring=None) if options.state else options.setup
-        self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
+        self._options = replace(options, setup=setup, state=None)  # only `_start` refers to the state
         self._failpoints = failpoints
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
@@ -131,10 +132,10 @@ class RunMember:
         self._held_out = HeldOutLoss(run.config, self._intervals, self._on_held_out)
         self._endorsements = Endorsements(options.endorsements)
         self._reports = MemberReports(network.peer_id, on_event)
-        self._steps: OuterSteps | None = None  # from the time at which it answers peers
+        self._steps: OuterSteps | None = None  # set once it answers peers
         self._stopping = asyncio.Event()
         self.has_joined = False
-        """Says that this member has got to where the run is."""
+        """True once this member has caught up with the run."""
 
     async def __aenter__(self) -> RunMember:
         return self
@@ -166,7 +167,7 @@ class RunMember:
 
     @property
     def num_mismatches(self) -> int:
-        """The number of states that this member computed otherwise than the run, see `Replica`."""
+        """The number of states that this member computed differently from the run (see `Replica`)."""
         return self.replica.num_mismatches if self.replica else 0
 
     @property
@@ -186,14 +187,14 @@ class RunMember:
 
     @property
     def report(self) -> RoundReport | None:
-        """Return what this member measured of the newest committed round with it; set before `OuterStep`."""
+        """The measurements of the newest committed round that this member took part in; set before `OuterStep`."""
         return self._steps.report if self._steps else None
 
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`.
 
-        Raises ConfigError, also if the run does not admit this peer, IntegrityError, and what the inner loop raises,
-        as it was raised. The others then do not wait for this member.
+        Raises ConfigError, also if the run does not admit this peer, and IntegrityError. Errors of the inner loop are
+        raised unchanged. After an error the other members do not wait for this one.
         """
         try:
             await self._take_part()
@@ -201,7 +202,7 @@ class RunMember:
         except BaseException as error:  # cancelled, too
             self._leave()
             failure = cause(error)
-        # not in the handler, which would replace the failure's own context
+        # outside the handler, which would replace the failure's own context
         raise failure
 
     async def _take_part(self) -> None:
@@ -221,15 +222,15 @@ class RunMember:
             self._announce("finished")
 
     def stop(self) -> None:
-        """Leave with the step that is under way, or with the next one. The others then do not wait for this member. If
-        they do not wait for it anyway, or are gone themselves, or it has not joined yet, it leaves at once."""
+        """Leave with the current step, or with the next one. The others then do not wait for this member. If they do
+        not wait for it anyway, are gone themselves, or it has not joined yet, it leaves at once."""
         self._stopping.set()
         if self._steps is not None:
             self._steps.stop()
 
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` in the thread that trains, after its current work. If `on_event` calls this, `function` runs
-        before the thread takes in what has been committed."""
+        """Call `function` in the training thread, after its current work. If `on_event` calls this method, `function`
+        runs before the thread takes in the newly committed state."""
         return self._intervals.submit(function)
 
     async def close(self) -> None:
@@ -248,8 +249,8 @@ class RunMember:
         self._run.check_names(self._network.peer_id)
 
     def _credential(self) -> RunCredential | None:
-        """Return what this member shows where it enters the run. Raises ConfigError if it was given an invitation to
-        another run or for another node."""
+        """Return the credential that this member shows when it enters the run, or None. Raises ConfigError if it was
+        given an invitation to another run or for another node."""
         given, now = self._options.invitations, self._network.now()
         if not given:
             return None
@@ -265,7 +266,7 @@ class RunMember:
     # --- joining -----------------------------------------------------------------------------------------------------
 
     async def _open_context(self) -> RunContext:
-        """Make the replica and what rounds need of this member."""
+        """Make the replica, and the context that rounds need."""
         config, options = self._run.config, self._options
         start, self._start = self._start, None
         assert start is not None
@@ -295,7 +296,7 @@ class RunMember:
         return await asyncio.get_running_loop().run_in_executor(self._executor, make, theta_N, overlap_steps)
 
     async def _open(self) -> OuterSteps:
-        """Answer peers from now on."""
+        """Create the outer steps, and start to answer peers."""
         context, options = await self._open_context(), self._options
         steps = self._steps = OuterSteps(
             context,
@@ -326,8 +327,8 @@ class RunMember:
         return None if joining.cancelled() else joining.result()
 
     async def _join(self, steps: OuterSteps) -> list[str]:
-        """Get to where the run is, and return whom to ask who is banned. The run's checkpoint is loaded only where that
-        is the run's start."""
+        """Catch up with the run, and return the members to ask for convicted ones. The run's checkpoint is loaded only
+        if the run starts from it here."""
         context = steps.context
         records = await trainers(self._membership, self._run.run_id)
         await seek_endorsement(context, records)
@@ -341,7 +342,7 @@ class RunMember:
             state = await self._first_state(await in_own_thread(bring))
             check_genesis(state.manifest, self._run.config)
             context.replica.begin(state)
-        self._reports.probation(context.replica)  # of one that is started anew, and finds nobody further
+        self._reports.probation(context.replica)  # for a member that was restarted and finds nobody further
         self.has_joined = True
         self._announce("training")
         return whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
@@ -349,7 +350,8 @@ class RunMember:
     async def _await_endorsed(
         self, context: RunContext, endorsement: Endorsement
     ) -> tuple[Proof, dict[str, TrainerRecord]]:
-        """Wait for a member that shows a state after `endorsement`: a newcomer does not begin such a run anew."""
+        """Wait for a member that shows a state after `endorsement`, and return its proof and the records: a newcomer
+        must not begin such a run from its start."""
         reason = f"no member shows a state that follows from outer step {endorsement.outer_step}, which the run's "
         reason += "author endorses: waiting for one"
         self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))

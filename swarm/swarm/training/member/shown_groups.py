@@ -1,10 +1,10 @@
-"""Holds the signed groups of one step that this member has seen and checked, and asks for those that streams name.
+"""Holds the signed groups of one step that this member has seen and checked, and fetches groups that streams name.
 
 A stream of a reduction names its group by the digest, since a full group is larger than a small part. A member usually
-has its group from the coordinator. If a stream names one that it does not have, it asks the sender: the coordinator may
-have kept it back, or have signed two.
+gets its group from the coordinator. If a stream names a group that the member does not have, it asks the sender: the
+coordinator may have withheld the group, or have signed two.
 
-The driver of the step owns it.
+The driver of the step owns `ShownGroups`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from swarm.training.state.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 ASK_AFTER_S = 0.5
-"""Time for which the coordinator's own answer is awaited before another member is asked: it usually comes with the
-stream."""
+"""Seconds to wait for the coordinator's own answer before another member is asked: that answer usually arrives at the
+time of the stream."""
 
 MAX_GROUPS = 8
-"""Groups that are kept, of up to half a megabyte. Each attempt has one, and a step that cannot end has thousands."""
+"""Maximum groups that are kept, of up to half a megabyte each. Each attempt has one, and a step that does not end may
+have thousands of attempts."""
 
 MAX_GROUP_AGE_S = 300.0
-"""A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
-seconds, and members ask for their group all the time."""
+"""Maximum age of a group that lets newcomers in: a coordinator could otherwise sign a group with an earlier time, for
+an invitation that has expired. Clocks differ by seconds, and members ask for their group all the time."""
 
 
 class ShownGroups:
     """The newest groups of one step that this member has seen and checked, by digest.
 
-    `state` returns this member's state of the step. `feed` takes the event that another member has shown one; `heard`
-    notes what was signed.
+    `state` returns this member's state of the step. `feed` takes an event for each group that another member has shown;
+    `heard` records what was signed.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class ShownGroups:
         return self._groups[request.group_digest]
 
     def check(self, signed: SignedGroup) -> None:
-        """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
-        genuine."""
+        """Check the signatures of the reports and of the lock in a group of this step, and keep the group. Raises
+        PeerViolation or IntegrityError if one is not genuine."""
         group, signatures = signed.group, self._context.signatures
         if signed.digest in self or group.attempt < self._state().attempt:
-            return  # attempts only grow: a group of an earlier one is not looked at
+            return  # attempts only grow, so a group of an earlier one is ignored
         if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
             raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
         signatures.check_reports(signed)
@@ -90,15 +91,15 @@ class ShownGroups:
         self.add(signed)
 
     def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
-        """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
-        the group `origin`."""
+        """Check that enough members have voted for the lock's outcome, which is from the group `origin`. Raises
+        PeerViolation or IntegrityError if not."""
         roster = self._state().setup.roster
         self._context.signatures.check_lock(lock, origin, roster)
         self._heard.lock(lock, origin, roster)
 
     async def ask(self, peer: str, digest: bytes, *, after_s: float) -> None:
-        """Ask `peer` for the group with this digest, if this member does not get it otherwise within `after_s`. One
-        question to a peer runs at a time."""
+        """Ask `peer` for the group with this digest, unless it arrives otherwise within `after_s`. At most one request
+        to a peer runs at a time."""
         if digest in self._groups or peer in self._asking:
             return
         self._asking.add(peer)
@@ -114,7 +115,7 @@ class ShownGroups:
             self._asking.discard(peer)
 
     async def _asked(self, peer: str, digest: bytes) -> SignedGroup:
-        """Return the group that `peer` shows. Raises SwarmError. What costs least is checked first: a group may hold
+        """Return the group that `peer` shows. Raises SwarmError. The cheapest checks come first: a group may hold
         hundreds of signatures, and anyone can make one."""
         context = self._context
         request = GroupRequest(run=context.run, group_digest=digest).to_bytes()

@@ -152,6 +152,7 @@ class RunTraining:
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:
             return None
+        state = await asyncio.to_thread(state.hashed_again)  # what is told and exported is what is in memory now
         self._emit("run_finished", outer_step=state.outer_step, digest=state.digest.hex())
         return await asyncio.to_thread(self._export, state)
 

@@ -35,8 +35,8 @@ MAX_WAITING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state to be saved. `inner` will be the file that `write_inner` wrote of the inner
-    optimizer's moments at that time; the writer deletes it if it becomes part of no checkpoint.
+    """A committed state to be saved. `inner` will be the file that `write_inner` wrote of the inner optimizer's moments
+    at that time; the writer deletes it if it becomes part of no checkpoint.
     """
 
     state: ReplicaState

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 from support.node_settings import resolve
+from support.replica_states import with_head
 from support.round_scripts import ready
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.network.traffic import NO_LIMITS
@@ -300,6 +301,29 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
         training._prepare(None)
     training._export(ReplicaState.initial(torch.zeros(2)))
     assert seen == [(books, words), words]
+
+
+def test_finished_run_is_told_by_the_digest_of_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that end with equal digests hold equal bits."""
+    exported = list[ReplicaState]()
+
+    async def nothing(*_: object) -> None: ...
+
+    def export(state: ReplicaState) -> Path:
+        exported.append(state)
+        return Path("model")
+
+    state = with_head(ReplicaState.initial(torch.zeros(2)), outer_step=RUN.config.outer_steps)
+    state.theta_N[1] += 1
+    training = training_of(emitter := Emitted())
+    training._trainer = cast(Any, SimpleNamespace(run=nothing, state=state))
+    for name, replacement in (("_stop_when_leaving", nothing), ("_watch_links", nothing), ("_export", export)):
+        monkeypatch.setattr(training, name, replacement)
+    assert asyncio.run(training.finish()) == Path("model")
+    digest = state.hashed_again().digest
+    assert digest != state.digest
+    assert [event["digest"] for event in emitter.events] == [digest.hex()]
+    assert [each.digest for each in exported] == [digest]
 
 
 def test_model_of_an_earlier_state_stays_until_the_next_is_written(

@@ -1,7 +1,8 @@
-"""Collects what a session leaves for a spot check: the rows of its stages, and the last that their servers send of it.
+"""Collects the data of an ended session for a spot check: the rows of its stages, and the last frames that their
+servers send.
 
-Servers in the middle report their rows some at a time. When a sequence is closed its server sends the rows that it
-still had, and then what it signs. `ClosedAnswer.finished` waits for both.
+Servers in the middle report their rows in several messages. When a sequence is closed, its server sends the remaining
+rows and then its signed commitment. `ClosedAnswer.finished` waits for both.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from swarm.serving.session.trace import Trace
 
 COMMIT_S = 20.0
-"""A server signs at once, but its answer may come after much that it had to send before: it counts from its last new
-row."""
+"""Seconds to wait for a server's commitment after its last new row: a server signs at once, but may have much to send
+before that."""
 
 LAST_S = 60.0
-"""Time for all that a server still sends: checks of other answers wait."""
+"""Maximum seconds for everything that a server still sends: checks of other answers wait for it."""
 
 
 class LastFrames:
-    """Holds what the server of a closed sequence still sends: rows, and then its commitment.
+    """Receives what the server of a closed sequence still sends: rows, and then its commitment.
 
-    `add` takes the rows, and returns whether some of them were new. Nothing waits for longer than COMMIT_S after those,
-    and LAST_S in all. `signed` is the commitment, no bytes if none came in time. `was_cut_off`: the connection ended,
-    or rows still came when the time was over.
+    `add` takes the rows, and returns whether some of them were new. The wait ends COMMIT_S after the last new rows, and
+    after LAST_S in any case. `signed` is the commitment, or empty bytes if none arrived in time. `was_cut_off` is set
+    if the connection ended, or rows were still arriving when the time was over.
     """
 
     def __init__(self, add: Callable[[StepResult], bool]) -> None:
@@ -48,7 +49,7 @@ class LastFrames:
         self.signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def listen(self, connection: ClientConnection, sequence_id: bytes) -> None:
-        """Take what comes for the sequence, which has just been closed."""
+        """Receive the frames of the sequence, which has just been closed."""
 
         if connection.is_over:
             self.was_cut_off = True
@@ -72,7 +73,7 @@ class LastFrames:
 
         def take(message: Frame | ConnectionLost) -> None:
             nonlocal timer
-            # other frames, as that a server leaves or heard of its neighbours, say nothing of what it signs
+            # other frames, such as news about neighbours or a server that leaves, do not concern the commitment
             match message:
                 case StepResult():
                     if self._add(message):
@@ -87,13 +88,13 @@ class LastFrames:
 
 
 class ClosedAnswer:
-    """An answer that has ended: `finished` returns what there is to check of it.
+    """An answer that has ended. `finished` returns the data to check it with.
 
-    Its rows stay in the session's buffers, which nothing changes any more. `num_bytes` is the most that they take with
-    those that come late.
+    Its rows stay in the session's buffers, which do not change any more. `num_bytes` is the maximum that they take,
+    late rows included.
 
-    `last` takes the last frames of the `stages`, those that can be checked; `draws` are all tokens of the answer, one
-    at least. The reports go into the request's `trace`.
+    `last` receives the last frames of the `stages`, those that can be checked; `draws` are all tokens of the answer, at
+    least one. Reports go into the request's `trace`.
     """
 
     def __init__(
@@ -115,9 +116,9 @@ class ClosedAnswer:
         self.num_bytes = sum(max(buffer.length, self._num_rows) * buffer.row_bytes for buffer in self._buffers.values())
 
     async def finished(self) -> FinishedAnswer:
-        """Wait for what the servers still send. The rows that they send late are checked as those of a session."""
+        """Wait for what the servers still send. Late rows are validated like those of a running session."""
         signed = {stage: await last.signed for stage, last in self.last.items()}
-        # much may have to be copied
+        # in a thread, since it may copy much data
         return await asyncio.to_thread(self._answer, signed)
 
     def _answer(self, signed: Mapping[Stage, bytes]) -> FinishedAnswer:
@@ -131,7 +132,7 @@ class ClosedAnswer:
         )
 
     def _add(self, stage: Stage, result: StepResult) -> bool:
-        """Keep those rows of the answer that follow the known ones, and return whether there were any."""
+        """Keep the rows of the answer that follow the known ones, and return whether there were any."""
         buffer = self._buffers.get(stage.end)
         if buffer is None or result.rows is None:
             return False
@@ -141,7 +142,7 @@ class ClosedAnswer:
         try:
             rows = self._messages.check_result(stage, result).rows
         except PeerViolation:
-            return False  # it lacks rows then, and is noted for that
+            return False  # then rows are missing, which the check reports
         buffer.append(rows[(known - first) * buffer.row_bytes : (self._num_rows - first) * buffer.row_bytes])
         return True
 

@@ -1,5 +1,5 @@
-"""Defines what all sessions of one client share: their options, connections, rows of earlier prompts, what is known of
-servers, and their end.
+"""Holds what all sessions of one client share: options, connections, rows of earlier prompts, and the health of
+servers.
 
 `ClientState` has no task of its own; `close` ends those of its parts.
 """
@@ -22,16 +22,18 @@ from swarm.serving.session.pipeline import ReplayBuffer
 from swarm.serving.session.route_finder import LocalSpans
 
 MAX_PREFIX_BYTES = 256 * 2**20
-"""Thousands of tokens at the boundaries of a large model; a session's own buffers may hold as much."""
+"""Maximum bytes of the prefix store: the rows of thousands of tokens at the span boundaries of a large model. A
+session's own buffers may hold as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
+    """Options of sessions. `patience_s` is how long they look for a replacement, and `max_replay_bytes` how much they
+    may keep to survive failures.
 
-    `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
-    `local_spans`: the spans at both ends of the model that this process runs itself; servers then run the blocks
-    between.
+    `codec` encodes activations on the wire: "raw", "bf16" or "int8". `checks` says which answers are checked; None
+    checks none. `local_spans` are the spans at both ends of the model that this process runs itself; servers then run
+    the blocks between them.
     """
 
     patience_s: float = 20.0
@@ -43,10 +45,10 @@ class SessionOptions:
 
 
 class PrefixStore:
-    """The rows of prompts' pages that are kept after a session, by page key, which stands for the codec too, and block.
+    """Keeps the rows of prompts' pages after a session, by page key and block. The page key also depends on the codec.
 
-    A server may still hold the keys and values of these pages, but a client survives that server's death only if it
-    has their inputs, too: sessions fill their buffers from here. The longest unused go first.
+    A server may still hold the keys and values of these pages, but a client survives that server's death only if it has
+    their inputs, too. New sessions fill their buffers from here. The least recently used pages are dropped first.
     """
 
     def __init__(self, max_bytes: int = MAX_PREFIX_BYTES) -> None:
@@ -56,7 +58,7 @@ class PrefixStore:
 
     def keep(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
         """Remember the inputs of `block` for the pages with these keys, as far as the buffer has them."""
-        # the first pages last, for without them the others are of no use
+        # the first pages are kept last, so that they are dropped last: without them the others are of no use
         for index in reversed(range(min(len(keys), buffer.length // PAGE_TOKENS))):
             name = keys[index], block
             if name in self._pages:
@@ -75,7 +77,7 @@ class PrefixStore:
             self.num_bytes -= len(self._pages.pop(name))
 
     def fill(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
-        """Append to an empty buffer the pages that are known, without a gap."""
+        """Append the known pages to an empty buffer, up to the first unknown one."""
         assert not buffer.length
         for key in keys:
             page = self._pages.get((key, block))
@@ -85,8 +87,8 @@ class PrefixStore:
 
 
 class ClientState:
-    """Holds one client's connections to servers, their health, prefixes of earlier sessions, and the spot checks of
-    answers that have ended. `convicted` returns the servers that are not asked."""
+    """Holds one client's connections to servers, the servers' health, prefixes of earlier sessions, and spot checks of
+    ended answers. `convicted` returns the convicted servers, which are not asked."""
 
     def __init__(
         self,
@@ -105,7 +107,8 @@ class ClientState:
         self._has_ended = False
 
     def enter(self, give_up: Callable[[SwarmError], None]) -> None:
-        """Note an open session, which gives up when the sessions end. Raises SessionError once they have ended."""
+        """Register an open session, whose `give_up` is called when the sessions end. Raises SessionError once they have
+        ended."""
         if self._has_ended:
             raise _closed()
         self._sessions.add(give_up)
@@ -114,7 +117,7 @@ class ClientState:
         self._sessions.discard(give_up)
 
     def end_sessions(self) -> None:
-        """Fail all open sessions with SessionError, and those to come."""
+        """Fail all open sessions, and all later ones, with SessionError."""
         self._has_ended = True
         for give_up in list(self._sessions):
             give_up(_closed())

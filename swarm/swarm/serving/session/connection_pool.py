@@ -1,7 +1,7 @@
-"""One client's connections to servers, which its sessions share.
+"""Keeps one client's connections to servers, which its sessions share.
 
-A connection to a server, one for each model, opens when a first session needs it and closes a while after the last one.
-Each frame goes to the sequence that it is for, and the end of a connection to all its sequences.
+A server has one connection for each model. It opens when a first session needs it, and closes a while after the last
+session. Each frame goes to its sequence. If a connection ends, all its sequences are told.
 
 The pool is touched only from its client's event loop; `close` ends its tasks.
 """
@@ -20,7 +20,7 @@ from swarm.network.interface import Stream, StreamOpener
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 IDLE_S = 30.0
-"""Time for a person to read an answer and ask again, without another dial."""
+"""Seconds that an unused connection stays open: a person may read an answer and ask again without another dial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ OnMessage: TypeAlias = Callable[[Frame | ConnectionLost], None]
 
 
 class ClientConnection:
-    """A connection to one server, which gives each frame to the sequence that it is for."""
+    """A connection to one server, which passes each frame to its sequence."""
 
     def __init__(self, stream: Stream, peer_id: str, idle_s: float) -> None:
         self._connection = MultiplexedConnection(stream, peer_id)
@@ -48,7 +48,8 @@ class ClientConnection:
         return self._connection.is_over
 
     def attach(self, sequence_id: bytes, on_message: OnMessage) -> None:
-        """Call `on_message` for what comes for the sequence, and when the connection ends. Raises what has ended it."""
+        """Call `on_message` with each frame of the sequence, and when the connection ends. Raises the error that has
+        ended the connection."""
         if self._connection.error is not None:
             raise self._connection.error.with_traceback(None)
         self._sequences[sequence_id] = on_message
@@ -61,7 +62,7 @@ class ClientConnection:
             self._close_when_idle()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. Nothing happens once the connection has ended, since its sequences are told of that."""
+        """Send a frame. Does nothing once the connection has ended, which its sequences are told."""
         if self._connection.error is None:
             self._connection.send(frame)
 
@@ -107,17 +108,18 @@ class ConnectionPool:
         self._is_closed = False
 
     async def get(self, peer_id: str, model: str) -> ClientConnection:
-        """Return the connection to a server of `model`. Raises PeerError, or what the server refuses it with."""
+        """Return the connection to a server of `model`. Raises PeerError, or the error with which the server
+        refuses."""
         if self._is_closed:
             raise _closed(peer_id)
         opening = self._openings.get((peer_id, model))
         if opening is None or _is_over(opening):
             opening = self._open(peer_id, model)
-        # several sessions may wait for it, and one of them may be cancelled
+        # several sessions may wait for the connection, and one of them may be cancelled
         return await asyncio.shield(opening)
 
     def drop(self, peer_id: str, error: SwarmError) -> None:
-        """End the connections to a peer, those that are being opened too; their sequences are told of `error`."""
+        """End the connections to a peer, also those that are being opened. Their sequences get `error`."""
 
         def end(opening: asyncio.Future[ClientConnection]) -> None:
             if opening.exception() is None:
@@ -142,7 +144,7 @@ class ConnectionPool:
 
         def end(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            _fail(connection, _closed(peer_id))  # a defect, or a task that was cancelled, perhaps before it began
+            _fail(connection, _closed(peer_id))  # after a defect, or if the task was cancelled, perhaps before it began
             if self._openings.get((peer_id, model)) is connection:
                 del self._openings[peer_id, model]
 
@@ -167,7 +169,7 @@ def _is_over(opening: asyncio.Future[ClientConnection]) -> bool:
 def _fail(opening: asyncio.Future[ClientConnection], error: SwarmError) -> None:
     if not opening.done():
         opening.set_exception(error)
-        # the session that asked may have been cancelled meanwhile
+        # marks the exception as retrieved: the session that asked may have been cancelled meanwhile
         opening.exception()
 
 

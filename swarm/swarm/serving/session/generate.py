@@ -1,6 +1,6 @@
-"""One answer, token by token: session, sampling and text together.
+"""Generates one answer token by token, from session, sampling and text.
 
-Text is shown as early as it can be: never half a character, never past a stop string.
+Text is shown as early as possible, but never half a character and never past a stop string.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import ModelAssets
 
 MAX_HELD_TOKENS = 16
-"""A character takes at most four bytes, and so four tokens. Bytes that form none by then are shown as U+FFFD."""
+"""Maximum tokens that are held back until they form a character. A character has at most four bytes, and so four
+tokens. Bytes that form no character by then are shown as U+FFFD."""
 
 
 class Detokenizer:
-    """Turn token ids into text. The pieces that `push` and `flush` return, joined, are the decoded whole.
+    """Turns token ids into text. The joined pieces from `push` and `flush` are the decoded text of all ids.
 
-    This does not hold for a tokenizer whose earlier text changes with later tokens, other than an unfinished character,
-    and for text of more than MAX_HELD_TOKENS invalid tokens in a row.
+    This does not hold for a tokenizer whose later tokens change earlier text other than an unfinished character, nor
+    for more than MAX_HELD_TOKENS invalid tokens in a row.
     """
 
     def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        # ids before `_shown` are out as text; those from `_context` on are decoded again with each new one, for a
+        # ids before `_shown` have been shown; those from `_context` on are decoded again with each new id, since a
         # tokenizer may write a word differently at the start of a text
         self._context = 0
         self._shown = 0
@@ -66,7 +67,8 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Hold back text that may be the beginning of a stop string. A stop string of `shown_stops` is shown itself."""
+    """Holds back text that may be the beginning of a stop string. A stop string in `shown_stops` is shown, others are
+    not."""
 
     def __init__(self, stops: Sequence[str], shown_stops: Sequence[str] = ()) -> None:
         self.has_stopped = False
@@ -94,7 +96,7 @@ class StopFinder:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
@@ -103,7 +105,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyToken:
-    """A token that could have come, and its probability. `data` are its bytes, which may end within a character."""
+    """A token that could have been drawn, with its log probability. `data` are its bytes, which may end within a
+    character."""
 
     token_id: int
     data: bytes
@@ -114,8 +117,8 @@ class LikelyToken:
 class Token:
     """One step of an answer. `text` may be empty while a character or a stop string is incomplete.
 
-    If probabilities were asked for, `data` are the token's own bytes, `logprob` is its own and `top` has the likeliest.
-    An end token has none of them, since it is no part of the answer.
+    If probabilities were asked for, `data` are the token's bytes, `logprob` is its log probability, and `top` has the
+    likeliest tokens. An end token has none of them, since it is no part of the answer.
     """
 
     text: str
@@ -167,7 +170,8 @@ def end_ids(assets: ModelAssets, sampling: Sampling) -> frozenset[int]:
 
 
 def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
-    """Return what the last server must know beyond a TokenDraw, or None if that is nothing. Raises ConfigError."""
+    """Return the settings that the last server needs beyond a TokenDraw, or None if it needs none. Raises
+    ConfigError."""
     ends = end_ids(assets, sampling)
     biased = [token_id for token_id, _ in sampling.logit_bias]
     for field, token_ids in (("stop_token_ids", ends - assets.end_ids), ("logit_bias", biased)):

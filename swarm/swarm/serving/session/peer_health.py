@@ -1,9 +1,9 @@
 """Remembers what one client has seen of servers: failures and refusals, open sessions, and round trips.
 
-Round trips are the membership's: the time of a step says little about the client's own link, since activations go from
-server to server. Routing gets all of it as a `RoutingContext`.
+Round trips come from the membership: the time of a step says little about the client's own link, since activations go
+from server to server. Routing gets all this as a `RoutingContext`.
 
-There is one for each client, shared by its sessions and touched only from its event loop; `close` ends its task.
+Each client has one `PeerHealth`, shared by its sessions and used only from its event loop; `close` ends its task.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from swarm.trust.reputation import Reputation
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0
-"""A server that broke the protocol is not asked again by this client while it matters."""
+"""Seconds for which this client does not ask a server again that broke the protocol."""
 
 UNPROVEN_S = 7200.0
-"""Longer than the time until a server that gives no proof is asked for one again."""
+"""Seconds for which a server counts as unproven: longer than the time until it is asked for a proof again."""
 
 SUSPECTED_S = 60.0
-"""Time for which others are preferred to servers one of which gave bad rows: most of them are honest."""
+"""Seconds for which others are preferred to several servers one of which sent bad rows: most of them are honest."""
 
 LEAVING_BACKOFF_S = 60.0
-"""The life of a record: after that, a server that left is listed no more."""
+"""Seconds for which a leaving server is avoided: the lifetime of its record, after which it is not listed any more."""
 
 REST_S = 2.0
-"""Time without any request after a failure, or its backoff if shorter.
+"""Seconds without any request to a server after a failure, or its backoff if that is shorter.
 
-Later the server is asked if no other can answer.
+After that the server is asked if no other can answer.
 """
 
 LEAVING_REST_S = 10.0
-"""The same for a server that leaves. By then its record says so, or that it is back."""
+"""The same for a leaving server. By then its record says that it is leaving, or that it is back."""
 
 FAILING_S = 60.0
-"""Time for which a failure counts against a server that has not been asked since: the life of its record."""
+"""Seconds for which a failure counts against a server that has not been asked since: the lifetime of its record."""
 
 MEASURE_S = 5.0
-"""A peer that takes longer to answer counts as far."""
+"""Timeout of a round-trip measurement in seconds: a peer that takes longer counts as far away."""
 
 MAX_PEERS = 1024
 
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Failures:
-    """Failures in a row, the first at `first_s` and the last at `last_s`."""
+    """Consecutive failures of a server, the first at `first_s` and the last at `last_s`."""
 
     first_s: float
     last_s: float = 0.0
@@ -75,8 +75,8 @@ class _Refusal:
 
 
 class PeerHealth:
-    """Remembers failures, refusals and open sessions of each server. `reputation` is what spot checks have shown, and
-    `convicted` returns whom evidence convicts."""
+    """Remembers failures, refusals and open sessions of each server. `reputation` has the results of spot checks, and
+    `convicted` returns the servers that evidence convicts."""
 
     def __init__(
         self,
@@ -108,29 +108,29 @@ class PeerHealth:
 
     @property
     def avoid(self) -> set[str]:
-        """Peers that failed lately: asked only where no other can answer."""
+        """Peers that failed lately. They are asked only if no other can answer."""
         now_s = asyncio.get_running_loop().time()
         avoided = {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
         return avoided | self.distrusted
 
     @property
     def unproven(self) -> set[str]:
-        """Peers that give no proof of what they hold, or of which one gave rows that nobody can compute with, and did
-        not fail otherwise: asked only where no other can answer, but then always."""
+        """Peers that have not proven what they hold, or one of which sent bad rows, and that did not fail otherwise.
+        They are asked only if no other can answer, but then always."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
 
     @property
     def barred(self) -> set[str]:
-        """Peers that failed just now, or broke the protocol: not asked at all."""
+        """Peers that failed just now, or broke the protocol. They are not asked at all."""
         now_s = asyncio.get_running_loop().time()
         resting = {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
         return resting | self.distrusted
 
     @property
     def distrusted(self) -> set[str]:
-        """Peers that serve something else than they announce, as this client found or evidence proves: not asked,
-        whatever they answer since."""
+        """Peers that serve something else than they announce, as this client found or evidence proves. They are not
+        asked, whatever they answer later."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s} | self._convicted()
 
@@ -139,7 +139,7 @@ class PeerHealth:
         self._distrusted_s[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
-        """Count the peer as unproven until it has proven what it holds, or for `for_s` at least."""
+        """Count the peer as unproven for at least `for_s`, unless it proves before that what it holds."""
         until_s = max(asyncio.get_running_loop().time() + for_s, self._unproven_s.get(peer_id, 0.0))
         self._unproven_s[peer_id] = until_s
 
@@ -148,7 +148,7 @@ class PeerHealth:
         self._unproven_s.pop(peer_id, None)
 
     def failing(self, for_s: float = 0.0) -> set[str]:
-        """Return the peers that have failed each time for this long, the last time within FAILING_S."""
+        """Return the peers whose consecutive failures span at least `for_s`, the last one within FAILING_S."""
         since_s = asyncio.get_running_loop().time() - FAILING_S
         return self.distrusted | {
             peer_id
@@ -157,7 +157,7 @@ class PeerHealth:
         }
 
     def full(self, max_tokens: int) -> set[str]:
-        """Return the peers that lately refused a session of no more tokens."""
+        """Return the peers that lately refused a session of at most `max_tokens`."""
         now_s = asyncio.get_running_loop().time()
         return {p for p, said in self._refusals.items() if said.until_s > now_s and said.num_tokens <= max_tokens}
 
@@ -169,7 +169,7 @@ class PeerHealth:
     def routing_context(
         self, peer_ids: Iterable[str], max_tokens: int, salt: str, *, between: tuple[str, str] = ("", "")
     ) -> RoutingContext:
-        """Return what is known of these servers, for blocks whose inputs and outputs the two peers `between` handle."""
+        """Return what is known of these servers, for a route over blocks between the two peers `between`."""
         peer_ids = list(peer_ids)
         trust = self.reputation.for_routing(peer_ids, time.time(), salt)
         return RoutingContext(
@@ -199,11 +199,11 @@ class PeerHealth:
         self._refusals.pop(peer_id, None)
 
     def blame(self, failure: AvoidPeer, num_tokens: int) -> None:
-        """Note why a session of `num_tokens` gave up a server."""
+        """Record why a session of `num_tokens` gave up a server."""
         error = failure.error
         logger.info("%s: %s", failure.peer_id, error)
         if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
-            # a server that finds fault with the client is not at fault itself
+            # a server that accuses the client of a violation has not broken the protocol itself
             error = PeerError(error.message, peer_id=failure.peer_id)
         if isinstance(error, PeerRefused) and error.retry_after_s:
             self.refused(failure.peer_id, num_tokens, error.retry_after_s)
@@ -211,7 +211,8 @@ class PeerHealth:
             self.failed(failure.peer_id, error)
 
     def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
-        """Do not ask the peer for as many tokens or more until then. It is healthy and may have room for fewer."""
+        """Do not ask the peer for `num_tokens` or more for `retry_after_s`. It is healthy, and may have room for
+        fewer."""
         now_s = asyncio.get_running_loop().time()
         known = self._refusals.get(peer_id)
         if known is not None and known.until_s > now_s:
@@ -219,7 +220,8 @@ class PeerHealth:
         self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
-        """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
+        """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it
+        has left."""
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
         failures.num_in_row += 1

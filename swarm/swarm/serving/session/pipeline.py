@@ -1,17 +1,18 @@
-"""The pipeline of a session: which stage has run what, which is fed next, and which pushes to which.
+"""Keeps track of a session's pipeline: what each stage has run, which stage is fed next, and which stage pushes to
+which.
 
-Stages lie side by side. Each is fed the rows of the replay buffer at its first block. A stage that lacks rows is fed:
-at first only the first stage, since servers push their outputs downstream and send the client a copy; after any trouble
-also the stage that lacks what the buffer before it has. Servers drop rows that they have run already, so feeding twice
-does no harm. This one rule covers prefill, decode, replay and the way around a broken link.
+Each stage takes its inputs from the replay buffer at its first block. The client feeds every stage that lacks rows.
+Usually that is only the first stage, since servers push their outputs downstream and send the client a copy. After a
+failure it is also the stage that lacks rows of the buffer before it. Servers drop rows that they have run already, so
+feeding rows twice does no harm. This one rule covers prefill, decode, replay and the way around a broken link.
 
-Where more tokens may be drawn than the one that was asked for, the pipeline is closed to a ring: the last server pushes
-the token that it drew to the first one, and tells the client. Servers then run ahead of what the client knows. Their
-reports are kept until the client catches up, so everything else is decided as if it had asked for each token. If the
-last server is lost, another one might draw another token in the place of one that the client never heard of. So no
-server gets a token there before all have confirmed that they never received it.
+If more tokens may be drawn than the one that was asked for, the pipeline becomes a ring: the last server pushes each
+token that it draws to the first server, and tells the client. Servers then run ahead of the client. Their reports are
+kept until the client catches up, so everything else is decided as if the client had asked for each token. If the last
+server is lost, its replacement might draw another token in place of one that the client never received. So no server
+gets a token for that position before all have confirmed that they never received one.
 
-This is the pure part of `session_state` that moves rows; `session_state` inserts and removes the stages.
+The module is pure. It moves rows; `session_state` inserts and removes the stages.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage, StepReport
 
 WINDOW_CHUNKS = 4
-"""Chunks of a prompt under way at once: enough for every stage of a usual chain to have work, and little to repeat."""
+"""Maximum chunks of a prompt in flight: enough to keep every stage of a usual chain busy, and few to repeat."""
 
 RELINK_S = 10.0
-"""A link between two servers that failed is not used for as long, and for twice that the next time."""
+"""Seconds for which a failed link between two servers is not used. Each further failure doubles the time."""
 
 MAX_RELINK_S = 600.0
 
 
 class ReplayBuffer:
-    """The client's copy of what went into a span, as it was on the wire, so that another server can be fed it.
+    """The client's copy of a span's inputs, as they were on the wire, with which another server can be fed.
 
-    `length` rows of `row_bytes` each, the first one at position 0. Rows can be cut anywhere, whatever the codec.
+    It has `length` rows of `row_bytes` each, the first one at position 0. With every codec, each row stands alone.
     """
 
     __slots__ = ("_rows", "length", "row_bytes")
@@ -66,7 +67,7 @@ class ReplayBuffer:
 class Pipeline:
     """Stages over blocks `[0, num_blocks)`, with gaps while servers are missing.
 
-    `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes one. `opening` are the
+    `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes a buffer. `opening` are the
     stages that are being opened in gaps. A step has up to `max_step_tokens` rows.
     """
 
@@ -86,7 +87,7 @@ class Pipeline:
 
     @property
     def length(self) -> int:
-        """The number of tokens that were asked about so far."""
+        """The number of input tokens so far."""
         return self.buffers[0].length
 
     @property
@@ -104,7 +105,7 @@ class Pipeline:
         self._retry_links(now_s)
 
     def follow(self, row: bytes, now_s: float) -> None:
-        """Append the token that was drawn as the next input. Its server may have passed it on itself."""
+        """Append the drawn token as the next input. The last server may have passed it on already."""
         request, start = self.request, self.length
         assert request.ahead > 0
         assert not self.is_asked
@@ -120,7 +121,7 @@ class Pipeline:
             self._take_early(stage, now_s)
 
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
-        """Take what a server has run. Raises PeerViolation if that cannot be."""
+        """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
         if self.lost_token.check(report.position):
             return []
@@ -153,17 +154,17 @@ class Pipeline:
         if report.position > buffer.length and first > known:
             raise PeerViolation("the server left out what was asked for")
         if report.position > self.length:
-            # what is kept takes no more memory than the session, nor that of the message
+            # copied without known rows, so that kept reports take no more memory than the session's rows
             report = replace(report, rows=bytes(report.rows[max(0, known - first) * buffer.row_bytes :]))
         if stage.early and report.position == stage.reported:
-            # the report adds nothing but that, however often it comes
+            # a repeated report can only add that a push failed
             stage.early[-1] = replace(stage.early[-1], push_failed=stage.early[-1].push_failed or report.push_failed)
             return
         stage.early.append(report)
         self._take_early(stage, now_s)
 
     def _take_early(self, stage: Stage, now_s: float) -> None:
-        """Take early reports as far as the client knows the tokens."""
+        """Process early reports up to the positions whose tokens the client knows."""
         while stage.early:
             report = stage.early[0]
             if report.position > self.length:
@@ -176,13 +177,13 @@ class Pipeline:
             self._progress(stage, report, now_s)
 
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
-        """Note that a stage has run more, and what became of its pushes to the stage downstream."""
+        """Record that a stage has run more, and whether its pushes reached the stage downstream."""
         is_last = stage.end == self.num_blocks
         if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s)
         downstream = self._downstream(stage, self.stages)
-        # if not, the outputs went where the stage was linked to before
+        # otherwise the outputs went to the stage that it was linked to before
         is_linked = (
             downstream is not None and _are_linked(stage, downstream) and report.num_links == stage.link.num_updates
         )
@@ -196,7 +197,8 @@ class Pipeline:
             self._note_row_push(stage, downstream, report, is_linked=is_linked, now_s=now_s)
 
     def _note_token_push(self, last: Stage, first: Stage, report: StepReport, *, is_linked: bool, now_s: float) -> None:
-        """Expect no push of the token that the last stage drew, unless it goes to the first one of the ring."""
+        """Stop expecting a push of the token that the last stage drew, unless it goes to the first stage of the
+        ring."""
         if is_linked:
             if report.push_failed:
                 self._unlink(last, first, now_s)
@@ -206,7 +208,8 @@ class Pipeline:
     def _note_row_push(
         self, stage: Stage, downstream: Stage, report: StepReport, *, is_linked: bool, now_s: float
     ) -> None:
-        """Expect a report of the pushed rows downstream if they have surely arrived there, and else no push."""
+        """Expect a report from the stage downstream if the pushed rows have surely arrived there, else stop expecting
+        the push."""
         if is_linked and not report.push_failed:
             if downstream.num_expected >= report.position:
                 downstream.expect_report(report.position, now_s)
@@ -217,7 +220,7 @@ class Pipeline:
                 downstream.forget_pushes()
 
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
-        """Update links that have changed, and feed each stage that lacks rows."""
+        """Return the updates of links that have changed, and rows for each stage that lacks some."""
         actions: list[Feed | UpdateLink] = []
         if self._links_changed:
             self._links_changed = False
@@ -232,11 +235,11 @@ class Pipeline:
         return actions
 
     def needed(self, stage: Stage) -> int:
-        """Return the position from which on the stage's outputs are not known yet."""
+        """Return the first position whose output of the stage is not known yet."""
         return self.request.answered if stage.end == self.num_blocks else self.buffers[stage.end].length
 
     def _next_feed(self, index: int) -> Feed | None:
-        """Return the rows that the stage gets next, or None if it has all, or enough for now."""
+        """Return the rows to send to the stage next, or None if it has all, or enough for now."""
         stage = self.stages[index]
         held, start = self.buffers[stage.start].length, stage.num_expected
         if start >= held:
@@ -262,9 +265,10 @@ class Pipeline:
             self._expect_pushes(self.stages[index:], feed.start, feed.end)
 
     def _expect_pushes(self, stages: Sequence[Stage], start: int, end: int) -> None:
-        """Note the rows that pushes from the first of these stages will bring to the others, if all are in step."""
+        """Record the rows that pushes from the first of these stages will bring to the others, up to the first stage
+        that is not linked or not in step."""
         for upstream, downstream in itertools.pairwise(stages):
-            # one that is still being fed directly may not have got to `start` when the push comes
+            # a stage that is still being fed directly may not have reached `start` when the push arrives
             if (
                 not _are_linked(upstream, downstream)
                 or downstream.num_expected < start
@@ -277,9 +281,10 @@ class Pipeline:
             downstream.num_expected = end
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
-        """Take in that a server has received `num_links` updates, and had been given the inputs up to `position`.
+        """Handle a server's confirmation of `num_links` link updates, before which it had got the inputs up to
+        `position`.
 
-        Raises PeerViolation if that cannot be.
+        Raises PeerViolation if the confirmation is impossible.
         """
         link = stage.link
         if not link.num_acknowledged < num_links <= link.num_updates:
@@ -298,9 +303,10 @@ class Pipeline:
         )
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
-        """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon.
+        """Choose the neighbours of a stage: one of the `ready` stages to push to, and the stage whose pushes arrive now
+        or soon.
 
-        What goes to or from the local spans passes through the client anyway, so these are linked to none.
+        Inputs and outputs of local spans pass through the client anyway, so local stages have no neighbours.
         """
         if stage.is_local:
             return Neighbours()
@@ -310,12 +316,12 @@ class Pipeline:
         return Neighbours(_if_remote(upstream), _if_remote(downstream))
 
     def _may_loop(self, last: Stage, first: Stage | None) -> bool:
-        # no server dials itself, but the same sequence needs no dialling
+        # no server dials itself, but pushing to the same sequence needs no dialling
         can_push = first is last or (first is not None and first.peer_id != last.peer_id)
         return can_push and not self.lost_token.suspects and not last.is_leaving
 
     def _downstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
-        """Return the stage that runs the blocks after it; in a ring the first one comes after the last."""
+        """Return the stage that runs the blocks after `stage`. In a ring the first stage comes after the last."""
         start = stage.end % self.num_blocks
         return next((other for other in among if other.start == start), None) if start or self._is_ring else None
 
@@ -324,7 +330,7 @@ class Pipeline:
         return next((other for other in among if other.end == end), None) if stage.start or self._is_ring else None
 
     def _unlink(self, upstream: Stage, downstream: Stage, now_s: float) -> None:
-        """Feed the stage downstream directly for a while."""
+        """Take the link out of use for a while, and feed the stage downstream directly."""
         link = upstream.link
         link.off_until_s = now_s + min(MAX_RELINK_S, RELINK_S * 2**link.num_failures)
         link.num_failures += 1
@@ -337,14 +343,15 @@ class Pipeline:
             self._links_changed, self._relink_s = True, math.inf
 
     def feed_again(self, stage: Stage, now_s: float) -> None:
-        """Feed a stage whose report is late directly: what was pushed to it may be lost."""
+        """Feed a stage directly whose report is late: rows that were pushed to it may be lost."""
         stage.deadline.feed_again_s = math.inf
         upstream = self._upstream(stage, self.stages)
         if upstream is not None and stage.num_expected > max(stage.num_fed, stage.num_run):
             self._unlink(upstream, stage, now_s)
 
     def expect(self, opening: Sequence[Stage]) -> None:
-        """Note the stages that are being opened: those downstream must know the sender before its pushes come."""
+        """Record the stages that are being opened: the stages downstream must know the sender before its pushes
+        arrive."""
         self.opening = list(opening)
         self._links_changed = True
 
@@ -355,16 +362,16 @@ class Pipeline:
                 self.buffers[stage.start] = self._new_buffer(stage.start)
 
     def insert(self, stages: Sequence[Stage], other_starts: Collection[int]) -> None:
-        """Put opened stages into a gap. Buffers are kept where a span begins, and at `other_starts`."""
+        """Put opened stages into a gap. Only buffers where a span begins, and those at `other_starts`, are kept."""
         self.stages = sorted([*self.stages, *stages], key=lambda stage: stage.start)
         for stage in stages:
             assert stage.opened is not None
             length = stage.opened.length
             position = min(length, self.buffers[stage.start].length, self.needed(stage))
-            # a sequence can give up only whole pages of what it shares with others
+            # a sequence can give up shared pages only as a whole
             stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
             stage.outputs_from = self.needed(stage)
-            # where the client feeds a part, what is pushed after that may come first
+            # if the client feeds some rows, later rows may arrive first by a push
             stage.takes_from = stage.num_run if stage.num_run == self.buffers[stage.start].length else length
         for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
             del self.buffers[block]
@@ -372,13 +379,13 @@ class Pipeline:
         self._links_changed, self.request.is_timed = True, False
 
     def forget_rows(self) -> None:
-        """Forget what servers gave: all rows are computed again, from the tokens."""
+        """Forget the rows that servers sent: all rows are computed again, from the tokens."""
         for block, buffer in self.buffers.items():
             if block:
                 self.buffers[block] = ReplayBuffer(buffer.row_bytes)
 
     def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
-        """Take a stage out. What it was to push downstream may not come any more."""
+        """Remove a stage. Its pushes downstream are not expected any more."""
         self.stages.remove(stage)
         stage.trace.is_replaced = True
         self._links_changed, self.request.is_timed = True, False
@@ -388,7 +395,7 @@ class Pipeline:
         return self._suspect(now_s) if stage in self.lost_token.suspects or is_lost_draw else []
 
     def _suspect(self, now_s: float) -> list[UpdateLink]:
-        """Ask all stages whether they hold a token that only the last one or one of them knew, and that has gone."""
+        """Ask all stages whether they hold a token that only the lost stage, or one of the suspects, may have known."""
         lost = self.lost_token
         lost.position = min(lost.position, self.length) if lost.suspects else self.length
         lost.suspects = set(self.stages)

@@ -1,6 +1,6 @@
-"""Find the servers of a model for a session, and look them up again when those that are known do not suffice.
+"""Finds the servers of a model for a session, and looks them up again if the known ones do not suffice.
 
-`swarm.router.routing` chooses the chain, and the session decides what to do with it. No tasks.
+`swarm.router.routing` chooses the chain, and the session decides what to do with it. The module owns no tasks.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ RETRY_S = 0.5
 
 
 class KnownServers:
-    """The servers of one revision of a model by peer id, at first those that the caller knows already."""
+    """The known servers of one revision of a model, by peer id. The caller passes the initial ones."""
 
     def __init__(self, membership: Membership, servers: Mapping[str, ServeRecord], model: ModelShape) -> None:
         self.servers = servers
         self.model = model
         self._others: Mapping[str, ServeRecord] = {}
         self._membership = membership
-        # all are of one manifest, if they announce any
+        # all announce the same manifest, or none
         self._manifest = next((manifest_of(record) for record in servers.values()), b"")
 
     async def look_up(self) -> None:
-        """Look the servers up again; keep those that are known if nobody answers."""
+        """Look the servers up again. Keep the known ones if nobody answers."""
         try:
             servers = await self._membership.servers(self.model.name)
         except PeerTimeout as error:
@@ -55,7 +55,8 @@ class KnownServers:
         }
 
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)`. Raises NoChain, naming other revisions that are served."""
+        """Return the cheapest chain over `[start, end)`. Raises NoChain, which names other revisions that are
+        served."""
         try:
             return list(find_chain(self.servers, start, end, context).hops)
         except NoChain as error:
@@ -65,8 +66,8 @@ class KnownServers:
 class LocalSpans(Protocol):
     """The two spans of one model that this process runs.
 
-    `hops` are the first and the last, under peer ids that are no peer's; `connections` lead to them. `prefix_key` is
-    this client's secret: the names of pages that servers keep are made with it, so that they tell no tokens.
+    `hops` are the first and the last span, under peer ids that belong to no peer; `connections` lead to them.
+    `prefix_key` is this client's secret: page keys are derived from it, so that servers cannot guess tokens from them.
     """
 
     hops: tuple[Hop, Hop]
@@ -75,9 +76,9 @@ class LocalSpans(Protocol):
 
 
 class RouteFinder:
-    """Find chains for one session with room for `max_tokens`; give up `patience_s` after a server was lost.
+    """Finds chains for one session with room for `max_tokens`, and gives up `patience_s` after a server was lost.
 
-    With `local_spans`, these stand before and after the servers that are found for the blocks between.
+    The `local_spans` come before and after the servers that are found for the blocks between them.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class RouteFinder:
         self._began_s: float | None = None
 
     async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)` between two peers, the one before and the one after ("": none).
+        """Return the cheapest chain over `[start, end)`. `between` are the peers before and after it, "" for none.
 
-        The search ends `patience_s` after `since_s`, or after two tries if that is None. Until then servers to avoid
-        are asked again where there are no others; without `since_s`, until `patience_s` after the session's first
-        search. Raises NoChain.
+        The search ends `patience_s` after `since_s`, or after two tries if that is None. Servers to avoid are used if
+        there are no others, until `patience_s` after `since_s`, or after the session's first search if that is None.
+        Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
         if any(hop.peer_id in self._health.full(self._max_tokens) for hop in own):
@@ -133,7 +134,7 @@ class RouteFinder:
             try:
                 return self._known.find_chain(start, end, context)
             except NoChain as error:
-                # what was known at the start of the session may be old
+                # the servers known at the start of the session may be outdated
                 if looked_up and clock() >= give_up_at_s:
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 await asyncio.sleep(RETRY_S if looked_up else 0)

@@ -1,10 +1,10 @@
-"""One client's stateful inference over a chain of servers that may change under it.
+"""Runs one client's stateful inference over a chain of servers that may change meanwhile.
 
-`Session` takes requests, carries out what `session_state` decides (connections, searches, deadlines), and reports to it
-what servers say. Everything happens in callbacks of one event loop, without waiting: a result that a connection
-delivers is answered with the next steps before the connection reads on. Only opening connections and looking for
-servers take tasks, which end with the session. Whatever one of these, or a callback, ends with is handled or fails the
-session, and so does the end of the client. The last server samples.
+`Session` takes requests, carries out the decisions of `session_state` (connections, searches, deadlines), and reports
+to it what servers send. Everything happens in callbacks of one event loop, without waiting: the next steps are sent
+before the connection reads on. Only opening connections and looking for servers need tasks, which end with the session.
+An exception in one of these, or in a callback, is handled or fails the session, and closing the client fails it, too.
+The last server samples.
 """
 
 from __future__ import annotations
@@ -65,18 +65,19 @@ from swarm.serving.session.trace import Replay, Trace
 logger = logging.getLogger(__name__)
 
 MAX_STEP_BYTES = 2 * 2**20
-"""Activations in one step. Several steps of many clients wait at a server, some hundred MiB in all."""
+"""Maximum bytes of activations in one step. Several steps of many clients wait at a server, some hundred MiB in
+total."""
 
 
 class Session:
-    """Use as a context manager, by one task at a time; leaving it frees the chain.
+    """One session, to be used as a context manager, by one task at a time. Leaving it frees the chain.
 
-    `servers` are those known so far. The first request opens the chain; the servers may know its tokens already. Each
-    request raises NoChain when blocks are missing or were lost and nobody took them over in time, ConfigError if
-    replays would need too much memory, PeerError when the servers cannot be looked up, and SessionError when server
-    after server fails or the client is closed. After any of these, and after a request was cancelled, only leaving the
-    session is valid. With a `sampler` the index of each draw counts from the
-    session's first one, and ConfigError is raised for a grammar that servers cannot use, too.
+    `servers` are those known so far. The first request opens the chain; the servers may know its tokens already. A
+    request raises NoChain if blocks are missing, or were lost and no server took them over in time. It raises
+    ConfigError if replays would need too much memory, PeerError if the servers cannot be looked up, and SessionError if
+    server after server fails or the client is closed. After any of these, and after a cancelled request, only leaving
+    the session is valid. With a `sampler`, the index of each draw counts from the session's first draw, and a grammar
+    that servers cannot use also raises ConfigError.
     """
 
     def __init__(
@@ -149,7 +150,8 @@ class Session:
         await self._close()
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
-        """Append tokens; the last server draws the one that follows them, and `ahead` more for `next_tokens`."""
+        """Append tokens, and return the token that the last server draws after them. It may draw `ahead` more for
+        `next_tokens`."""
         self._num_tokens += len(tokens) + ahead
         if not tokens or self._num_tokens > self._messages.max_tokens:
             raise ConfigError(
@@ -168,7 +170,8 @@ class Session:
     async def next_tokens(
         self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
     ) -> AsyncGenerator[SampledToken, None]:
-        """Append tokens; the servers draw those that follow, each at the index after that of the one before.
+        """Append tokens, and yield the `num_tokens` that the servers draw after them, each at the index after the
+        previous one.
 
         Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
         """
@@ -177,7 +180,7 @@ class Session:
             yield await self._next_answer()
 
     async def _next_answer(self) -> SampledToken:
-        """Return the token that is answered next. Raises NoChain, ConfigError, PeerError, SessionError."""
+        """Return the next answered token. Raises NoChain, ConfigError, PeerError, SessionError."""
         if self._answers.empty() and self._state.error is not None:
             raise self._state.error
         answer = await self._answers.get()
@@ -199,7 +202,7 @@ class Session:
             await asyncio.wait(tasks)
 
     def _carry_out(self, actions: list[Action]) -> None:
-        """Carry the actions out. Those that follow from one of them come after the others."""
+        """Carry the actions out. Actions that follow from one of them are carried out after the others."""
         self._todo.extend(actions)
         if self._is_busy:
             return
@@ -253,7 +256,7 @@ class Session:
             self._fail_internally(error)
 
     def _react(self, decide: Callable[[], list[Action]]) -> None:
-        """Carry out what is decided in a callback, where nobody else would learn of an exception."""
+        """Carry out what a callback decides. An exception fails the session, since nobody else would learn of it."""
         try:
             self._carry_out(decide())
         except Exception as error:
@@ -268,7 +271,7 @@ class Session:
         self._carry_out(self._state.give_up(error, self._loop.time()))
 
     def _send(self, stage: Stage, frame: Frame) -> None:
-        """Send nothing where the connection is lost: its stages are told of that."""
+        """Send a frame to the stage's server. Does nothing if the connection is lost, of which its stages are told."""
         connection = self._connections.get(stage)
         if connection is not None:
             connection.send(frame)
@@ -337,7 +340,7 @@ class Session:
                 last.listen(connection, stage.sequence_id)
 
     def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
-        """Take something for this stage, called by the connection's task."""
+        """Process a message for this stage. The connection's task calls this."""
         self._react(partial(self._read_or_lose, stage, message, self._loop.time()))
 
     def _read_or_lose(self, stage: Stage, message: Frame | ConnectionLost, now_s: float) -> list[Action]:
@@ -348,7 +351,7 @@ class Session:
             return self._state.on_lost(stage, error, FailureCause.VIOLATION, now_s)
 
     def _read(self, stage: Stage, message: Frame | ConnectionLost, now_s: float) -> list[Action]:  # noqa: PLR0911 a case a frame
-        """Raises PeerViolation for what no server has reason to send."""
+        """Return the actions that follow from a message. Raises PeerViolation for a frame that servers do not send."""
         match message:
             case StepResult():
                 report = self._messages.check_result(stage, message)
@@ -364,7 +367,7 @@ class Session:
             case SequenceEnded():
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
-                    error.field = "grammar"  # which a server does not say
+                    error.field = "grammar"  # the server's error does not name the field
                     return self._state.give_up(error, now_s)  # no server can use the grammar
                 return self._state.on_lost(stage, error, FailureCause.REPORTED, now_s)
             case ServerLeaving():
@@ -384,7 +387,7 @@ class Session:
             self._carry_out(self._state.on_not_found(repair, error, self._loop.time()))
         else:
             if repair.old is not None:
-                # connect before the sequence that is handed over has to stand still
+                # connect before the sequence that is handed over has to pause
                 dialling = [self._client.connections.get(hop.peer_id, self._messages.model.name) for hop in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
             kept = self._local_spans.hops if self._local_spans is not None else ()
@@ -392,7 +395,7 @@ class Session:
             self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
-        """Raises ConfigError if keeping the inputs of spans that begin there takes too much."""
+        """Check the memory for the inputs of spans that begin at `starts`. Raises ConfigError if it is too much."""
         boundaries = starts | self._state.pipeline.buffers.keys()
         num_bytes = self._messages.max_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
         if num_bytes > self._max_replay_bytes:
@@ -403,7 +406,7 @@ class Session:
 
     def _set_timer(self) -> None:
         due_s = self._state.next_due_s()
-        # a timer that is too early only looks and is set again, which is rarer than a step
+        # a timer that fires too early only sets itself again, which is rarer than a step
         if due_s >= self._timer_s or math.isinf(due_s):
             return
         if self._timer is not None:

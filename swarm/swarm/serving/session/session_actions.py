@@ -1,4 +1,5 @@
-"""The actions of a session's state machine, which `SessionState` and `Pipeline` ask `Session` to do. Without I/O."""
+"""Defines the actions of a session's state machine, which `SessionState` and `Pipeline` return and `Session` carries
+out. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from swarm.serving.session.trace import Replay
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Send rows `[start, end)` of the stage's inputs. `forward`: the stages after it need their outputs.
+    """Send rows `[start, end)` of the stage's inputs. If `forward`, the server pushes their outputs to the next stage.
 
-    Where the token that follows is wanted, it is the one after `num_drawn` others of this request, and `ahead` more may
-    come after it without being asked for.
+    If `wants_token`, the token that follows is wanted. It comes after `num_drawn` others of this request, and the
+    servers may draw `ahead` more after it without being asked.
     """
 
     stage: Stage
@@ -32,21 +33,23 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLink:
-    """Tell the server its neighbours, as `stage.link` has them. It answers how much it had been given before."""
+    """Tell the server its neighbours, which are in `stage.link`. It answers up to which position it had got inputs
+    before."""
 
     stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class TakeToken:
-    """The token is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
+    """Return the token as the answer. If it `goes_on`, it is also the next input: call `follow` with it at once."""
 
     token: SampledToken
     goes_on: bool
 
 
 class FailureCause(Enum):
-    """The way a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
+    """The way a server was lost: it did not answer, it reported the failure, or the client saw it break the
+    protocol."""
 
     SILENT = "silent"
     REPORTED = "reported"
@@ -55,14 +58,14 @@ class FailureCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FindServers:
-    """Look for servers, and report them by `on_found` or `on_not_found`."""
+    """Look for servers, and report the result by `on_found` or `on_not_found`."""
 
     repair: Repair
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStage:
-    """Ask the stage's server for a sequence, which takes over that of `taken_over` if there is one."""
+    """Ask the stage's server for a sequence. It takes over the sequence of `taken_over`, if that is not None."""
 
     stage: Stage
     taken_over: Stage | None
@@ -94,20 +97,22 @@ class AvoidPeer:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRows:
-    """Forget what earlier sessions left of these rows, too, and prefer others to `peers`: one of them gave bad rows."""
+    """Forget the rows that earlier sessions kept, too, and prefer other servers to `peers`, one of which sent bad
+    rows."""
 
     peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Others have taken over the blocks of a lost or leaving server; they run `num_tokens` positions again."""
+    """Record that other servers have taken over the blocks of a lost or leaving server, and run `num_tokens` positions
+    again."""
 
     repair: Repair
     num_tokens: int
 
     def replay(self, now_s: float) -> Replay:
-        """Return what the request's trace says of it."""
+        """Return the repair as an entry of the request's trace."""
         repair = self.repair
         return Replay(
             lost_peer=repair.lost_peer,
@@ -123,7 +128,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The session cannot go on."""
+    """Fail the session with `error`."""
 
     error: SwarmError
 

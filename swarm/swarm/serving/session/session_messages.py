@@ -1,4 +1,4 @@
-"""The messages of one session: the frames that the client sends, and the checked meaning of the servers' answers.
+"""Builds the frames that the client of one session sends, and checks and reads the servers' answers.
 
 `session_state` decides which server gets which frame, and `session` sends it.
 """
@@ -35,11 +35,11 @@ from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 
 class SessionMessages:
-    """Build and read the frames of one session.
+    """Builds and reads the frames of one session.
 
     `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
-    is drawn. `drawn` are the tokens so far. With a `text_key` servers learn nothing of the text but its activations:
-    neither how tokens are drawn, nor names of pages that anyone else could compute from tokens.
+    is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only activations: they do not learn how
+    tokens are drawn, and nobody else can compute the page keys from tokens.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SessionMessages:
         self._session_id = session_id
         self._hides_text = bool(text_key)
         self.codec = codec
-        # the first span computes from tokens; what the others hold depends on the codec before them, too
+        # the first span's pages depend on tokens only; those of the other spans also on the codec of their inputs
         roots = model.revision, f"{model.revision}/{codec}" + (f"/{text_key.hex()}" if text_key else "")
         self._chains = [PageKeyChain(root_key(root)) for root in roots]
         self._keys: list[list[bytes]] = [[], []]
@@ -72,7 +72,7 @@ class SessionMessages:
         return self.sampler is not None and self.sampler.grammar is not None
 
     def append_tokens(self, tokens: Sequence[int]) -> bytes:
-        """Note tokens that follow in this session, and return them as rows."""
+        """Record the session's next tokens, and return them as rows."""
         for known, chain in zip(self._keys, self._chains, strict=True):
             known.extend(chain.extend(tokens))
         return np.asarray(tokens, dtype="<i4").tobytes()
@@ -81,7 +81,7 @@ class SessionMessages:
         return row_bytes(self.codec, self.model.hidden_size) if block else row_bytes(TOKENS, 0)
 
     def new_buffer(self, block: int) -> ReplayBuffer:
-        """Make the buffer of a boundary, with what earlier sessions left for this prefix."""
+        """Make the buffer of a boundary, filled with the rows that earlier sessions kept for this prefix."""
         buffer = ReplayBuffer(self.row_bytes(block))
         if block:
             self._prefixes.fill(self._keys[1], block, buffer)
@@ -93,7 +93,7 @@ class SessionMessages:
             self._prefixes.keep(self._keys[1], block, buffer)
 
     def forget(self) -> None:
-        """Forget the rows that earlier sessions left for this prefix."""
+        """Forget the rows that earlier sessions kept for this prefix."""
         self._prefixes.forget(self._keys[1])
 
     def open(self, action: OpenStage) -> OpenSequence:
@@ -115,7 +115,8 @@ class SessionMessages:
         )
 
     def answer_tokens(self, new: Sequence[Stage]) -> tuple[Stage, AnswerTokens] | None:
-        """Return what a new last stage has to know of the answer so far, if there is one among the `new` stages."""
+        """Return the message that tells a new last stage the answer so far, or None if none of the `new` stages needs
+        it."""
         last = next((stage for stage in new if stage.end == self.model.num_blocks), None)
         if last is None or self.sampler is None or not self.drawn:
             return None
@@ -149,13 +150,14 @@ class SessionMessages:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
     def close(self, stage: Stage, commit_to: int) -> CloseSequence:
-        """Let the server sign what it took and gave before `commit_to`, if that is not 0; a local stage need not."""
+        """Return the frame that closes the sequence. If `commit_to` is not 0, the server signs its inputs and outputs
+        before that position; a local stage does not."""
         return CloseSequence(sequence_id=stage.sequence_id, commit_to=0 if stage.is_local else commit_to)
 
     def check_result(self, stage: Stage, result: StepResult) -> StepReport:
-        """Return what the stage's server says.
+        """Return the server's result as a report.
 
-        Raises PeerViolation for a result that it cannot have, or numbers that are not finite.
+        Raises PeerViolation for a result that the stage cannot have, or for numbers that are not finite.
         """
         rows, token = result.rows, result.token
         copy: Data = b""
@@ -197,7 +199,7 @@ class SessionMessages:
 
 
 def are_finite(rows: Rows) -> bool:
-    """Return whether all numbers are finite, as far as their codec can express others."""
+    """Return whether all numbers are finite. With int8, only scales can be anything else."""
     if rows.codec == "raw":
         return bool(np.isfinite(np.frombuffer(rows.payload, dtype="<f4")).all())
     if rows.codec == "bf16":
@@ -208,7 +210,7 @@ def are_finite(rows: Rows) -> bool:
 
 
 def _are_finite_bf16(bits: np.ndarray) -> bool:
-    """Return whether all values are finite. An exponent of all ones is infinity or not a number."""
+    """Return whether all bf16 values are finite. An exponent of all ones means infinity or not a number."""
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 

@@ -1,10 +1,10 @@
-"""The state machine of one session: what the client does next, decided from what it has heard.
+"""Decides what the client of one session does next: a pure state machine.
 
-It is pure: time and bytes are arguments. Every method is an event and returns the actions that follow, in the order in
-which they are to be carried out.
+Time and bytes are arguments. Every method is an event and returns the actions that follow, in the order in which they
+are to be carried out.
 
-A server that is lost leaves a gap in the pipeline. A `Repair` puts one or several others there, which start empty and
-thus simply lack rows. The first opening is a repair too, of all blocks; so is the replacement of a leaving server.
+A lost server leaves a gap in the pipeline. A `Repair` fills it with one or several other servers, which start empty and
+so just lack rows. The first opening is a repair of all blocks. The replacement of a leaving server is a repair, too.
 
     finding ──> opening ──> in the pipeline
        ^           │           │
@@ -38,16 +38,18 @@ from swarm.serving.session.session_actions import (
 from swarm.serving.session.stage import LostToken, Repair, Stage, StepReport
 
 OPEN_S = 10.0
-"""Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""
+"""Seconds to open a sequence: enough to dial through a relay, and for a slow moment of the server. A handover gets the
+time of a replay on top."""
 
 LEAVE_RETRY_S = 3.0
-"""Pause between searches for a replacement of a leaving server that still answers."""
+"""Seconds between searches for a replacement of a leaving server that still answers."""
 
 MAX_FAILURES = 16
 """Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
 
 BAD_ROWS_FAILURES = 4
-"""The failures that a session counts when it is run anew because some server gave bad rows: it is as much work."""
+"""Number of failures that count when all positions are run again because some server sent bad rows: it is as much
+work."""
 
 
 class SessionState:
@@ -75,7 +77,7 @@ class SessionState:
     def ask(self, rows: bytes, now_s: float, *, ahead: int = 0) -> list[Action]:
         """Append tokens, and ask for the one that follows them.
 
-        The servers may draw `ahead` more, each of them the next input. `follow` reports each of these.
+        The servers may draw `ahead` more, each of which becomes the next input. `follow` is called with each of these.
         """
         self.pipeline.ask(rows, ahead, now_s)
         self._begin_token()
@@ -100,7 +102,7 @@ class SessionState:
         assert not repair.new
         repair.new = list(new)
         repair.is_opening = False
-        # the rows between several new stages are not known, so these would begin anew
+        # the rows between several new stages are not known, so a handover to several would start from nothing
         repair.is_handover = repair.old is not None and repair.may_hand_over and len(new) == 1
         if repair.is_handover:
             repair.since_s = now_s
@@ -119,16 +121,17 @@ class SessionState:
             error.__cause__ = repair.error
             self._fail(error)
         else:
-            # no caller waits: look again with the next request
+            # no caller waits: search again with the next request
             repair.is_idle = True
         return self._decide(now_s)
 
     def on_opened(self, stage: Stage, opened: SequenceReady, now_s: float) -> list[Action]:
-        """Take in that the server has a sequence for the stage. Raises PeerViolation if it says what cannot be."""
+        """Record that the server has opened a sequence for the stage. Raises PeerViolation if its answer is
+        impossible."""
         repair = self._repair_with(stage)
         if stage.opened:
             raise PeerViolation("the server opened a session twice")
-        # the old stage of a handover goes on until it is copied
+        # the old stage of a handover continues until it is copied
         is_handover = repair is not None and repair.is_handover
         most = self.pipeline.length + self.pipeline.request.ahead if is_handover else stage.max_length
         if opened.length > most:
@@ -139,14 +142,14 @@ class SessionState:
         return self._decide(now_s)
 
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[Action]:
-        """Take in that a server has run some more positions. Raises PeerViolation if it says what cannot be."""
+        """Process a server's report. Raises PeerViolation if the report is impossible."""
         if stage not in self.stages:
             return []
         self._actions += self.pipeline.on_report(stage, report, now_s)
         return self._decide(now_s)
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int, now_s: float) -> list[Action]:
-        """Take in that a server knows its neighbours. Raises PeerViolation if it says what cannot be."""
+        """Process a server's confirmation of its neighbours. Raises PeerViolation if the confirmation is impossible."""
         if stage not in self.stages:
             return []
         self.pipeline.on_link_ack(stage, num_links, position)
@@ -163,13 +166,13 @@ class SessionState:
         return self._decide(now_s)
 
     def give_up(self, error: SwarmError, now_s: float) -> list[Action]:
-        """Give up, as no server can do what was asked."""
+        """Fail the session with `error`."""
         if self.error is None:
             self._fail(error)
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Act on the deadlines that are over by now."""
+        """Act on the deadlines that have passed."""
         for stage in list(self.stages):
             if stage.deadline.due_s <= now_s:
                 self._lose_silent(stage, "the server did not answer in time", now_s)
@@ -185,7 +188,7 @@ class SessionState:
         return self._decide(now_s)
 
     def next_due_s(self) -> float:
-        """Return when `tick` is next due, infinity if no deadline runs."""
+        """Return when `tick` is due next, or infinity if no deadline is set."""
         if self.error is not None:
             return math.inf
         times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
@@ -228,7 +231,7 @@ class SessionState:
         )
         self.repairs.append(repair)
         self._actions.append(AvoidPeer(stage.peer_id, refusal, FailureCause.REPORTED))
-        self._expect_opening()  # a last stage that leaves passes no more tokens on
+        self._expect_opening()  # a last stage that leaves must not pass on more tokens
         self._find(repair)
 
     def _open(self, repair: Repair, now_s: float) -> None:
@@ -249,7 +252,8 @@ class SessionState:
         self.pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
 
     def _awaited(self, repair: Repair) -> Stage | None:
-        """Return the stage that delays the repair: one that is not open, or an old one that may pass more on."""
+        """Return the stage that delays the repair: a new one that is not open yet, or the old one while it may pass on
+        more."""
         if not repair.is_opening:
             return None
         silent = next((stage for stage in repair.new if not stage.opened), None)
@@ -263,7 +267,7 @@ class SessionState:
         old = repair.old
         if old is None:
             return True
-        # the client must have heard of the copied positions, too: nobody else reports their outputs
+        # the client must know the results of the copied positions, too: nobody else reports their outputs
         is_known = not repair.is_handover or all(s.opened and s.opened.length <= old.num_run for s in repair.new)
         return is_known and (old.end < self.pipeline.num_blocks or self.pipeline.knows_draws_of(old))
 
@@ -314,11 +318,11 @@ class SessionState:
             self._fail(SessionError(message, remedy="try again in a moment"))
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        """Run all anew if rows are to blame for what a stage reports: it is local, or the second server to fail at
-        this token.
+        """Run all positions again if bad rows explain the stage's failure: the stage is local, or it is the second
+        server to fail at this token.
 
-        Any server before it may have made them, so they are all forgotten and nobody is accused: others are preferred
-        for a while.
+        Any server before it may have made the rows, so all rows are forgotten, and nobody is accused: other servers are
+        preferred for a while.
         """
         failed_before, self._failed_peer = self._failed_peer, stage.peer_id
         if not stage.is_local and failed_before in {"", stage.peer_id}:
@@ -330,9 +334,9 @@ class SessionState:
         self._start_anew(error, now_s)
 
     def _start_anew(self, error: SwarmError, now_s: float) -> None:
-        """Replace all stages, since of `error` another server may compute something else than they hold: such as a
-        token that only some have run, and that the client does not know."""
-        self.pipeline.lost_token = LostToken()  # what the stages hold goes with them
+        """Replace all stages because of `error`: they may hold something that other servers would compute differently,
+        such as a token that only some have run, and that the client does not know."""
+        self.pipeline.lost_token = LostToken()  # replaced together with the stages that may hold it
         for stage in list(self.stages):
             self._replace(stage, error, now_s)
 
@@ -357,7 +361,7 @@ class SessionState:
     def _opening_failed(self, repair: Repair, stage: Stage, error: SwarmError, cause: FailureCause) -> None:
         self._abandon(repair)
         repair.error = repair.error or error
-        # a refused handover may be the fault of either server: the new one may still do without
+        # a refused handover may be the fault of either server: the new one may still work without it
         if not (repair.is_handover and cause is FailureCause.REPORTED):
             self._actions.append(AvoidPeer(stage.peer_id, error, cause))
         if repair.is_handover:

@@ -1,12 +1,14 @@
-"""A stage: the blocks that one server runs for one session, what the client knows of it, and how long it waits for it.
+"""Holds a stage: the blocks that one server runs for one session, what the client knows of them, and the server's
+deadlines.
 
-And what concerns several stages: the request that they answer, a token that may have gone with one, and a `Repair`.
+It also holds what concerns several stages: the request that they answer, a token that may be lost with one, and a
+`Repair`.
 
-Positions count from the start of the session. `num_run` have been run, as the server's results say. `num_fed` were
-sent by the client itself, so they are there or on their way. `num_expected` is `num_fed`, or what the stage upstream
-was asked to push, which may get lost. `num_arrived` have surely reached the server.
+Positions count from the start of the session. `num_run` have been run, according to the server's results. The client
+itself has sent `num_fed`, so they are there or on their way. `num_expected` also counts positions that the stage
+upstream was asked to push, which may get lost. `num_arrived` have surely reached the server.
 
-All are plain values without I/O. `pipeline` and `session_state` change them.
+All are values without I/O. `pipeline` and `session_state` change them.
 """
 
 from __future__ import annotations
@@ -28,25 +30,27 @@ from swarm.serving.session.trace import HopTrace
 from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 
 FLOOR_S = 5.0
-"""Least time for a server that is not known yet: a busy machine may pause for a second or two."""
+"""Minimum seconds for a step of a server that is not known yet: a busy machine may pause for a second or two."""
 
 KNOWN_FLOOR_S = 2.5
-"""The same for one whose last KNOWN_STEPS tokens each took at most a tenth of it: a pause is rare there."""
+"""The minimum for a server whose last KNOWN_STEPS tokens each took at most a tenth of this: a pause is rare there."""
 
 KNOWN_STEPS = 8
 
 FACTOR = 8.0
-"""A step may take this many times what steps took so far, since another session's prefill may run first."""
+"""A step may take this many times as long as steps so far, since another session's prefill may run first."""
 
 MAX_COMPUTE_S = 600.0
-"""Bound on what a server may claim: a chunk of a prompt on a slow machine with others waiting is done by then."""
+"""Maximum seconds that a server's claim can yield: a chunk of a prompt on a slow machine with others waiting is done by
+then."""
 
 MAX_TOKEN_S = 30.0
-"""The same for one token. Without it, the wait for a server that answers just in time each time would grow for ever."""
+"""The maximum for one token. Without it, the timeout for a server that always answers just in time would grow for
+ever."""
 
 
 class StepTimer:
-    """Estimate how long a step may take: from the server's own claim at first, then from its steps so far."""
+    """Estimates how long a step may take: at first from the server's own claim, then from its steps so far."""
 
     __slots__ = ("_decode_s", "_num_quick", "_prefill_s")
 
@@ -64,7 +68,7 @@ class StepTimer:
         return floor_s + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
 
     def expected_s(self, num_tokens: int) -> float:
-        """Return the time of a prompt of `num_tokens` if nothing comes between, at most MAX_COMPUTE_S."""
+        """Return the seconds that a prompt of `num_tokens` takes if nothing else runs, at most MAX_COMPUTE_S."""
         return min(self._prefill_s * num_tokens, MAX_COMPUTE_S)
 
     def took(self, num_tokens: int, seconds: float) -> None:
@@ -77,13 +81,13 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Holds what a server said of one step: it has run everything before `position`.
+    """Holds a server's report of one step: it has run everything before `position`.
 
-    `rows` are the resulting inputs of the stage downstream; the last stage has none, but perhaps the `token` that
-    follows. `push_failed`: the stage downstream has not taken some rows. `has_forwarded_tokens`: the report is of
-    single tokens that were pushed downstream, whose times come with the last stage's answer as `upstream_ms`, compute
-    and queue of the stages upstream, the nearest last. `looped`: the token that the last stage drew is on its way to
-    the first. `num_links`: the number of link updates that the server had received by then.
+    `rows` are the inputs for the stage downstream; the last stage has none, but may have the `token` that follows. If
+    `push_failed`, the stage downstream has not taken some rows. If `has_forwarded_tokens`, the report is about single
+    tokens that were pushed downstream; their times come with the last stage's answer as `upstream_ms`, the compute and
+    queue times of the stages upstream, the nearest last. If `looped`, the token that the last stage drew is on its way
+    to the first. `num_links` is the number of link updates that the server had received by then.
     """
 
     position: int
@@ -98,7 +102,7 @@ class StepReport:
     upstream_ms: tuple[Spent, ...] = ()
 
     def split(self, position: int, row_bytes: int) -> tuple[StepReport, StepReport]:
-        """Return what it says of the positions before `position`, and what it says of the others."""
+        """Split the report into one of the positions before `position` and one of the others."""
         num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))
         rows, rest = self.rows[: num_rows * row_bytes], self.rows[num_rows * row_bytes :]
         return replace(self, position=position, rows=rows), replace(self, rows=rest, compute_ms=0.0, queue_ms=0.0)
@@ -114,10 +118,10 @@ class Neighbours:
 
 @dataclass(slots=True)
 class LinkState:
-    """Holds what a server was told of its neighbours: `num_updates` updates since it was opened, of which it confirmed
-    some.
+    """Holds what a server was told about its neighbours: `num_updates` updates since the stage was opened, of which the
+    server has confirmed `num_acknowledged`.
 
-    After `num_failures` failed pushes the stage is not linked downstream before `off_until_s`.
+    After `num_failures` failed pushes, the stage is not linked downstream until `off_until_s`.
     """
 
     neighbours: Neighbours = field(default_factory=Neighbours)
@@ -136,7 +140,7 @@ class LinkState:
 class Deadline:
     """The times at which a stage is given up (`due_s`) and fed once more (`feed_again_s`).
 
-    Both hold for all positions up to `goal`: a server that reports them one by one gains no time.
+    Both apply to all positions up to `goal`: a server that reports them one by one gains no time.
     """
 
     goal: int = 0
@@ -148,11 +152,12 @@ class Deadline:
 class Stage:
     """Blocks `[start, end)` on one server.
 
-    `max_length` positions may be on the server already, `opened` is what it said of that. `early`: reports of positions
-    whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
-    that does not leave. Others had run the positions before `replays_until`, and given what follows those before
-    `outputs_from`. `is_taken_over`: its keys and values were begun by another server. `takes_from`: the position of its
-    first input at the latest. `dtype` is what its record says that it computes in. `is_local`: this process runs it.
+    Up to `max_length` positions may be on the server already; `opened` is its answer about that. `early` are reports of
+    positions whose tokens the client does not know yet. From `replace_from_s` on, another server is sought; it is
+    infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and delivered
+    the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
+    `takes_from` is the latest position at which its inputs can begin. `dtype` is the one that its record announces. If
+    `is_local`, this process runs it.
     """
 
     peer_id: str
@@ -205,11 +210,12 @@ class Stage:
         return self.replace_from_s < math.inf
 
     def begin(self, position: int) -> None:
-        """Start with `position` positions on the server and nothing on the way."""
+        """Start with `position` positions on the server and nothing in flight."""
         self.num_run = self.num_fed = self.num_expected = self.num_arrived = self.deadline.goal = position
 
     def expect_report(self, num_arrived: int, now_s: float) -> None:
-        """Inputs up to `num_arrived` have surely reached the server, so it owes a report from now on."""
+        """Record that inputs up to `num_arrived` have surely reached the server, so that it owes a report from now
+        on."""
         if num_arrived <= self.num_arrived:
             return
         owed = self.num_arrived > self.num_run
@@ -218,14 +224,14 @@ class Stage:
             self._set_deadline(now_s)
 
     def progress(self, report: StepReport, now_s: float) -> None:
-        """Take in that the server has run everything before the report's position."""
+        """Record that the server has run everything before the report's position."""
         num_tokens, owed = report.position - self.num_run, self.num_arrived > self.num_run
         if not num_tokens:
             return
         self.num_run = report.position
         self.num_expected = max(self.num_expected, report.position)
         self.num_arrived = max(self.num_arrived, report.position)
-        # if it owed nothing, its input came by a push that had not been reported yet
+        # if it owed nothing, its input arrived by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
         if owed and report.has_forwarded_tokens:
             self.timer.took(1, took_s / num_tokens)
@@ -238,14 +244,15 @@ class Stage:
             self._set_deadline(now_s)
 
     def _note_times(self, num_tokens: int, report: StepReport, took_ms: float) -> None:
-        """Add a step that took `took_ms`, 0 if unknown. The pipeline knows what a single token waited for."""
+        """Add the times of a step that took `took_ms`, 0 if unknown. The pipeline attributes the wire time of single
+        tokens."""
         if num_tokens > 1:
             self.trace.prompt_ms += max(took_ms, report.compute_ms + report.queue_ms)
         else:
             self.trace.step(report.compute_ms, report.queue_ms)
 
     def forget_pushes(self) -> None:
-        """Expect no pushes: those that were due may never come."""
+        """Expect no pushes any more: those that were due may never arrive."""
         self.num_expected = max(self.num_run, self.num_fed)
 
     def timeout_s(self) -> float:
@@ -264,12 +271,11 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class PendingRequest:
-    """Holds what the caller asked for last: the token after the last position. Positions before `answered` are
-    answered.
+    """Holds the caller's last request: the token after the last position. Positions before `answered` are answered.
 
-    `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
-    `is_timed`: a single token is under way since `asked_s`, through stages that have not changed, of which `num_timed`
-    have said that they spent `spent_ms` on it.
+    `num_drawn` tokens were drawn ahead, and `ahead` more may be. `may_draw` is set once a server was asked to draw. If
+    `is_timed`, a single token has been under way since `asked_s`, through stages that have not changed; `num_timed` of
+    these have reported that they spent `spent_ms` on it.
     """
 
     answered: int = 0
@@ -282,24 +288,24 @@ class PendingRequest:
     spent_ms: float = 0.0
 
     def goes_on(self, now_s: float) -> None:
-        """Note that the next token, which was drawn ahead, is asked for now."""
+        """Record that the next token, which was drawn ahead, is asked for now."""
         self.ahead -= 1
         self.num_drawn += 1
         self.asked_s, self.is_timed, self.num_timed, self.spent_ms = now_s, True, 0, 0.0
 
     def note_spent(self, report: StepReport, all_upstream: Sequence[Stage]) -> None:
-        """Note what the token took on the server that reports, whose stage notes that itself, and on those that pushed
-        it there."""
+        """Add the times of the token on the server that reports, and on the servers that pushed it there. The trace of
+        the reporting stage is updated elsewhere."""
         self.num_timed += 1 + len(report.upstream_ms)
         self.spent_ms += report.compute_ms + report.queue_ms + sum(map(sum, report.upstream_ms))
         for upstream, (compute_ms, queue_ms) in zip(reversed(all_upstream), reversed(report.upstream_ms), strict=False):
             upstream.trace.step(compute_ms, queue_ms)
 
     def note_answered(self, report: StepReport, stages: Sequence[Stage], now_s: float) -> None:
-        """Note that the token has passed through all `stages`, the last of which reports it."""
+        """Record that the token has passed through all `stages`, the last of which reports it."""
         self.note_spent(report, stages[:-1])
         if self.num_timed == len(stages):
-            # it is not known which link took it
+            # it is not known which link took the time
             wire_ms = (now_s - self.asked_s) * 1000 - self.spent_ms
             for stage in stages:
                 stage.trace.wire_ms += max(0.0, wire_ms) / len(stages)
@@ -307,9 +313,9 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class LostToken:
-    """A token that a lost server may have drawn and that the client never heard of, at `position` or later.
+    """A token at `position` or later that a lost server may have drawn and that the client never received.
 
-    The `suspects` have until `due_s` to say whether they received it; `is_held`: one of them did.
+    The `suspects` have until `due_s` to say whether they received it. `is_held` is set if one of them did.
     """
 
     position: int = 0
@@ -318,7 +324,7 @@ class LostToken:
     is_held: bool = False
 
     def check(self, reached: int) -> bool:
-        """Note how far a stage was given inputs; return whether one of them holds the token."""
+        """Record up to which position a stage got inputs, and return whether a stage holds the token."""
         self.is_held = self.is_held or (bool(self.suspects) and reached > self.position)
         return self.is_held
 
@@ -327,11 +333,11 @@ class LostToken:
 class Repair:
     """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
 
-    It goes on since `begun_s`, and has held up the answer since `since_s`. `lost_peer` had the blocks last and had run
-    `num_run_before` positions; it is empty before the first opening.
+    The repair began at `begun_s`, and has delayed the answer since `since_s`. `lost_peer` had the blocks last and had
+    run `num_run_before` positions; it is empty before the first opening.
 
-    `new` are the stages that are being opened. `is_handover`: they take over the keys and values that `old` has by
-    then, which goes on until they are ready.
+    `new` are the stages that are being opened. If `is_handover`, they take over the keys and values of `old`, which
+    continues until they are ready.
     """
 
     start: int
@@ -352,7 +358,8 @@ class Repair:
 
     @property
     def is_patient(self) -> bool:
-        """Nothing goes on without a replacement; a leaving server still answers, and the first opening fails early."""
+        """True if the session cannot continue without a replacement. It can while a leaving server still answers, and
+        the first opening fails early instead."""
         return self.old is None and self.lost_peer != ""
 
     @property

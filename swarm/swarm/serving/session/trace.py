@@ -10,9 +10,10 @@ from typing import Any
 class HopTrace:
     """One server's part. Milliseconds are sums over `num_steps` steps of one token each.
 
-    `wire_ms` is what was neither compute nor queue. It is known of the whole chain, and split equally. `prompt_ms` is
-    the time of the steps of several tokens, from when they were sent. Neither contains what was run again in the place
-    of another server, which `Replay` reports. `is_replaced`: another server took over its blocks.
+    `wire_ms` is the time that was neither compute nor queue. It is known for the whole chain only, and split equally.
+    `prompt_ms` is the time of the steps of several tokens, counted from when they were sent. Neither includes positions
+    that were run again in place of another server, which `Replay` reports. `is_replaced` is set once another server has
+    taken over its blocks.
     """
 
     peer_id: str
@@ -37,9 +38,10 @@ class HopTrace:
 
 @dataclass(slots=True, kw_only=True)
 class Replay:
-    """Blocks `[start, end)` of `lost_peer` moved to `new_peers`, which ran `num_tokens` again, or took them over.
+    """A move of blocks `[start, end)` from `lost_peer` to `new_peers`, which ran `num_tokens` again, or took over keys
+    and values.
 
-    `failover_ms` is from the sending of the step that failed until the answer went on.
+    `failover_ms` is the time from sending the failed step until the answer continued.
     """
 
     lost_peer: str
@@ -54,12 +56,12 @@ class Replay:
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """The trace of one request, which grows while it runs. `hops` also contains those that were replaced.
+    """The trace of one request, which grows while it runs. `hops` includes servers that were replaced.
 
-    `num_reused_tokens` of the prompt were on the servers already. `codec_error` is the largest that a server reported,
-    relative to the root mean square of the activations. `opening_ms` went into finding servers and tokenizer; the other
-    times count from then on. `checks` has the report of each span that was checked afterwards (`CheckReport`); most
-    answers are not.
+    `num_reused_tokens` of the prompt were on the servers already. `codec_error` is the largest error that a server
+    reported, relative to the root mean square of the activations. Finding servers and tokenizer took `opening_ms`; the
+    other times count from then on. `checks` has the report of each span that was checked afterwards (`CheckReport`);
+    most answers are not checked.
     """
 
     model: str

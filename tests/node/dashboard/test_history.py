@@ -289,7 +289,7 @@ def test_series_of_a_history_above_its_bytes_are_of_buckets_that_it_still_has(pl
     remembered(place, tell, ask)
 
 
-def test_series_beyond_the_bound_are_dropped_and_counted(place: Path | str) -> None:  # noqa: F811
+def test_series_beyond_the_bound_are_dropped(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_samples([SeriesSample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import sqlite3
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -291,6 +292,44 @@ def test_unreachable_server_is_a_warning_without_its_password() -> None:
     assert "secret" not in str(heard[0])
     assert "127.0.0.1:1" in heard[0].message
     assert "PostgreSQL runs" in heard[0].remedy
+
+
+def test_driver_that_fails_unexpectedly_is_one_warning_and_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pg8000 does where another program than PostgreSQL answers."""
+    heard: list[HistoryError] = []
+    asked: list[object] = []
+
+    def fail(*about: object) -> None:
+        asked.append(about)
+        raise KeyError(b"\0")
+
+    async def run() -> None:
+        monkeypatch.setattr(store, "_opened", fail)
+        timing = WriterTiming(again_s=DEADLINE_S)
+        place = "postgresql+pg8000://ada:secret@127.0.0.1:1/swarm"
+        async with DashboardHistory(place, timing=timing, on_warning=heard.append) as history:
+            await until(lambda: history.problem is not None)
+            assert await words(history) == []
+            assert len(asked) == 1
+
+    asyncio.run(run())
+    assert [each.remedy for each in heard] == ["choose another place for it"]
+
+
+def test_reads_while_the_database_is_away_leave_nothing_behind(tmp_path: Path) -> None:
+    async def run() -> None:
+        timing = WriterTiming(patience_s=0.0, again_s=DEADLINE_S)
+        async with DashboardHistory(tmp_path, timing=timing) as history:
+            problem = history.problem
+            assert problem is not None
+            at_first = len(traceback.extract_tb(problem.__traceback__))
+            for _ in range(10):
+                assert await history.changes() == ()
+                await asyncio.sleep(0)
+            assert history.problem is problem
+            assert len(traceback.extract_tb(problem.__traceback__)) == at_first
+
+    asyncio.run(run())
 
 
 def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -> None:  # noqa: F811

@@ -159,7 +159,7 @@ class DashboardHistory:
         """Read in a thread of the pool."""
         store = self._writer.store
         if store is None:
-            raise self.problem or HistoryError("the history's database is still being opened", remedy="wait a moment")
+            raise HistoryError("the history's database is not open", remedy="wait until it is")
         try:
             with store.reading(READ_S) as connection:
                 return read(connection, *about)

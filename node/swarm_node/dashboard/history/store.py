@@ -80,7 +80,7 @@ VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]
 
 
 class HistoryError(SwarmError):
-    """The database cannot be used now. The history goes on in memory; only a read can raise it to the caller."""
+    """The database cannot be used now: what is recorded waits, and a read finds nothing."""
 
     code = "history"
 
@@ -295,7 +295,7 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
                 raise
             news = put_aside(file)
             return _opened(place, shown), news
-    except (SQLAlchemyError, sqlite3.Error, OSError, HistoryError) as error:
+    except Exception as error:  # a driver raises any, where another program answers than a database
         if (known := reason(error, shown)) is not None:
             raise known from error
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -133,11 +133,6 @@ def discard_unfinished(folder: Path) -> None:
     for path in folder.glob(f"{_INNER_PREFIX}*"):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
-    _put_back(folder)
-
-
-def _put_back(folder: Path) -> None:
-    """Put back the checkpoint that another one was to replace, if that one is not there."""
     for aside in folder.glob(f"{_ASIDE}step-*"):
         place = folder / aside.name.removeprefix(_ASIDE)
         if place.exists():
@@ -214,7 +209,7 @@ def write_remedy(error: Exception) -> str:
 
 
 def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
-    partial = folder / _PARTIAL
+    partial, aside = folder / _PARTIAL, folder / f"{_ASIDE}{directory.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if partial.exists():
@@ -222,7 +217,6 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         partial.mkdir()
         _write_files(partial, checkpoint)
         _flush(partial)
-        aside = folder / f"{_ASIDE}{directory.name}"
         if directory.exists():  # it is broken, or its state was replaced
             shutil.rmtree(aside, ignore_errors=True)
             directory.rename(aside)
@@ -231,8 +225,9 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):
-            _put_back(folder)
+        if not directory.exists():  # else the former one stays aside: the new one may not outlive a loss of power
+            with suppress(OSError):
+                aside.rename(directory)
         raise _unwritten(folder, error) from error
     except ConfigError:
         shutil.rmtree(partial, ignore_errors=True)

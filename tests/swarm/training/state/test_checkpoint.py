@@ -252,6 +252,19 @@ def test_save_that_cannot_take_the_former_ones_place_leaves_that_one_there(
     assert _newest_step(tmp_path) == 1
 
 
+def test_save_that_takes_the_former_ones_place_and_cannot_be_flushed_leaves_that_one_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(ConfigError, match="input/output error"):
+            save_checkpoint(tmp_path, _another(1))
+    shutil.rmtree(tmp_path / "step-0000000000001")  # as after a loss of power
+    discard_unfinished(tmp_path)
+    assert _newest_step(tmp_path) == 1
+
+
 class _Killed(BaseException):
     """Nothing handles it, so nothing is cleaned up: what the disk holds is what kill -9 leaves."""
 

@@ -75,10 +75,14 @@ def _environment() -> dict[str, Given]:
 
 def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
-    if not os.path.lexists(path):
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
         if is_named:
-            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out")
+            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
         return {}
+    except (OSError, ValueError):
+        pass  # it may be there, and `read_text` says what is wrong
     text = read_text(path, MAX_FILE_BYTES, "fix it, move it away, or name a settings file")
     table = parse_toml(text, f"config file {path}", remedy="fix it or move it away")
     known = [setting for setting in SETTINGS if setting != "home"]

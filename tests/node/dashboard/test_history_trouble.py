@@ -295,13 +295,12 @@ def test_unreachable_server_is_a_warning_without_its_password() -> None:
 
 
 def test_driver_that_fails_unexpectedly_is_one_warning_and_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pg8000 does where another program than PostgreSQL answers."""
     heard: list[HistoryError] = []
     asked: list[object] = []
 
     def fail(*about: object) -> None:
         asked.append(about)
-        raise KeyError(b"\0")
+        raise KeyError(b"\0")  # as pg8000 does where another program than PostgreSQL answers
 
     async def run() -> None:
         monkeypatch.setattr(store, "_opened", fail)

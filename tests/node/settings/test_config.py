@@ -106,6 +106,14 @@ def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
 
 
+def test_resolve_file_that_may_be_there_and_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    for name, why in (("n" * 300, "name too long"), ("n\0", "null byte")):
+        with pytest.raises(ConfigError, match=f"cannot read .*{why}"):
+            resolve({"home": str(tmp_path)}, env={}, file=tmp_path / name)
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.toml: file name too long"):
+        resolve({"home": str(tmp_path / ("n" * 300))}, env={})
+
+
 def test_resolve_leaves_variables_in_other_case_alone(tmp_path: Path) -> None:
     found = resolve({"home": str(tmp_path)}, env={"SWARM_NAME": "attic", "swarm_name": "other", "swarm_threads": "2"})
     assert (found.name, found.threads) == ("attic", 0)

@@ -28,14 +28,14 @@ def events_page() -> str:
 
 def metrics_page() -> str:
     parts = [
-        "# Metrics\n\n`--metrics HOST:PORT` lets a daemon answer Prometheus at `http://HOST:PORT/metrics` "
-        "(port 0: any free one; the `metrics` event has the address). A gateway answers on its own port, too. "
-        "Without the option nothing listens. Metrics may be added, never renamed. Beside a histogram's name stands the "
-        f"number of its buckets.\n\n{GENERATED}"
+        "# Metrics\n\nWith `--metrics HOST:PORT` a daemon serves Prometheus metrics at `http://HOST:PORT/metrics` "
+        "(port 0: any free port; the `metrics` event has the address). A gateway also serves them on its own port. "
+        "Without the option, no port is opened. Metrics may be added, never renamed. A histogram's kind comes with "
+        f"its number of buckets; the last column says when a value changes.\n\n{GENERATED}"
     ]
     for title, (about, part) in GROUPS.items():
         rows = "\n".join(_row(name, spec) for name, spec in part.items())
-        parts.append(f"## {title}\n\n{about}\n\n| metric | kind | meaning | it moves |\n|---|---|---|---|\n{rows}\n")
+        parts.append(f"## {title}\n\n{about}\n\n| metric | kind | meaning | changes |\n|---|---|---|---|\n{rows}\n")
     return "\n".join(parts)
 
 

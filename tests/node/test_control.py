@@ -227,13 +227,13 @@ def test_status_tells_what_a_relay_carries_and_refuses() -> None:
 def test_status_tells_what_spot_checks_have_found() -> None:
     assert "checks" not in this_node.text(REPLY)
     checks = SpotCheckStatus(num_passed=1200, num_failed=1, num_unchecked=3, barred=(REPLY.peer_id,))
-    said = "1,200 spans passed, 1 failed, 0 disputed, 3 unchecked; not asked any more: "
+    said = "1,200 spans passed, 1 failed, 0 disputed, 3 unchecked; not used any more: "
     assert said in this_node.text(replace(REPLY, spot_checks=checks))
 
 
 def test_status_tells_which_servers_are_convicted() -> None:
     assert "not asked" not in this_node.text(REPLY)
-    lines = ("5Z1T2a is not asked until 2026-12-26: it lied", "5Z1T2b is not asked until 2026-12-27: it lied")
+    lines = ("5Z1T2a is not used until 2026-12-26: it lied", "5Z1T2b is not used until 2026-12-27: it lied")
     assert f"not asked  {lines[0]}\n           {lines[1]}" in this_node.text(replace(REPLY, convicted_servers=lines))
 
 

@@ -202,7 +202,7 @@ def _relaying(relay: RelayStatus) -> str:
 def _checks(checks: SpotCheckStatus) -> str:
     counts = f"{checks.num_passed:,} spans passed, {checks.num_failed:,} failed, {checks.num_disputed:,} disputed"
     barred = ", ".join(short_id(peer_id) for peer_id in checks.barred)
-    return f"{counts}, {checks.num_unchecked:,} unchecked{f'; not asked any more: {barred}' if barred else ''}"
+    return f"{counts}, {checks.num_unchecked:,} unchecked{f'; not used any more: {barred}' if barred else ''}"
 
 
 def _state(reply: StatusReply) -> str:

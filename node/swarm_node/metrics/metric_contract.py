@@ -47,285 +47,312 @@ def _histogram(about: str, moves: str, buckets: tuple[float, ...], **labels: str
 
 
 _PATH = (
-    "how the peer is reached: `direct`, by a dial; `dialled_back`, by a dial of the side that nobody can dial; "
-    "`punched`, by hole punching between two NATs; or `relayed`, through relays only"
+    "how the connection came about: `direct` (an ordinary dial), `dialled_back` (one side cannot be dialled, so it "
+    "dialled the other on request), `punched` (hole punching between two NATs) or `relayed` (through relays only)"
 )
-_NOW = "read whenever somebody asks"
+_NOW = "computed at each scrape"
 
 NODE: MetricGroup = {
     "swarm_node_info": _gauge(
-        "1, with what this daemon is in its labels.",
+        "Always 1; the labels describe the daemon.",
         "never",
-        version="of the software",
-        network_id="the network it is in",
-        peer_id="its own",
+        version="software version",
+        network_id="network that the daemon is in",
+        peer_id="the daemon's own peer id",
     ),
     "swarm_node_state": _gauge(
-        "1 for what the daemon is doing, 0 for the rest.",
-        "when its role begins or ends something; `draining` once it has been told to leave",
+        "1 for the daemon's current state, 0 for all others.",
+        "when the daemon starts or finishes a kind of work; `draining` once it was told to leave",
         state="`starting`, `seeding`, `idle`, `training`, `serving`, `gateway`, `dashboard`, `draining`, `paused`, or "
         "`other`",
     ),
-    "swarm_node_num_peers": _gauge("Live nodes that it sees, itself included.", "every 10 s, from the DHT"),
+    "swarm_node_num_peers": _gauge("Live nodes known to this node, itself included.", "every 10 s, from the DHT"),
     "swarm_node_num_convicted_servers": _gauge(
-        "Servers that evidence convicts of a wrong proof, and that this node does not ask.",
-        "with evidence that is found or that another node gives, and when it is over; nodes that serve or ask models",
+        "Servers that this node does not use because evidence convicts them of a wrong proof.",
+        "when this node finds or receives evidence, and when a conviction expires; only on nodes that serve or use "
+        "models",
     ),
     "swarm_node_server_evidence_refused_total": _counter(
-        "Evidence about servers that proved nothing.", "when another node has given it; it is not listened to again"
+        "Evidence about servers that other nodes sent and that proved nothing.",
+        "when such evidence arrives; this node accepts no more evidence from its sender",
     ),
-    "swarm_node_start_time_seconds": _gauge("When the daemon was ready to work, in Unix seconds.", "never"),
+    "swarm_node_start_time_seconds": _gauge("Unix time at which the daemon became ready.", "never"),
     "swarm_libp2p_memory_bytes": _gauge("Resident memory of the libp2p daemon, a child process.", _NOW),
     "swarm_peer_rtt_seconds": _gauge(
-        "Round trips to the peers that were measured within three minutes; absent while there are none.",
+        "Round-trip times to peers, measured in the last three minutes; absent if there are none.",
         "when a round trip is measured: servers do so every 20 s, gateways before they choose a chain",
         stat="`min`, `median` or `max` over the peers",
     ),
     "swarm_peer_path_rtt_seconds": _gauge(
-        "Median round trip to the connected peers of which it is known; absent where there are none.",
-        "as connections and round trips change, both measured ones and those that traffic shows",
+        "Median round-trip time to connected peers whose round-trip time is known; absent if there are none.",
+        "when connections or round-trip times change; includes round trips derived from traffic",
         peer=_PATH,
     ),
 }
 NETWORK: MetricGroup = {
     "swarm_link_receive_bytes_per_second": _gauge(
-        "Rates at which peers' long messages came, measured within ten minutes; absent while there are none.",
-        "with each transfer of 128 KiB or more, by the median of a peer's last eight",
+        "Receive rates of large messages from peers, measured in the last ten minutes; absent if there are none.",
+        "with each transfer of 128 KiB or more: a peer's rate is the median of its last eight transfers",
         stat="`min`, `median` or `max` over the peers",
     ),
     "swarm_network_sent_bytes_total": _counter(
-        "Bytes of calls, answers and streams that were sent, without framing and encryption.",
-        "as they are handed to libp2p; what a relay carries for others is not among them",
+        "Bytes of calls, responses and streams sent, without framing and encryption.",
+        "when bytes are handed to libp2p; traffic relayed for others is not counted",
         peer=_PATH,
     ),
-    "swarm_network_received_bytes_total": _counter("The same received.", "as they come in", peer=_PATH),
-    "swarm_network_num_connected_peers": _gauge(
-        "Peers with an open connection.", "every 3 s, when the connections are looked at", peer=_PATH
+    "swarm_network_received_bytes_total": _counter(
+        "Bytes of calls, responses and streams received, without framing and encryption.",
+        "when bytes arrive; traffic relayed for others is not counted",
+        peer=_PATH,
     ),
+    "swarm_network_num_connected_peers": _gauge("Peers with an open connection.", "checked every 3 s", peer=_PATH),
     "swarm_dht_num_records": _gauge(
-        "Signed records that this node keeps for everyone.", "as nodes publish and records run out"
+        "Signed records that this node stores for the DHT.", "when nodes publish records and when records expire"
     ),
-    "swarm_dht_num_peers": _gauge("Peers in the DHT's routing table.", "as peers are met and lost"),
+    "swarm_dht_num_peers": _gauge("Peers in the DHT's routing table.", "when peers are added or removed"),
     "swarm_dht_records_refused_total": _counter(
-        "Records that others wanted to store here and that were not in order.",
-        "when one is unsigned, signed by another, too large or out of its time: somebody's clock, version or intent",
+        "Invalid records that other nodes tried to store on this node.",
+        "when a record is unsigned, signed by another key, too large, expired or dated in the future; the cause is a "
+        "wrong clock, another version or an attack",
     ),
     "swarm_membership_publish_failures_total": _counter(
-        "Own records that no peer took in time; each is tried again.", "while this node is alone or cut off"
+        "This node's own records that no peer stored in time; each is retried.",
+        "while this node has no peers or is cut off",
     ),
     "swarm_membership_records_malformed_total": _counter(
-        "Records of others that were signed and made no sense.", "when a lookup meets a new one"
+        "Records of other nodes with a valid signature and invalid content.", "when a lookup finds a new one"
     ),
     "swarm_membership_records_dropped_total": _counter(
-        "Records of others beyond what is listed.", "when one kind has more than 4,096 signers"
+        "Records of other nodes dropped because there were too many of one kind.",
+        "when one kind has more than 4,096 signers",
     ),
 }
 RELAY: MetricGroup = {
-    "swarm_relay_num_reservations": _gauge("Nodes that are reached through this one.", "as they come and go"),
-    "swarm_relay_num_circuits": _gauge("Connections that this node carries for others now.", "as they open and close"),
-    "swarm_relay_bytes_total": _counter("Bytes carried for others, both ways.", "as they are passed on"),
+    "swarm_relay_num_reservations": _gauge(
+        "Nodes that other nodes reach through this one.", "when reservations are made or end"
+    ),
+    "swarm_relay_num_circuits": _gauge(
+        "Open connections that this node relays for others.", "when circuits open or close"
+    ),
+    "swarm_relay_bytes_total": _counter("Bytes relayed for others, in both directions.", "when bytes are forwarded"),
     "swarm_relay_refusals_total": _counter(
-        "Circuits and reservations not given, or ended.",
-        "`refused`: no place, no reservation; `stranger`: of another network; `failed`: the target did not take it; "
-        "`idle`: closed for want of a byte",
+        "Reservations and circuits that were refused or closed by this relay.",
+        "`refused`: the relay is full, or the target has no reservation; `stranger`: the peer is of another network; "
+        "`failed`: the target did not accept the circuit; `idle`: closed because no data was sent",
         reason="`refused`, `stranger`, `failed` or `idle`",
     ),
     "swarm_relay_throttled_seconds_total": _counter(
-        "Time that circuits waited for their share of the relay's bytes a second, added up.",
-        "while more is to be carried than `--relay-rate` allows",
+        "Total time that circuits waited because of the relay's rate limit.",
+        "while the traffic exceeds `--relay-rate`",
     ),
 }
 SERVER: MetricGroup = {
-    "swarm_server_num_requests_running": _gauge("Sessions whose step is being computed.", _NOW),
+    "swarm_server_num_requests_running": _gauge("Sessions with a step in the current forward pass.", _NOW),
     "swarm_server_num_requests_waiting": _gauge(
-        "Sessions whose step waits for the pass that is computed, or for a later one.", _NOW
+        "Sessions with a step that waits for its first forward pass, or for the next one.", _NOW
     ),
-    "swarm_server_num_sessions": _gauge("Open sessions, also those that say nothing now.", "as they open and end"),
+    "swarm_server_num_sessions": _gauge("Open sessions, idle ones included.", "when sessions open or close"),
     "swarm_server_num_lanes": _gauge(
-        "Connections of clients and of servers before this one.", "as they open and close"
+        "Connections from clients and from the preceding servers of chains.", "when connections open or close"
     ),
     "swarm_server_kv_cache_usage_perc": _gauge(
-        "Share of the cache's room that is reserved: 1 is full, as in vLLM.", "as sessions open and end"
+        "Reserved share of the KV cache, from 0 to 1, as in vLLM.", "when sessions open or close"
     ),
-    "swarm_server_backlog_bytes": _gauge("Inputs that were received and not computed yet.", _NOW),
-    "swarm_server_start_block": _gauge("First block that is served.", "when the server moves"),
-    "swarm_server_end_block": _gauge("One past the last block that is served.", "when the server moves"),
+    "swarm_server_backlog_bytes": _gauge("Bytes of inputs that were received and not computed yet.", _NOW),
+    "swarm_server_start_block": _gauge("First block served.", "when the server moves to other blocks"),
+    "swarm_server_end_block": _gauge("One past the last block served.", "when the server moves to other blocks"),
     "swarm_server_prompt_tokens_total": _counter(
-        "Positions computed in steps of several: prompts, and what is replayed after a failure.", "after each such step"
+        "Positions computed in steps of several positions: prompts, and replays after a failure.",
+        "after each such step",
     ),
     "swarm_server_generation_tokens_total": _counter(
-        "Positions computed in steps of one: answers, and prompts of one token.", "after each such step"
+        "Positions computed in steps of one position: generated tokens, and prompts of one token.",
+        "after each such step",
     ),
     "swarm_server_step_seconds": _histogram(
-        "What this server took for one step of one session.",
-        "`queue`: from a step's arrival until the first pass that has it; `compute`: in passes over the weights",
+        "Duration of one step of one session on this server.",
+        "after each step; `queue`: from arrival to the start of its first forward pass; `compute`: in forward passes",
         _STEP_S,
         phase="`queue` or `compute`",
         step="`prompt` (several positions) or `generation` (one)",
     ),
     "swarm_server_challenges_total": _counter(
-        "Challenges to other servers of a published model to prove one chunk.",
+        "Challenges sent to other servers of a published model, each to prove possession of one chunk.",
         "about every 90 s",
         outcome="`proven`, `failed` or `unanswered`",
     ),
     "swarm_server_challenge_bytes_total": _counter(
-        "Bytes of the answers to these challenges.", "about every 90 s, 65 KiB at most"
+        "Bytes received in answers to these challenges.", "about every 90 s, by 65 KiB at most"
     ),
     "swarm_server_refusals_total": _counter(
-        "Sessions and connections that were not opened.",
-        "`busy`: not now; `never`: not served here; `violation`: against the rules; `lanes`: too many connections",
+        "Sessions and connections that this server refused.",
+        "`busy`: no capacity at present; `never`: the request cannot be served here; `violation`: the client broke "
+        "the protocol; `lanes`: too many connections",
         reason="`busy`, `never`, `violation` or `lanes`",
     ),
     "swarm_server_move_failures_total": _counter(
-        "Moves to other blocks that failed; the old ones go on.", "when loading the other blocks fails"
+        "Failed moves to other blocks; the server keeps its current blocks.", "when the new blocks cannot be loaded"
     ),
 }
 TRAINER: MetricGroup = {
     "swarm_link_num_slow": _gauge(
-        "Members, or links between two, that were slower than the others' in three rounds in a row.",
+        "Members, or links between two members, that were slower than the others in three consecutive rounds.",
         "every 10 s, from the reports of the run's members",
         kind="`sender`, `receiver` or `link`",
     ),
     "swarm_link_own_slowdown": _gauge(
-        "How many times slower this member sends or receives than is usual in its run; 1: it is not slower.",
+        "Factor by which this member's transfers are slower than the run's usual ones; 1 means not slower.",
         "every 10 s, from the reports of the run's members",
         direction="`send` or `receive`",
     ),
     "swarm_trainer_outer_step": _gauge("Committed outer step of this member's state.", "with each committed step"),
-    "swarm_trainer_num_outer_steps": _gauge("Outer steps of the run.", "never"),
-    "swarm_trainer_loss": _gauge("The group's mean training loss, weighted by tokens.", "with each committed step"),
-    "swarm_trainer_validation_loss": _gauge("Loss on held-out data.", "at the beginning and at the end of a run"),
+    "swarm_trainer_num_outer_steps": _gauge("Total outer steps of the run.", "never"),
+    "swarm_trainer_loss": _gauge("Mean training loss of the group, weighted by tokens.", "with each committed step"),
+    "swarm_trainer_validation_loss": _gauge(
+        "Loss on held-out data.", "when this member measures it, as the run's `validation_interval` says"
+    ),
     "swarm_trainer_held_out_score": _gauge(
-        "What contributions do to the held-out loss, in nats a step, as a slow average; above 0 is good. Absent while "
-        "nobody has been measured.",
+        "Moving average of the change that contributions make to the held-out loss, in nats a step; positive values "
+        "are improvements. Absent before the first measurement.",
         "with each committed step",
-        stat="`own`, this member's; `min` or `median` over the trainers",
+        stat="`own`: this member's; `min` or `median`: over all trainers",
     ),
     "swarm_trainer_group_size": _gauge("Members of the last committed round.", "with each committed step"),
-    "swarm_trainer_tokens_per_second": _gauge("This member's speed in its last interval.", "after each interval"),
+    "swarm_trainer_tokens_per_second": _gauge(
+        "Training speed of this member in its last interval.", "after each interval"
+    ),
     "swarm_trainer_tokens_total": _counter("Tokens that this member trained on.", "after each interval"),
     "swarm_trainer_rounds_total": _counter(
-        "Attempts at outer steps by their result.",
-        "when an attempt ends; after `aborted` the committed state is untouched and the work is kept",
+        "Attempts at outer steps, by result.",
+        "when an attempt ends; after `aborted` the committed state is unchanged and the interval's work is kept",
         result="`committed` or `aborted`",
     ),
     "swarm_trainer_intervals_failed_total": _counter(
-        "Intervals that brought nothing.", "when the loss or the weights are not finite"
+        "Intervals that produced no contribution.", "when the loss or the weights are not finite"
     ),
     "swarm_trainer_outer_step_seconds": _histogram(
-        "From one committed state to the next.", "with each committed step that this member took part in", _ROUND_S
+        "Time between two consecutive committed states.",
+        "with each committed step that this member took part in",
+        _ROUND_S,
     ),
     "swarm_trainer_phase_seconds": _histogram(
-        "What the phases of a committed round took.",
+        "Durations of the phases of committed rounds.",
         "with each committed step that this member took part in, once for each phase that it went through",
         _ROUND_S,
-        phase="`interval` (inner steps), `group` (until it is formed), `reduce`, `commit` (votes) or `apply`",
+        phase="`interval` (inner steps), `group` (forming the group), `reduce`, `commit` (votes) or `apply`",
     ),
-    "swarm_trainer_sent_bytes_total": _counter("Bytes this member sent for outer steps.", "with each committed step"),
+    "swarm_trainer_sent_bytes_total": _counter(
+        "Bytes that this member sent for outer steps.", "with each committed step"
+    ),
     "swarm_trainer_fetched_bytes_total": _counter(
-        "Bytes of state that had to be fetched from others.", "when it joins, was left behind, or mends a damaged copy"
+        "Bytes of state that this member fetched from others.",
+        "when the member joins, falls behind, or repairs a damaged state",
     ),
     "swarm_trainer_refusals_total": _counter(
-        "Contributions of other members that this one refused.",
-        "when a member breaks the protocol in a round; the node's log and the dashboard say who and why",
+        "Contributions of other members that this member refused.",
+        "when a member breaks the protocol in a round; the node's log and the dashboard name the member and the reason",
     ),
     "swarm_trainer_convicted_total": _counter(
-        "Members that evidence convicts of a lie.",
-        "when this member has checked the evidence; `status`, the node's log and the dashboard say who and why",
+        "Members that evidence convicts of lying.",
+        "when this member has verified the evidence; `status`, the node's log and the dashboard name the member and "
+        "the reason",
     ),
     "swarm_trainer_intervals_validated_total": _counter(
-        "Intervals of other members that this one computed once more.",
-        "where the run's validation_rate draws one, or a member accuses another",
+        "Intervals of other members that this member recomputed.",
+        "when the run's `validation_rate` selects an interval, or another member is accused",
         tier="`exact`, `close` (within the run's tolerance) or `wrong`",
     ),
     "swarm_trainer_num_banned": _gauge(
-        "Members of the run that this member keeps out of its rounds.",
-        "when evidence convicts a member, also evidence that was kept from before the start, and when a ban ends",
+        "Members that this member excludes from its rounds.",
+        "when evidence convicts a member, at the start from stored evidence, and when a ban ends",
     ),
     "swarm_trainer_digest_mismatches_total": _counter(
-        "How often this member's state was found to differ from what was committed.",
-        "when memory was damaged, or another version computes differently: above 0 needs attention",
+        "Times that this member's state differed from the committed state.",
+        "when memory is corrupt or another version computes differently; values above 0 need attention",
     ),
 }
 GATEWAY: MetricGroup = {
     "swarm_gateway_http_requests_total": _counter(
-        "HTTP requests by route and status.",
-        "when a request has been answered or its client has left (`gone`)",
-        route="the route's pattern; `other` for paths that do not exist",
+        "HTTP requests, by route and status.",
+        "when a request was answered or its client disconnected (`gone`)",
+        route="the route's pattern; `other` for unknown paths",
         method="`GET`, `HEAD`, `POST` or `other`",
         status="the HTTP status, or `gone`",
     ),
     "swarm_gateway_refusals_total": _counter(
-        "Requests that were not answered, by the error's code.", "with the error", reason="a code of the API's errors"
+        "Requests that failed, by error code.", "when the error is sent", reason="an error code of the API"
     ),
     "swarm_gateway_possession_checks_total": _counter(
-        "Requests to servers of published models to prove that they hold the files.",
-        "when a server has answered or not: one is asked when it is first used, and about once an hour",
+        "Challenges sent to servers of published models to prove that they hold the model's files.",
+        "when a server answers or the challenge times out; a server is challenged before its first use and about once "
+        "an hour",
         outcome="`proven`, `failed` or `unanswered`",
     ),
-    "swarm_gateway_num_requests_running": _gauge("Requests with a first token.", "with first tokens and ends"),
-    "swarm_gateway_num_requests_waiting": _gauge("Requests without one yet.", "with admissions and first tokens"),
+    "swarm_gateway_num_requests_running": _gauge(
+        "Requests that have their first token.", "with each first token and each end of a request"
+    ),
+    "swarm_gateway_num_requests_waiting": _gauge(
+        "Requests that wait for their first token.", "with each admission and each first token"
+    ),
     "swarm_gateway_time_to_first_token_seconds": _histogram(
-        "From a request's admission to its first token.", "with the first token", _REQUEST_S
+        "Time from a request's admission to its first token.", "with the first token", _REQUEST_S
     ),
     "swarm_gateway_inter_token_latency_seconds": _histogram(
-        "Between a choice's tokens.", "with every token but the first", _STEP_S
+        "Time between two consecutive tokens of a choice.", "with each token but the first", _STEP_S
     ),
     "swarm_gateway_e2e_request_latency_seconds": _histogram(
-        "From a request's admission to its end.", "when it has ended, however it did", _REQUEST_S
+        "Time from a request's admission to its end.", "when the request ends, whether it succeeded or not", _REQUEST_S
     ),
-    "swarm_gateway_prompt_tokens_total": _counter("Tokens of prompts.", "when a request has ended"),
+    "swarm_gateway_prompt_tokens_total": _counter("Prompt tokens.", "when a request ends"),
     "swarm_gateway_prompt_tokens_cached_total": _counter(
-        "Of these, found in servers' caches.", "when a request has ended"
+        "Prompt tokens found in servers' prefix caches.", "when a request ends"
     ),
-    "swarm_gateway_generation_tokens_total": _counter("Tokens of answers.", "when a request has ended"),
+    "swarm_gateway_generation_tokens_total": _counter("Generated tokens.", "when a request ends"),
     "swarm_gateway_request_success_total": _counter(
-        "Choices that were answered to their end, by reason.",
-        "with their last token",
-        finished_reason="`stop` or `length`",
+        "Completed choices, by finish reason.", "with the last token of a choice", finished_reason="`stop` or `length`"
     ),
     "swarm_gateway_hop_seconds": _histogram(
-        "A server's mean time for a token after the first, as the chain's client saw it.",
-        "when a request has ended, once for each server and part; `wire` is what was neither of the other two",
+        "Mean time that a server took for a token after the first, as measured by the gateway.",
+        "when a request ends, once for each server and part; `wire`: the time that is neither `compute` nor `queue`",
         _STEP_S,
         part="`compute`, `queue` or `wire`",
     ),
     "swarm_gateway_reroutes_total": _counter(
-        "Spans that were lost in mid-answer and went on with other servers.",
-        "when the request has ended; `handover`: the new servers took the cache over, `replay`: they ran it again",
+        "Spans that failed during an answer and were continued on other servers.",
+        "when the request ends; `handover`: the new servers received the KV cache; `replay`: they recomputed it",
         how="`replay` or `handover`",
     ),
     "swarm_gateway_replayed_tokens_total": _counter(
-        "Positions that other servers had to run again.", "when a request has ended that lost a server"
+        "Positions that other servers recomputed after a failure.", "when a request ends that lost a server"
     ),
     "swarm_gateway_failover_seconds": _histogram(
-        "From the step that failed until the answer went on.", "when a request has ended, once for each loss", _STEP_S
+        "Time from a failed step until the answer continued.", "when a request ends, once for each failure", _STEP_S
     ),
     "swarm_gateway_spot_checks_total": _counter(
-        "Spans of answers that were computed again by another server, by result.",
-        "some time after an answer that was drawn has ended; `unchecked`: no other server has the blocks, or would "
-        "compute them; `disputed`: no third server could decide",
+        "Spans of answers that another server recomputed, by result.",
+        "some time after a selected answer; `unchecked`: no other server has the blocks or accepts the check; "
+        "`disputed`: no third server could decide",
         result="`passed`, `failed`, `disputed` or `unchecked`",
     ),
     "swarm_gateway_proved_lies_total": _counter(
-        "Servers that a spot check proved to have computed, drawn or signed something else.", "with the check"
+        "Servers that a spot check proved to have computed, sampled or signed a wrong result.", "after the spot check"
     ),
 }
 PROCESS: MetricGroup = {
-    "process_cpu_seconds_total": _counter("Processor time, without the libp2p daemon's.", _NOW),
+    "process_cpu_seconds_total": _counter("CPU time, without the libp2p daemon's.", _NOW),
     "process_resident_memory_bytes": _gauge("Resident memory, without the libp2p daemon's.", _NOW),
     "process_virtual_memory_bytes": _gauge("Virtual memory.", _NOW),
-    "process_start_time_seconds": _gauge("When the process started, in Unix seconds.", "never"),
-    "process_open_fds": _gauge("Open files and sockets.", _NOW),
-    "process_max_fds": _gauge("How many it may open.", "never"),
+    "process_start_time_seconds": _gauge("Unix time at which the process started.", "never"),
+    "process_open_fds": _gauge("Open file descriptors.", _NOW),
+    "process_max_fds": _gauge("Maximum number of open file descriptors.", "never"),
 }
 GROUPS: Mapping[str, tuple[str, MetricGroup]] = {
-    "Every daemon": ("What it is and whom it sees.", NODE),
-    "Network": ("Every daemon's traffic and records.", NETWORK),
-    "Relay": ("What a seed, or another public node, carries for nodes behind a NAT; zeros elsewhere.", RELAY),
-    "Server": ("Of `join` while it serves a model.", SERVER),
-    "Trainer": ("Of `join` while it trains a run.", TRAINER),
-    "Gateway": ("Of `gateway`.", GATEWAY),
-    "Process": ("From the operating system, by prometheus_client; Linux only.", PROCESS),
+    "Every daemon": ("The daemon's identity and state, and the peers that it knows.", NODE),
+    "Network": ("Traffic and DHT records of every daemon.", NETWORK),
+    "Relay": ("Traffic that a seed or another public node relays for nodes behind a NAT; 0 on other nodes.", RELAY),
+    "Server": ("`join`, while it serves a model.", SERVER),
+    "Trainer": ("`join`, while it trains a run.", TRAINER),
+    "Gateway": ("`gateway`.", GATEWAY),
+    "Process": ("Process metrics of prometheus_client; Linux only.", PROCESS),
 }
 METRICS: MetricGroup = {name: spec for _, part in GROUPS.values() for name, spec in part.items()}

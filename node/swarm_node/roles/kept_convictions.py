@@ -42,7 +42,7 @@ def line(ban: ServerBan, own_peer_id: str = "") -> str:
     verdict = ban.verdict
     who = f"{short_id(verdict.peer_id)}{' (this node)' if verdict.peer_id == own_peer_id else ''}"
     until = time.strftime("%Y-%m-%d", time.gmtime(verdict.until))
-    return f"{who} is not asked until {until}: it {verdict.reason}"[:MAX_LINE_CHARS]
+    return f"{who} is not used until {until}: it {verdict.reason}"[:MAX_LINE_CHARS]
 
 
 def read_convictions(held: ServerConvictions) -> Iterator[Reading]:

@@ -133,7 +133,7 @@ class AssetsCache:
                 remedy="ask again: other servers are asked first",
                 peer_id=peer_id,
             )
-            logger.warning("%s; it is not asked any more", violation.message)
+            logger.warning("%s; it is not used any more", violation.message)
             raise violation
 
     async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelAssets:

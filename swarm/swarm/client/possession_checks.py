@@ -153,7 +153,7 @@ class PossessionChecks:
         failure = FailedProof(peer_id=peer_id, model=published.manifest.name, reason=reason, answer=asked.answer)
         self.failures.append(failure)
         logger.warning(
-            "%s does not hold %s as it was published and is not asked any more: %s", peer_id, failure.model, reason
+            "%s does not hold %s as it was published and is not used any more: %s", peer_id, failure.model, reason
         )
         self._asked[peer_id, published.digest] = _Asked(self._later(PROVEN_S))
         outcome: Outcome = "failed" if asked.evidence else "disputed"

@@ -125,7 +125,7 @@ def test_vouch_names_the_newcomer_and_is_signed_by_the_member(
     word = parse_run_word(out.strip())
     assert (word.run, word.envelope.peer_id) == (run.run_id, INVITER.peer_id)
     assert word.envelope.subject.endswith(FRIEND.peer_id)
-    assert "the run wants 2 such" in err
+    assert "the run requires 2 of these" in err
 
 
 @pytest.mark.parametrize("kept", [None, "checkpoints", "identity.key.votes"])

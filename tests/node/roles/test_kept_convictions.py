@@ -49,7 +49,7 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
                 assert node.activity.convicted_servers() == ()
                 await held.take(against(LIAR, network.network_id, network.now()), network.peer_id)
                 (shown,) = node.activity.convicted_servers()
-                assert f"{short_id(LIAR.peer_id)} is not asked until 20" in shown
+                assert f"{short_id(LIAR.peer_id)} is not used until 20" in shown
                 assert "signed a wrong proof that it holds weights of tiny" in shown
                 assert b"swarm_node_num_convicted_servers 1.0" in registry.exposition()
             assert node.activity.convicted_servers() == ()

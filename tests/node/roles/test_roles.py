@@ -120,7 +120,7 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         await internet.close()
 
     virtual_time.run(scene())
-    assert err.getvalue().startswith("waiting up to 29 s to give the last state to members that have not finished (1,")
+    assert err.getvalue().startswith("waiting up to 29 s to send the last state to members that have not finished (1;")
     assert len(err.getvalue().splitlines()) == 1
 
 

@@ -221,7 +221,7 @@ class ServerConvictions:
             if not was_kept:
                 await self._keep(peer_id, data)
             await self._forget(displaced)
-        logger.warning("%s is convicted and not asked any more: it %s", peer_id, verdict.reason)
+        logger.warning("%s is convicted and not used any more: it %s", peer_id, verdict.reason)
         if not was_kept:
             self._spawn(self._spread(data, {sender, peer_id}))
         for listener in tuple(self._listeners):

@@ -166,7 +166,7 @@ class IntervalAudits:
         elif due.is_accusation:
             accuser = case.finders[0]
             self._refuted.add(accuser)
-            logger.warning("%s accuses %s of what is not so", short_id(accuser), short_id(case.member.peer_id))
+            logger.warning("%s falsely accused %s", short_id(accuser), short_id(case.member.peer_id))
             self._on_event(FalselyAccused(step=case.step, peer_id=case.member.peer_id, accuser=accuser))
 
     async def _tell(self, case: IntervalCase) -> None:

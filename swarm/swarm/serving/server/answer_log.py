@@ -1,7 +1,8 @@
-"""The digests of what a server's session took and gave, and the commitment that is signed of them.
+"""Keeps the digests of the inputs and outputs of a server's session, and makes the commitment that the server signs.
 
-The client gets it when it closes the session. Every session has a log, whether its client checks answers or not: a
-server that knew which answers are checked could lie in the others. Used in the server's event loop only.
+The client gets the commitment when it closes the session. Every session has a log, whether its client checks answers or
+not: a server that knew which answers are checked could lie in the others. The log is used in the server's event loop
+only.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from swarm.serving.engine.page_allocator import PageInputs
 
 
 class AnswerLog:
-    """`inputs` are rows as they came on the wire; `outputs` are rows as they were sent, or draws.
+    """The log of one session: `inputs` are digests of rows as received, and `outputs` of rows as sent, or of draws.
 
-    The session began with cached pages that were computed from the inputs `cached`. These count only if they follow
-    each other: a client that names pages may put together what was never computed as one, and the server would sign
-    for what it did not do.
+    The session began with cached pages that were computed from the inputs `cached`. These count only if each was
+    computed after the one before it. A client that names pages may combine some that were never computed together, and
+    the server would sign for a computation that it did not do.
     """
 
     def __init__(self, cached: Sequence[PageInputs | None] = ()) -> None:
@@ -35,8 +36,8 @@ class AnswerLog:
         self.inputs.add_rows(position, rows.payload, rows.row_bytes)
 
     def page(self, index: int) -> PageInputs | None:
-        """Return what the page that was just computed is of; None if not all positions before it are known. Pages are
-        asked for in their order."""
+        """Return the inputs of the page that was just computed, or None if not all positions before it are known. Pages
+        must be asked for in order."""
         if self.inputs.start or self.inputs.end < (index + 1) * PAGE_TOKENS:
             return None
         while self._num_after < index:
@@ -53,7 +54,7 @@ class AnswerLog:
     def commitment(
         self, client: str, sequence_id: bytes, *, model: str, revision: str, blocks: tuple[int, int], until: int
     ) -> AnswerCommitment:
-        """Return what holds of the positions before `until`, which the client has heard of."""
+        """Return the commitment to the positions before `until`, which the client knows of."""
         inputs, outputs = self.inputs, self.outputs
         return AnswerCommitment(
             client_peer_id=client,
@@ -72,7 +73,7 @@ class AnswerLog:
 
 
 def _consecutive(pages: Sequence[PageInputs | None]) -> list[PageInputs]:
-    """Return the pages if each was computed after the one before it, else none."""
+    """Return the pages if each was computed after the one before it, else an empty list."""
     found, after = list[PageInputs](), b""
     for page in pages:
         if page is None or page.before != after:

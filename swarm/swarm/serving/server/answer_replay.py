@@ -1,10 +1,11 @@
-"""Compute a span once more that evidence shows, with the model's own files, and say whether its server gave something
+"""Recomputes the span that evidence shows, from the model's own files, and decides whether its server sent something
 else.
 
-A reader of evidence has no second server to ask and believes nobody, and its maker may have chosen the inputs.
-So a server is found wrong only if three things hold: every file of the model is the published one; the outputs are off
-by MARGIN times what honest servers may differ; and by STEADINESS times what the smallest change of these inputs makes,
-since there are inputs for which rounding alone changes everything. Blocks for as long as the span takes, twice.
+A reader of evidence has no second server to ask and trusts nobody, and whoever made the evidence may have chosen the
+inputs. So a server is found wrong only if three things hold. Every file of the model is the published one. The error of
+the outputs is more than MARGIN times what honest servers may differ by. It is also more than STEADINESS times the
+change that rounding the inputs causes, since for some inputs rounding alone changes everything. The functions block for
+twice the time of the span.
 
 Legend of shapes: T positions, H hidden size, V vocabulary, N draws, K largest logits.
 """
@@ -43,14 +44,16 @@ from swarm.serving.server.deployment import DTYPES, Dtype, ServerOptions
 from swarm.serving.wire.tensor_stream import check_ids
 
 MARGIN = 2.0
-"""Shares of what honest servers may differ: a client's own check, which it decides for itself, wants more than 1."""
+"""Minimum error, in multiples of what honest servers may differ by. A client's own check, which convinces only that
+client, requires more than 1."""
 
 STEADINESS = 16.0
-"""An honest server rounds after each product, and not the inputs alone: some times as much."""
+"""Minimum error, in multiples of the effect of rounding the inputs: an honest server rounds after each product, too,
+which has a several times larger effect."""
 
 MAX_INPUT = 1e9
-"""Far above any activation. The squares of much larger inputs overflow in one implementation of a norm and not in
-another, and then honest servers differ in everything."""
+"""Maximum magnitude of inputs, far above any activation. The squares of much larger inputs overflow in some
+implementations of a norm only, and then honest servers differ completely."""
 
 ROUNDING: dict[str, float] = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
 """The largest relative error of rounding to a dtype."""
@@ -68,10 +71,10 @@ class WrongAnswer:
 
 
 def replay_answer(evidence: ServedEvidence, network_id: str, directory: Path) -> WrongAnswer:
-    """Return what the evidence, of this network, proves by the published model in `directory`.
+    """Return what the evidence, which is from this network, proves with the published model in `directory`.
 
-    Raises ConfigError or IntegrityError for a directory that is not the model that it is about, and PeerViolation if it
-    proves nothing.
+    Raises ConfigError or IntegrityError if `directory` does not hold the model in question, and PeerViolation if the
+    evidence proves nothing.
     """
     _, stated = signed_by(evidence.commitment, network_id)
     files, dtype = _files_of(stated, directory)
@@ -112,8 +115,8 @@ def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dt
 
 
 def _compare(answer: FinishedAnswer, asked: AnsweredSpan, span: Span, dtype: Dtype) -> tuple[float, str]:
-    """Return by how many times the tolerance the outputs are off, and which of them. Raises PeerViolation if that
-    proves nothing."""
+    """Return the error of the outputs in multiples of the tolerance, and which outputs are meant. Raises PeerViolation
+    if it proves nothing."""
     tolerance = TOLERANCES[dtype].after(asked.end - asked.start).with_codec(answer.codec)
     x = _inputs(answer, asked, span)
     rounding = ROUNDING[str(span.dtype).removeprefix("torch.")]
@@ -169,7 +172,7 @@ def _largest(logits_NV: Floats) -> list[LargestLogits]:
 
 
 def _noise_of_draws(draws: Sequence[Draw], plain_NV: Floats, other_NV: Floats, tolerance: Tolerance) -> float:
-    """Return how far the fingerprints of the draws are apart in two computations, in shares of what is tolerated."""
+    """Return how far the fingerprints of the draws are apart in two computations, as a multiple of the tolerance."""
     errors = []
     for each, row, largest in zip(draws, other_NV, _largest(plain_NV), strict=True):
         if num := len(each.token.fingerprint) // 8:

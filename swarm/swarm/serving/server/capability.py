@@ -1,6 +1,7 @@
-"""Measure what a machine can do for a model: how many of its blocks it can hold, and how fast it is.
+"""Measures how many blocks of a model a machine can hold, and how fast it computes them.
 
-It is measured on a real block, before any decision; `router.placement` then chooses a span. Blocking; no state.
+The speed is measured on a real block, before any decision; `router.placement` then chooses a span. The functions block;
+the module has no state.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from swarm.serving.model.weights import block_of_tensors, linear_tensors
 from swarm.serving.server.deployment import ServerOptions
 
 NUM_COPIES, FP32_BYTES = 2, 4
-"""A server sends a token's hidden states to the next server and to the client; bytes of a value without a codec."""
+"""A server sends two copies of a token's hidden states, to the next server and to the client. Without a codec, a value
+takes four bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolunteerOptions:
-    """`span` fixes the blocks; else as many as `max_blocks` and `max_bytes` (cache included) allow are placed.
+    """Options of a volunteer that serves. `span` fixes the blocks; without it, as many blocks as `max_blocks` and
+    `max_bytes` (cache included) allow are placed.
 
-    `server.kv_bytes` is the most that the cache may take; beside `max_bytes` of weights it takes what is left.
-    `up_bytes_per_s` is what this node's owner lets it send. `is_relayed` returns whether others reach this node through
-    a relay. `bring` downloads the weights of blocks [start, end) into the model's directory where they are missing; it
+    `server.kv_bytes` is the maximum size of the cache; with `max_bytes`, the cache takes what the weights leave of
+    that. `up_bytes_per_s` is the upload limit that the node's operator set. `is_relayed` returns whether others reach
+    this node through a relay. `bring` downloads missing weights of blocks [start, end) into the model's directory; it
     blocks and raises ConfigError or IntegrityError.
     """
 
@@ -55,7 +58,8 @@ class VolunteerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanCapability:
-    """`needs` is known where memory has a limit, `room` where that sets the number of blocks."""
+    """The capacity of a machine for a model. `needs` is None unless memory is limited, and `room` unless memory
+    determines the number of blocks."""
 
     files: ModelFiles
     revision: str
@@ -71,10 +75,11 @@ class SpanCapability:
 
 
 def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> SpanCapability:
-    """Raises ConfigError or IntegrityError if the model cannot be served here."""
+    """Return what this machine can do for the model. Raises ConfigError or IntegrityError if the model cannot be served
+    here."""
     files = open_model(model_dir, options.server.published)
     if options.max_bytes is not None:
-        # a block that cannot be held is not read to be measured either
+        # checked first, so that a block that does not fit is not read to be measured
         kv_bytes_beside(weigh(files, options.server), 1, options.max_bytes, options.server.kv_bytes)
     options.bring(*middle_block(files))
     speed = measure_block(files, options.server)
@@ -98,12 +103,12 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
 
 
 def hidden_ms(hidden_size: int, bytes_per_s: float) -> float:
-    """Return how long one token's hidden states take at `bytes_per_s`, bounded as records are."""
+    """Return the milliseconds that one token's hidden states take at `bytes_per_s`, bounded as in records."""
     return min(FP32_BYTES * hidden_size / bytes_per_s * 1000, limits.MAX_RTT_MS)
 
 
 def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
-    """Compute the same as `weigh`, with the cache counted from the config: no block is run.
+    """Return the same as `weigh`, but with the cache size computed from the config: no block is run.
 
     Raises ConfigError or IntegrityError.
     """
@@ -118,16 +123,16 @@ def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
 def options_for(
     num_blocks: int, model_dir: Path, capability: SpanCapability | None, options: VolunteerOptions
 ) -> ServerOptions:
-    """Return the options with the cache that is left beside the weights of `num_blocks`.
+    """Return the server options, with the cache size that the weights of `num_blocks` leave.
 
     Raises ConfigError if none is left.
     """
     if options.max_bytes is None:
         return options.server
-    # where the span was given, the cache is only known once it is loaded, which checks it
+    # if the span was given, the cache size is only known, and checked, once the span is loaded
     needs = capability.needs if capability else weigh(open_model(model_dir), options.server)
     assert needs is not None
-    num_blocks = min(num_blocks, needs.num_blocks)  # whether that many exist is checked when they are loaded
+    num_blocks = min(num_blocks, needs.num_blocks)  # loading checks that so many exist
     kv_bytes = kv_bytes_beside(needs, num_blocks, options.max_bytes, options.server.kv_bytes)
     return replace(options.server, kv_bytes=kv_bytes)
 
@@ -145,7 +150,8 @@ def middle_block(files: ModelFiles) -> tuple[int, int]:
 
 
 def weigh(files: ModelFiles, options: ServerOptions, kv_bytes: int = 0) -> ModelNeeds:
-    """Compute the sizes from the headers of the shards, without reading weights. Raises IntegrityError.
+    """Return the sizes of a model, computed from the headers of the shards, without reading weights. Raises
+    IntegrityError.
 
     `kv_bytes` is the cache of one token on one block.
     """
@@ -162,7 +168,7 @@ def weigh(files: ModelFiles, options: ServerOptions, kv_bytes: int = 0) -> Model
         if bits and name in rows:
             num_bytes, largest = quantized_bytes(bits, num_values, rows[name]), max(largest, num_values)
         held[block] += num_bytes
-    # a span is read block by block, and each of a block's tensors is made smaller alone
+    # a span is read block by block, and each of a block's tensors is quantized on its own
     loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
     return ModelNeeds(
         num_blocks=files.num_blocks,

@@ -1,9 +1,9 @@
-"""The server's side of connections: admit sessions, and pass each frame to its session.
+"""Serves the connections of clients and other servers: admits sessions, and passes each frame to its session.
 
 A session belongs to the connection that opened it and ends with it. A session is found by its id and the client's peer
-id, which the network has authenticated, so no client reaches another's session. The number of connections is bounded:
-idle connections without a session are ended, and are ended at once when there are too many. `run` owns the tasks of the
-whole; the network's handler task owns each connection.
+id, which the network has authenticated, so no client reaches another's session. The number of connections is bounded: a
+connection without a session is ended once it is idle, or at once if there are too many. `run` owns the server's own
+tasks; each connection belongs to the network's handler task.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_PEER = 8
-"""A client needs one, and a server that pushes another; any more are connections that the peer has already given up."""
+"""Maximum connections of one peer. A client needs one, and a server that pushes needs another; the peer has already
+given up any further ones."""
 
 IDLE_CONNECTION_S = 120.0
-"""Time after which a silent connection without a session is ended."""
+"""Seconds after which a silent connection without a session is ended."""
 
 RETRY_AFTER_S = 10.0
 
 SWEEP_S = 1.0
 
 REQUEST_S = 10.0
-"""Time for a stream for a hand-over to send its request."""
+"""Seconds within which a hand-over stream must send its request."""
 
 Refusal = Literal["busy", "never", "violation", "connections"]
-"""Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
+"""The reasons for refusing a session: no room now, never possible here, a protocol violation, or too many
+connections."""
 
 
 @dataclass(slots=True, eq=False)
 class _ConnectionState:
-    """`last_s`: when the last frame came, or the connection was opened, by the loop's clock."""
+    """An open connection. `last_s` is the loop's time of its last frame, or of its opening."""
 
     connection: MultiplexedConnection
     tasks: asyncio.TaskGroup
@@ -77,10 +79,10 @@ class _ConnectionState:
 
 
 class ConnectionServer:
-    """Serve connections of one model. `offer` returns what new sessions are opened on, or raises PeerRefused.
+    """Serves the connections of one model. `offer` returns the deployment for new sessions, or raises PeerRefused.
 
-    Without `grammars` no session may have one. `on_changed` is called for each session opened or ended; `num_refused`
-    counts refusals by reason.
+    Without `grammars` no session may use a grammar. `on_changed` is called whenever a session opens or ends;
+    `num_refused` counts refusals by reason.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class ConnectionServer:
         return len(self._states)
 
     async def run(self) -> None:
-        """Run until cancelled. Every connection ends then."""
+        """Run until cancelled, and then end every connection."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.push_connections.run(), name="push connections")
@@ -125,7 +127,7 @@ class ConnectionServer:
                 state.connection.end()
 
     async def serve(self, peer_id: str, stream: Stream) -> None:
-        """Serve a connection. Raises PeerRefused where there are too many, and the error that ended it."""
+        """Serve a connection. Raises PeerRefused if there are too many, and the error that ended the connection."""
         try:
             self._check_connections(peer_id)
         except PeerRefused:
@@ -156,7 +158,7 @@ class ConnectionServer:
         return Counter(state.connection.peer_id for state in self._states)
 
     def _make_room(self) -> None:
-        """End a connection without a session: of the peer that has most, the one that was silent longest.
+        """End a connection without a session. The peer with the most connections loses the one that was silent longest.
 
         Raises PeerRefused if there is none.
         """
@@ -190,7 +192,7 @@ class ConnectionServer:
         await hand_over(session, request, peer_id, stream, self._options.failpoints)
 
     def _on_frame(self, frame: Frame, state: _ConnectionState) -> None:
-        """Raises PeerViolation for a frame that no peer may send to a server."""
+        """Pass a frame to its session. Raises PeerViolation for a frame that no peer may send to a server."""
         connection = state.connection
         state.last_s = asyncio.get_running_loop().time()
         match frame:
@@ -257,7 +259,7 @@ class ConnectionServer:
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
-        """Get what the session needs before its first step: its grammar, or another server's cache. Raises
+        """Get what the session needs before its first step: its grammar, or the cache of another server. Raises
         SwarmError."""
         if session.sampler is not None:
             await session.sampler.prepare()
@@ -278,21 +280,21 @@ class ConnectionServer:
             limiter.end(source.peer_id, session.client, rests=is_in_vain)
 
     def leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
-        """Ask the clients of these sessions to go elsewhere."""
+        """Ask the clients of these sessions to move to other servers."""
         for session in sessions:
             session.leave()
         for connection in {session.connection for session in sessions if session.connection.error is None}:
             connection.send(ServerLeaving(within_s=within_s))
 
     def end(self, sessions: Collection[ServerSession], error: SwarmError) -> None:
-        """End these sessions now, and send the reason."""
+        """End these sessions now, and send their clients the reason."""
         for session in list(sessions):
             session.end(error)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            # in a call of its own, so that no variable here keeps a session's memory until the next one
+            # in a call of its own, so that no variable here keeps a session's memory until the next sweep
             self._end_idle()
 
     def _end_idle(self) -> None:
@@ -309,7 +311,7 @@ class ConnectionServer:
 
 
 def _must_prepare(wanted: OpenSequence) -> bool:
-    """Return whether it takes time until the session is ready."""
+    """Return whether the session needs preparation before it is ready."""
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 

@@ -1,4 +1,4 @@
-"""One span in memory, with its cache and the engine that runs it, and the options of a server that it follows.
+"""Loads one span into memory, with its cache and the engine that runs it, by the options of a server.
 
 A server replaces its deployment when it moves.
 """
@@ -42,20 +42,20 @@ DTYPES: Mapping[Dtype, torch.dtype] = {
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
 }
-"""The dtype of the computation, by the kind of weights."""
+"""The dtype of computations for each kind of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions(EngineOptions):
-    """The limits and settings of a server, its engine's among them.
+    """The limits and settings of a server, including those of its engine.
 
     `kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended. At most
-    `max_connections` connections are open. Steps that wait in all sessions together take up to `max_backlog_bytes`,
-    three quarters of it for one client. `published` is the manifest that the model's files have to follow; None: the
-    one beside them, if there is one. `convictions` is what the process knows of convicted servers; None: the server
-    begins with nothing.
+    `max_connections` connections are open. The waiting steps of all sessions together take up to `max_backlog_bytes`,
+    and those of one client up to three quarters of that. `published` is the manifest that the model's files have to
+    match; None means the one beside them, if there is one. `convictions` are the convicted servers that this process
+    knows; None means none.
 
-    Raises ConfigError for values that allow nothing.
+    Raises ConfigError for invalid values.
     """
 
     device: str = "cpu"
@@ -80,20 +80,20 @@ class ServerOptions(EngineOptions):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype that products are computed in."""
+        """The dtype in which products are computed."""
         return DTYPES[self.dtype]
 
     @property
     def bits(self) -> Literal["int8", "int4"] | None:
-        """Return what the weights of linear layers are quantized to, if anything."""
+        """The format to which the weights of linear layers are quantized, or None."""
         return self.dtype if self.dtype in ("int8", "int4") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSpan:
-    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large.
-    `source` is `ModelFiles.source`. Of a published model `held` are the files that the span was read from, by their
-    index in its `manifest`."""
+    """A span that was read and measured. `kv_tokens` fit into the allowed cache. `files` is the FilesResponse for
+    clients, made once since it may be large. `source` is `ModelFiles.source`. For a published model, `held` are the
+    files from which the span was read, by their index in its `manifest`."""
 
     span: Span
     speed: SpanSpeed
@@ -107,8 +107,8 @@ class LoadedSpan:
 
 
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-    """Read a span, check and measure it. Raises ConfigError, and IntegrityError for a file that differs from the
-    manifest of a published model, too."""
+    """Read, check and measure a span. Raises ConfigError, and IntegrityError, also for a file that differs from the
+    manifest of a published model."""
     files = open_model(model_dir, options.published)
     check_config(files.config)
     held = _check_published(files, start, end)
@@ -118,7 +118,7 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
     if row_bytes > room_bytes:
         raise ConfigError(f"{model_dir} is too wide for the messages of this network", remedy="serve another model")
     speed = measure(span)
-    give_back()  # what was measured with
+    give_back()  # frees the memory of the measurement
     page_bytes = PAGE_TOKENS * speed.kv_bytes_per_token
     kv_tokens = options.kv_bytes // page_bytes * PAGE_TOKENS
     if not kv_tokens:
@@ -147,7 +147,7 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
 
 
 def _check_published(files: ModelFiles, start: int, end: int) -> Mapping[int, HeldFile]:
-    """Check the files that a span is read from against the manifest, if there is one. Raises IntegrityError."""
+    """Check the files from which a span is read against the manifest, if there is one. Raises IntegrityError."""
     if files.manifest is None:
         return {}
     check_small_files(files.directory, files.manifest)
@@ -157,7 +157,7 @@ def _check_published(files: ModelFiles, start: int, end: int) -> Mapping[int, He
 
 
 class Deployment:
-    """`start` runs the engine; `close` frees the memory."""
+    """A span in memory with its engine. `start` runs the engine; `close` frees the memory."""
 
     def __init__(self, loaded: LoadedSpan, pool: KVPool, options: ServerOptions, thread: ThreadPoolExecutor) -> None:
         self.loaded = loaded
@@ -167,11 +167,11 @@ class Deployment:
 
     @classmethod
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
-        """Load and measure. Raises ConfigError or IntegrityError. After a cancellation loading may go on for
+        """Load and measure a span. Raises ConfigError or IntegrityError. After a cancellation, loading may continue for
         minutes."""
-        # the engine's own thread loads and measures: OpenMP gives each thread a team of its own, and with more teams
-        # than cores their members sleep between any two loops. A new thread computes with the number of threads that
-        # was set last: while another span is served, that is the number which its step is worth
+        # the engine's own thread loads and measures. OpenMP gives each thread a team of its own, and with more teams
+        # than cores, members sleep between any two loops. A new thread computes with the number of threads that was set
+        # last, which may be that of another span that is served
         thread = ThreadPoolExecutor(
             1, thread_name_prefix="swarm-engine", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
@@ -186,12 +186,12 @@ class Deployment:
 
     @property
     def speed(self) -> SpanSpeed:
-        """The speed as measured while loading, and observed since."""
+        """The speed as it was measured while loading, and observed since."""
         assert self.engine.observed is not None
         return self.engine.observed.speed
 
     async def measure_again(self) -> None:
-        """Measure the span while it is idle: a server that seems slow gets few requests, and so observes little.
+        """Measure the span again while it is idle: a server that seems slow gets few requests, and so observes little.
 
         Steps that arrive meanwhile wait for a few short passes.
         """
@@ -205,12 +205,12 @@ class Deployment:
         return self.loaded.span.start, self.loaded.span.end
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Run the engine as a task of the group, which a defect of the engine ends."""
+        """Run the engine as a task of the group. A defect of the engine ends the group."""
         self._running = tasks.create_task(self.engine.run(), name="engine")
 
     async def close(self) -> None:
-        """End its sequences and wait for the running pass. A second call does nothing. After a cancellation the pass
-        ends by itself."""
+        """End its sequences and wait for the running pass. A second call does nothing. If the wait is cancelled, the
+        pass still ends by itself."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})

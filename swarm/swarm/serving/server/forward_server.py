@@ -1,10 +1,11 @@
-"""Run a span on whole sequences, for clients that train something of their own around it. Keeps no state for a client.
+"""Runs a span on whole sequences, for clients that train something of their own around it. It keeps no state for a
+client.
 
 A call's tensors are received, computed piece by piece in the engine's thread between the passes of sessions, and sent
-back. A piece runs some blocks on some sequences. It takes about PIECE_MS, or one block on one sequence where that is
-longer; a sequence for which one block takes over MAX_PIECE_MS is refused. A session's token waits for at most one
-piece. `ForwardServer` bounds the memory and number of all calls; each call runs in the network's handler task and ends
-with it. Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or the vocabulary after the head.
+back. A piece runs some blocks on some sequences. It takes about PIECE_MS; the smallest piece is one block on one
+sequence. A call is refused if that takes over MAX_PIECE_MS. A session's token waits for at most one piece.
+`ForwardServer` bounds the memory and number of all calls; each call runs in the network's handler task and ends with
+it. Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or the vocabulary after the head.
 """
 
 from __future__ import annotations
@@ -30,36 +31,39 @@ from swarm.serving.server.deployment import Deployment
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
 
 RETRY_AFTER_S = 1.0
-"""Most calls take less."""
+"""Seconds after which a refused client may ask again: most calls take less."""
 
 PIECE_MS = 50.0
-"""About the time of a token's pass on a volunteer's machine: sessions beside a call get every other pass."""
+"""Target time of a piece: about that of a token's pass on a volunteer's machine, so that sessions get every other
+pass."""
 
 MAX_PIECE_MS = 1000.0
 
 MIN_POSITION_MS = 1e-6
-"""Least time of a position, for clocks that are too coarse."""
+"""Minimum time of a position, for clocks that are too coarse."""
 
 BACKWARD_FACTOR = 3.0
-"""A block is run again, and then each product with a weight once more for the gradient of its input."""
+"""Time of a backward pass in forward passes: the block is run again, and then each product with a weight is computed
+once more for the gradient of its input."""
 
 Direction: TypeAlias = Literal["forward", "backward"]
 
 OPEN_S = 10.0
-"""Time for a new stream to send its request."""
+"""Seconds within which a new stream must send its request."""
 
 STALL_S = 30.0
-"""Time for a tensor beside that of its bytes: a client that hardly sends or reads holds no memory for long."""
+"""Seconds that a tensor may take beyond the time of its bytes: a client that hardly sends or reads must not hold memory
+for long."""
 
 MAX_CALL_S = 600.0
-"""Longest time of a call, whatever deadline a client sets."""
+"""Maximum seconds of a call, whatever deadline a client sets."""
 
 BLOCK_WEIGHTS = 12
-"""A block has some 12 H^2 weights, and the head H V: an estimate of the head's time before it has run."""
+"""A block has some 12 H^2 weights, and the head has H V. This estimates the head's time before it has run."""
 
 
 class ForwardAdmission:
-    """The room that calls take now, of `max_bytes` of tensors for all, half of it for one client's.
+    """Admits calls and counts their tensors: up to `max_bytes` for all calls, and half of that for one client's.
 
     `num_bytes` and `num_calls` are 0 when there is no call.
     """
@@ -80,7 +84,8 @@ class ForwardAdmission:
 
     @contextmanager
     def reserved(self, client: str, num_bytes: int) -> Iterator[None]:
-        """Raises PeerRefused, with `retry_after_s` if there may be room later."""
+        """Reserve `num_bytes` for a call of `client`. Raises PeerRefused, with `retry_after_s` if there may be room
+        later."""
         most = self._max_bytes // 2
         if num_bytes > most:
             raise PeerRefused(
@@ -108,7 +113,7 @@ class ForwardAdmission:
 
 
 class ForwardPace:
-    """Milliseconds that a position takes on one block; at first from `forward_ms`, then as measured."""
+    """Estimates the milliseconds of a position on one block: at first from `forward_ms`, then as measured."""
 
     def __init__(self, forward_ms: float) -> None:
         forward_ms = max(forward_ms, MIN_POSITION_MS)
@@ -121,14 +126,16 @@ class ForwardPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardCut:
-    """Each piece runs one of `spans`, of which the last has the head, on `num_sequences`."""
+    """A call cut into pieces. Each piece runs one of `spans`, the last of which includes the head, on
+    `num_sequences`."""
 
     num_sequences: int
     spans: tuple[tuple[int, int], ...]
 
 
 def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> ForwardCut:
-    """Cut a call on sequences of `num_positions`; the head takes as long as `head_blocks` blocks (0: without it).
+    """Cut a call on sequences of `num_positions` into pieces. The head takes as long as `head_blocks` blocks, 0 without
+    a head.
 
     Raises PeerRefused if one block takes too long.
     """
@@ -149,7 +156,7 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
 
 @dataclass(slots=True)
 class _ForwardCall:
-    """One call, checked against the span."""
+    """A call that was checked against the span."""
 
     asked: Compute
     direction: Direction
@@ -158,7 +165,7 @@ class _ForwardCall:
     cut: ForwardCut = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what this server cannot compute, and set `cut`. Raises PeerRefused."""
+        """Set `cut`. Raises PeerRefused or PeerViolation for what this server cannot compute."""
         asked, span = self.asked, self.span
         if asked.revision != self.deployed.loaded.revision:
             raise PeerRefused(f"this server has revision {self.deployed.loaded.revision}", remedy="look up its record")
@@ -189,18 +196,19 @@ class _ForwardCall:
 
     @property
     def answer_shape(self) -> tuple[int, int, int]:
-        """Sequences, positions and columns of the forward output."""
+        """The numbers of sequences, positions and columns of the forward output."""
         span = self.span
         return self.asked.answer_shape(span.vocab_size if self.has_head else span.hidden_size, has_logits=self.has_head)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors held for the call at a time, as fp32, beside what a piece needs while it runs."""
+        """The bytes of all tensors held for the call at a time, as fp32, without the memory that a running piece
+        needs."""
         span, asked = self.span, self.asked
         hidden_size = span.hidden_size
         num_sequences, num_positions, num_columns = self.answer_shape
         if self.direction == "forward":
-            # the logits of a piece are there while the largest of them are looked for
+            # the logits of a piece are held while the largest of them are selected
             head_bytes = 4 * num_positions * span.vocab_size if self.has_head and asked.num_top else 0
             return 4 * (asked.num_rows * hidden_size + num_sequences * num_positions * num_columns) + head_bytes
         row_bytes = 4 * (hidden_size + num_columns)
@@ -211,7 +219,8 @@ class _ForwardCall:
 
 
 class ForwardServer:
-    """Serves both methods of the model `name`. `current` returns what calls run on now, or raises PeerRefused."""
+    """Serves both methods of the model `name`. `current` returns the deployment that calls run on, or raises
+    PeerRefused."""
 
     def __init__(
         self,
@@ -226,7 +235,7 @@ class ForwardServer:
         self._current = current
         self._failpoints = failpoints
         self._paces: WeakKeyDictionary[Deployment, ForwardPace] = WeakKeyDictionary()
-        # one piece at a time is with the engine, whose passes so come between any two
+        # the engine gets one piece at a time, so that its own passes run between any two
         self._turn = asyncio.Lock()
 
     async def serve(self, network: Network) -> None:
@@ -283,7 +292,7 @@ class ForwardServer:
         return torch.cat(outputs)
 
     async def _backward(self, call: _ForwardCall, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
-        """Return the gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
+        """Return the gradient with respect to `x_BTH`, in its shape. The inputs of each piece are computed again."""
         each, span, head = call.cut.num_sequences, call.span, call.asked.head
         grads = []
         for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):
@@ -305,7 +314,8 @@ class ForwardServer:
         run: Callable[..., Tensor],
         *tensors: Tensor,
     ) -> Tensor:
-        """Raises SessionError if it could not be computed, PeerRefused when nothing is computed here any more."""
+        """Run one piece in the engine's thread. Raises SessionError if it could not be computed, and PeerRefused if the
+        engine has ended."""
         async with self._turn:
             timed: tuple[Tensor, float] = await call.deployed.engine.in_thread(_timed, run, *tensors)
         result, elapsed_ms = timed
@@ -320,13 +330,13 @@ def _batches(x: Tensor, num_sequences: int) -> list[Tensor]:
 
 
 def _timed(run: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, float]:
-    """Return the result, on the CPU, and its milliseconds."""
+    """Run, and return the result, on the CPU, with the milliseconds that it took."""
     since_s = time.perf_counter()
     try:
-        result = run(*tensors).to("cpu")  # here, where the loop does not wait for an accelerator
+        result = run(*tensors).to("cpu")  # in this thread, so that the loop does not wait for an accelerator
     except SwarmError:
         raise
-    except Exception as error:  # a bug or an exhausted device: the call's to report
+    except Exception as error:  # a bug or an exhausted device, reported to the caller
         raise SessionError(f"the server could not compute: {type(error).__name__}: {error}") from error
     return result, (time.perf_counter() - since_s) * 1000
 
@@ -340,7 +350,8 @@ def _forward(span: Span, asked: Compute, x: Tensor, *, start: int, end: int) -> 
 
 
 def largest_logits(logits_BTV: Tensor, num_top: int, temperature: float) -> Tensor:
-    """Return of each row the largest logits, then their ids, then what `Compute` says of all: [B, T, 2 num_top + 1]."""
+    """Return for each row the largest logits, then their ids, then the log-sum-exp of all logits at `temperature`, as
+    [B, T, 2 num_top + 1]."""
     logits_BTV = logits_BTV.float()
     values, ids = logits_BTV.topk(min(num_top, logits_BTV.shape[-1]))
     # ids are below MAX_VOCAB, and so exact in float32

@@ -1,15 +1,16 @@
-"""Proofs that servers hold the files of their blocks: a server answers requests for them, and asks others.
+"""Answers requests for proofs that a server holds the files of its blocks, and challenges other servers to give such
+proofs.
 
-Chunks are read from the files again for each answer (`PossessionServer`). A budget bounds the chunks an hour, for one
-peer and for all together, so that proofs are no way to download a model, nor to keep a disk busy. Peers that have a
-session here have a budget of their own. The counts are touched only from the network's event loop.
+Chunks are read from the files again for each answer (`PossessionServer`). A budget limits the chunks per hour, for each
+peer and for all together, so that proofs cannot be used to download a model or to keep a disk busy. Peers that have a
+session here share a separate budget. The counts are changed only in the network's event loop.
 
-Now and then a server of a published model challenges another one, drawn by chance, to prove one chunk
-(`PeerChallenges`), so that liars are found while no client looks. A server that signs a wrong proof is convicted, and
-the evidence goes to the other servers of the model (`swarm.serving.evidence.server_convictions`). Other failures and
-silence are counted, and nothing follows from them: a server routes no requests, and clients see for themselves. A
-server's challenges cost at most one chunk and its path, some 65 KiB, in CHALLENGE_S / 2, however many servers there
-are. Each server is challenged about as often as it challenges. `PeerChallenges.run` is one task of the server's.
+From time to time a server of a published model challenges another one, drawn at random, to prove one chunk
+(`PeerChallenges`), so that liars are found even when no client checks. A server that signs a wrong proof is convicted,
+and the evidence goes to the other servers of the model (`swarm.serving.evidence.server_convictions`). Other failures
+and silence are only counted: servers do not route requests, and clients check for themselves. A server's challenges
+cost at most one chunk and its path, some 65 KiB, per CHALLENGE_S / 2, however many servers there are. Each server is
+challenged about as often as it challenges. `PeerChallenges.run` is a task of the server.
 """
 
 from __future__ import annotations
@@ -43,33 +44,34 @@ from swarm.serving.server.deployment import LoadedSpan
 logger = logging.getLogger(__name__)
 
 CHALLENGE_S = 90.0
-"""Mean pause between two challenges. 40 chunks an hour, of the 64 that one server gives another in an hour."""
+"""Mean seconds between two challenges: 40 chunks an hour, of the 64 that one server gives another in an hour."""
 
 NUM_DRAWN = 1
-"""Chunks of one challenge: many small ones find a server that lacks a part as soon as a few large ones would."""
+"""Chunks of one challenge: many small challenges find a server that lacks a part as soon as a few large ones would."""
 
 PEER_CHUNKS = 64
-"""For one peer in an hour: 4 MiB, a proof every few minutes."""
+"""Maximum chunks for one peer in an hour: 4 MiB, a proof every few minutes."""
 
 ALL_CHUNKS = 1024
-"""For all peers without a session, and again for those with one, in an hour: 64 MiB each."""
+"""Maximum chunks in an hour for all peers without a session, and again for all peers with one: 64 MiB each."""
 
 HOUR_S = 3600.0
 MAX_PEERS = 1024
 MAX_READS = 2
-"""Answers that are read from the disk at a time."""
+"""Maximum answers that are read from the disk at the same time."""
 
 
 class ChunkBudget:
-    """Tokens for chunks that come back over an hour: of each peer, and of all. Pure: the time is an argument."""
+    """A token bucket for chunks, for each peer and for all peers, that refills within an hour. It is pure: the time is
+    an argument."""
 
     def __init__(self, peer_chunks: int = PEER_CHUNKS, all_chunks: int = ALL_CHUNKS) -> None:
         self._peer_chunks = peer_chunks
         self._all_chunks = all_chunks
-        self._left = NewestItems[str, tuple[float, float]](MAX_PEERS)  # by peer, or "": chunks, and since when
+        self._left = NewestItems[str, tuple[float, float]](MAX_PEERS)  # by peer, "" for all: chunks left, and when
 
     def take(self, peer_id: str, num_chunks: int, now_s: float) -> float:
-        """Take chunks for a peer. Returns 0, or if there are too few left the seconds until there are enough."""
+        """Take chunks for a peer and return 0. If too few are left, return the seconds until there are enough."""
         most = {"": self._all_chunks, peer_id: self._peer_chunks}
         left = {key: self._left_at(key, most[key], now_s) - num_chunks for key in most}
         wait_s = max(-left[key] * HOUR_S / most[key] for key in most)
@@ -84,7 +86,7 @@ class ChunkBudget:
 
 
 class PossessionServer:
-    """Answers for the span that `offered` returns. `users` returns the peers that have sessions here."""
+    """Proves possession of the span that `offered` returns. `users` returns the peers that have sessions here."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class PossessionServer:
         self._reads = asyncio.Semaphore(MAX_READS)
 
     async def answer(self, peer_id: str, data: bytes) -> bytes:
-        """Answer a PossessionRequest. Raises PeerRefused, PeerViolation, and IntegrityError if a file has gone."""
+        """Answer a PossessionRequest. Raises PeerRefused, PeerViolation, and IntegrityError if a file is gone."""
         request = PossessionRequest.from_bytes(data)
         loaded = self._offered()
         if loaded is None or loaded.manifest is None or loaded.manifest.digest != request.manifest:
@@ -144,8 +146,8 @@ def _chunks(held: Mapping[int, HeldFile], drawn: Sequence[DrawnChunk]) -> tuple[
 
 
 class PeerChallenges:
-    """The challenges of one server. `num_outcomes` counts them, and `num_bytes` those of the answers. `offered` returns
-    the manifest of what is served now, None of an unpublished model."""
+    """Challenges other servers from one server. `num_outcomes` counts the outcomes, and `num_bytes` the bytes of the
+    answers. `offered` returns the manifest of the model that is served now, or None if it is unpublished."""
 
     def __init__(
         self,
@@ -166,13 +168,13 @@ class PeerChallenges:
         self._rng = random.SystemRandom()
 
     async def run(self) -> None:
-        """Challenge until cancelled, the first time after a pause."""
+        """Challenge servers until cancelled, for the first time after a pause."""
         is_first = True
         while True:
             pause_s = CHALLENGE_S
             try:
                 if (published := self._offered()) is not None:
-                    # a server that has left since an earlier lookup would be counted as one that gives no proof
+                    # looked up each time: a server that has left since would be counted as one that gives no proof
                     servers = await self._membership.servers(self._name)
                     await self._convictions.learn(self._name, servers)
                     if not is_first:

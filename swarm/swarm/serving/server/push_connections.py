@@ -1,10 +1,10 @@
-"""Sends what one server's sessions make to the servers that come next: rows, and the tokens that were drawn.
+"""Sends the outputs of one server's sessions to the next servers: rows, and drawn tokens.
 
-A `SessionLink` knows the next server of one session. At the last server that is the first one, which gets the token
-that was drawn, as far as the client allows it. `PushConnections` owns the connections for all sessions. One is opened
-when the first session is linked to a peer, so that it is there when the first rows are, and closed some time after the
-last session is unlinked. Clients name the peers that a server dials, so the number of peers is bounded for each client
-and for all, and a peer that could not be reached, or has left, is not dialled again at once.
+A `SessionLink` knows the next server of one session. For the last server that is the first one, which gets the drawn
+token if the client allows it. `PushConnections` owns the connections for all sessions. A connection is opened when the
+first session is linked to a peer, so that it is open before the first rows are computed. It is closed some time after
+the last session is unlinked. Clients name the peers that a server dials, so the number of peers is bounded for each
+client and for all. A peer that could not be reached, or has left, is not dialled again at once.
 
 A push that is lost or refused is reported to its session. Nothing is sent twice: the client has a copy and feeds the
 next server itself. `PushConnections.run` owns the connections. Everything else is called in its loop and does not wait,
@@ -33,33 +33,36 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, ope
 logger = logging.getLogger(__name__)
 
 MAX_PEERS = 256
-"""Peers at once. Clients name them, and each costs a stream."""
+"""Maximum peers at the same time. Clients name them, and each costs a stream."""
 
 MAX_PEERS_PER_CLIENT = 32
-"""A gateway's routes go on from here to a few servers; no client may take the connections meant for others."""
+"""Maximum peers that one client may name. The routes of a gateway continue from here to a few servers; no client may
+use up the connections of others."""
 
 REST_S = 5.0
-"""Half the time for which clients avoid a broken link: earlier requests come only from clients that want us to dial."""
+"""Seconds for which an unreachable peer is not dialled. This is half the time for which clients avoid a broken link:
+only a client that abuses this server as a dialler asks earlier."""
 
 UNUSED_S = 30.0
-"""Time for which a connection stays open without a session that is linked: the next session is often soon."""
+"""Seconds for which a connection stays open without a linked session: the next session often comes soon."""
 
 MAX_REFUSED = 8
-"""Pushes that the next server may refuse. Otherwise a client could make this server flood one that wants none."""
+"""Maximum pushes that the next server may refuse. Otherwise a client could make this server flood one that wants no
+pushes."""
 
 SequenceKey: TypeAlias = tuple[str, bytes]
 """The client's peer id, and the id of the session at the next server."""
 
 
 class DialLimiter:
-    """Bound the peers that clients have this server dial."""
+    """Bounds the peers that clients make this server dial."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, list[str]] = {}  # of each dialled peer, one for each time that it is
-        self._resting: dict[str, tuple[str, float]] = {}  # for which client they were dialled, and until when
+        self._clients: dict[str, list[str]] = {}  # by dialled peer, a client for each use
+        self._resting: dict[str, tuple[str, float]] = {}  # by peer, the client it was dialled for, and until when
 
     def begin(self, peer_id: str, client: str) -> bool:
-        """Return whether `client` may have us dial the peer now; if so, `end` must follow."""
+        """Return whether `client` may make this server dial the peer now; if so, `end` must follow."""
         now_s = asyncio.get_running_loop().time()
         self._resting = {peer: rest for peer, rest in self._resting.items() if rest[1] > now_s}
         if peer_id in self._resting:
@@ -75,8 +78,8 @@ class DialLimiter:
         return True
 
     def end(self, peer_id: str, client: str, *, rests: bool) -> None:
-        """End one use of the peer. `rests`: it could not be reached, or has left, and is not dialled again for
-        REST_S."""
+        """End one use of the peer. With `rests`, the peer could not be reached, or has left, and is not dialled again
+        for REST_S."""
         clients = self._clients[peer_id]
         clients.remove(client)
         if not clients:
@@ -87,7 +90,7 @@ class DialLimiter:
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """Opened for `client`, and shared with others. `waiting` until the connection is open."""
+    """An outgoing connection, opened for `client` and shared with others. Pushes are in `waiting` until it is open."""
 
     client: str
     connection: MultiplexedConnection | None = None
@@ -99,7 +102,7 @@ class _Outgoing:
 
 
 class PushConnections:
-    """Own the connections to next servers, for all sessions of one model."""
+    """Owns the connections to next servers, for all sessions of one model."""
 
     def __init__(self, network: Network, model: str) -> None:
         self.dial_limiter = DialLimiter()
@@ -128,7 +131,7 @@ class PushConnections:
                 outgoing.task = tasks.create_task(self._keep(peer_id, outgoing), name=f"push to {peer_id}")
 
     def link(self, peer_id: str, key: SequenceKey, session: SessionLink) -> None:
-        """Let a session push to the peer from now on, unless that is one peer too many."""
+        """Let a session push to the peer from now on, unless that would exceed the limit of peers."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
             client = key[0]
@@ -148,7 +151,7 @@ class PushConnections:
         outgoing.close_timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close, peer_id, outgoing)
 
     def push(self, peer_id: str, push: Push) -> None:
-        """Raises PeerError if it cannot be sent."""
+        """Send a push to the peer, or queue it until the connection is open. Raises PeerError if it cannot be sent."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None or (push.client_peer_id, push.sequence_id) not in outgoing.linked:
             raise PeerUnreachable("there is no connection to the next server", peer_id=peer_id)
@@ -161,16 +164,16 @@ class PushConnections:
         outgoing.waiting.append(push)
 
     def is_open(self, peer_id: str) -> bool:
-        """Return whether a push would leave at once."""
+        """Return whether a push would be sent at once."""
         outgoing = self._outgoing.get(peer_id)
         return outgoing is not None and outgoing.connection is not None
 
     def is_coming(self, peer_id: str) -> bool:
-        """Return whether there is a connection, or will be."""
+        """Return whether there is a connection, or one is being opened."""
         return peer_id in self._outgoing
 
     async def room(self, peer_id: str) -> None:
-        """Wait while much is unsent to this peer. `push` says whether it can be sent."""
+        """Wait while much data to this peer is unsent. `push` raises if nothing can be sent."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is not None and outgoing.connection is not None:
             with contextlib.suppress(SwarmError):
@@ -206,7 +209,7 @@ class PushConnections:
             session.push_failed(frame.error(peer_id), is_linked=True)
 
     def _close(self, peer_id: str, outgoing: _Outgoing) -> None:
-        # a session that links from now on gets a new connection
+        # a session that links later gets a new connection
         del self._outgoing[peer_id]
         if outgoing.task is not None:
             outgoing.task.cancel()
@@ -215,10 +218,11 @@ class PushConnections:
 
 
 class SessionLink:
-    """`next` is the sequence that is pushed to, if any. `is_cut_off`: pushes are lost until the client links again.
+    """Links one session to the next server. `next` is the sequence to push to, or None. If `is_cut_off`, pushes are
+    lost until the client links again.
 
-    `num_links` counts the client's links. `take_own` takes a push to the session itself, where one server has all
-    blocks; `on_failed` is called when the next server has refused a push, or has gone.
+    `num_links` counts the client's link updates. `take_own` takes a push to the session itself, if one server has all
+    blocks; `on_failed` is called when the next server has refused a push, or is gone.
     """
 
     def __init__(
@@ -241,7 +245,7 @@ class SessionLink:
         self._num_refused = 0
 
     def relink(self, to: SequenceRef | None) -> None:
-        """Push to `to` from now on, as the client has said."""
+        """Push to `to` from now on, as the client has asked."""
         self.set_next(to)
         self.is_cut_off, self._num_refused = False, 0
         self.num_links = min(self.num_links + 1, limits.MAX_LINK_UPDATES)
@@ -256,12 +260,12 @@ class SessionLink:
             self._push_connections.link(to.peer_id, (self._client, to.sequence_id), self)
 
     async def room(self) -> None:
-        """Wait while much is unsent to the next server."""
+        """Wait while much data to the next server is unsent."""
         if self.next is not None:
             await self._push_connections.room(self.next.peer_id)
 
     def push_rows(self, step: CheckedStep, rows: Rows, spent_ms: Spent) -> None:
-        """Send a step's outputs to the next server, or cut the session off from it. There is a next server."""
+        """Send a step's outputs to the next server, which must be set, or cut the session off from it."""
         assert self.next is not None
         frame = Push(
             client_peer_id=self._client,
@@ -280,7 +284,7 @@ class SessionLink:
             self._cut_off()
 
     def push_token(self, position: int, token_id: int, draw: TokenDraw) -> bool:
-        """Give the first server the token that was drawn. False if that is left to the client."""
+        """Push the drawn token to the first server. Return False if the client has to feed it instead."""
         to = self.next
         if to is None:
             return False
@@ -307,7 +311,7 @@ class SessionLink:
         return True
 
     def push_failed(self, error: SwarmError, *, is_linked: bool) -> None:
-        """Note that a push was lost. `is_linked`: later ones may still arrive."""
+        """Record that a push was lost. If `is_linked`, later pushes may still arrive."""
         self._num_refused += 1
         if not is_linked or self._num_refused >= MAX_REFUSED:
             self._cut_off()

@@ -1,14 +1,15 @@
-"""The server's side of one session: what its client and the server before it send, run in order and passed on.
+"""Runs the server's side of one session: computes the steps that its client and the previous server send, in order, and
+passes the results on.
 
-A client that breaks the rules loses its session. What another server pushes wrongly is refused to that server, and
-leaves the session as it was. `session_queues` checks and holds the steps and results that wait, `push_connections`
-sends to the next server, `answer_log` keeps what is signed, the engine's sequence computes, and `connection_server`
-owns connections and sessions. `run` is the task that owns a session.
+A client that breaks the rules loses its session. A wrong push is refused to the server that sent it, and does not
+change the session. `session_queues` checks and holds waiting steps and results, `push_connections` sends to the next
+server, `answer_log` keeps what will be signed, the engine's sequence computes, and `connection_server` owns connections
+and sessions. `run` is the task that owns a session.
 
-`hand_over` and `take_over` move a session's keys and values from a server that leaves to the one that goes on, so that
-nothing is run again. The client names both sides: it tells the old server who may have them (AllowHandover), and the
-new one where they are (`OpenSequence.take_over`). What they hold cannot be checked against anything, so it serves that
-client's session alone.
+`hand_over` and `take_over` move a session's keys and values from a leaving server to its successor, so that nothing is
+run again. The client names both sides: it tells the old server which peer may have them (AllowHandover), and the new
+one where they are (`OpenSequence.take_over`). Keys and values cannot be verified, so they are used for that client's
+session alone.
 """
 
 from __future__ import annotations
@@ -56,20 +57,20 @@ from swarm.serving.wire.tensor_stream import rows_of
 logger = logging.getLogger(__name__)
 
 MAX_TAKERS = 16
-"""Servers among which a leaving one's blocks may be split."""
+"""Maximum servers among which a leaving server's blocks may be split."""
 
 _WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": Want.NOTHING}
 
 MESSAGE_S = 10.0
-"""A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
+"""Seconds for a piece of about 1 MiB: over a slower link, running the prompt again is faster."""
 
 TAKE_OVER_S = 120.0
-"""Time for all of it. The client gives up earlier if it knows better."""
+"""Maximum seconds of a hand-over. The client gives up earlier if it expects less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """Holds what all sessions of a server of `model` share. The `network` signs what they took and gave."""
+    """Holds what all sessions of a server of `model` share. The `network` signs their inputs and outputs."""
 
     model: str
     network: Network
@@ -79,9 +80,10 @@ class SharedServices:
 
 
 class ServerSession:
-    """`sampler` is that of the last block's session only. Peers in `handed_to` may take its keys and values.
+    """One session on this server. Only the last block's session has a `sampler`. Peers in `handed_to` may take its keys
+    and values.
 
-    `previous` is the sequence that may push to this one; `lock` is held while a step runs, or a hand-over.
+    `previous` is the sequence that may push to this one; `lock` is held during a step or a hand-over.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class ServerSession:
         return self.sequence.blocks[1] == self._deployed.engine.span.num_blocks
 
     def take_step(self, step: StepRequest) -> None:
-        """Take a step from the client. One that breaks the rules ends the session."""
+        """Queue a step from the client. A step that breaks the rules ends the session."""
         try:
             if step.want == "token" and not (self.is_last or step.forward):
                 raise PeerViolation("only the last block's output says which token comes next")
@@ -149,7 +151,7 @@ class ServerSession:
             self.end(error)
 
     def take_push(self, push: Push, connection: MultiplexedConnection) -> None:
-        """Take a push from another server, over its `connection`, which is told if the push was wrong."""
+        """Queue a push that came over another server's `connection`. A wrong push is refused to that server."""
         try:
             named = self.previous
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
@@ -159,14 +161,15 @@ class ServerSession:
             refuse_push(push, connection, error)
 
     def recall(self, drawn: AnswerTokens) -> None:
-        """Take the answer's earlier tokens from the client. Raises PeerViolation, which ends its connection."""
+        """Set the answer's earlier tokens, which the client sent. Raises PeerViolation, which ends the client's
+        connection."""
         if self.sampler is None:
             raise PeerViolation("tokens of an answer for a session without a sampler", peer_id=self.client)
         self.sampler.recall(drawn.token_ids)
 
     def link(self, link: LinkUpdate) -> None:
-        """Put the session between the servers that the client names."""
-        self._results.flush()  # the server that takes the next one's place is fed with it
+        """Link the session to the neighbours that the client names."""
+        self._results.flush()  # the client needs these results to feed a new next server
         self.previous = link.previous
         self._link.relink(link.next)
         ack = LinkAck(sequence_id=self.sequence_id, num_links=self._link.num_links, position=self._inbox.length)
@@ -191,7 +194,8 @@ class ServerSession:
         self.connection.send(ready)
 
     async def run(self, prepare: Callable[[], Awaitable[None]] | None) -> None:
-        """Run steps until the session has ended, once it is prepared. The client is told why, unless it ended it."""
+        """Prepare the session, and run steps until it has ended. The client is told why, unless it ended the session
+        itself."""
         try:
             if prepare is not None:
                 await prepare()
@@ -221,11 +225,11 @@ class ServerSession:
         self._answered = step.position + step.num_rows
         looped, push_failed = False, step.forward and self._link.is_cut_off
         if output.token is not None and step.draw is not None and step.draw.ahead:
-            # nothing comes between this and telling the client, which relies on that
+            # the client relies on no await between this and the result
             num_links = self._link.num_links
             looped = self._link.push_token(self._answered, output.token.token_id, step.draw)
             push_failed = not looped and self._link.is_cut_off
-        # a token on its way through the middle: the client waits for what the last server makes of it
+        # for a single token in the middle, the client waits for the last server's answer only
         is_forwarded_token = step.forward and self._link.next is not None and step.num_rows == 1
         result = StepResult(
             sequence_id=self.sequence_id,
@@ -240,7 +244,7 @@ class ServerSession:
             passed_on=is_forwarded_token,
             looped=looped,
             num_links=num_links,
-            # where rows go back to the client: nobody else reports the times of the servers before
+            # if rows go back to the client, no other server reports the times of the servers before
             upstream_ms=step.upstream_ms if self._link.next is None or self.is_last else (),
         )
         self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
@@ -252,7 +256,8 @@ class ServerSession:
             self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
 
     def sign_answer(self, until: int) -> None:
-        """Send what waits, sign what the session took and gave before position `until`, and tell the client."""
+        """Send waiting results, sign the session's inputs and outputs before position `until`, and send the commitment
+        to the client."""
         self._results.flush()
         commitment = self._log.commitment(
             self.client,
@@ -289,7 +294,7 @@ class ServerSession:
         return Pick(step.draw, None if self.sampler is None else await self.sampler.edits(step.draw.index))
 
     def _push_failed(self, error: SwarmError) -> None:
-        """Report it to the client, which feeds the next server itself, or replaces it."""
+        """Report a lost push to the client, which feeds the next server itself, or replaces it."""
         if self._answered is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
@@ -299,12 +304,12 @@ class ServerSession:
         self._results.add(failed, can_wait=False)
 
     def leave(self) -> None:
-        """Send every result at once from now on: the client is to go elsewhere, and needs them for that."""
+        """Send every result at once from now on: the client needs them to move to another server."""
         self._is_leaving = True
         self._results.flush()
 
     def end(self, error: BaseException) -> None:
-        """Tell the client of the error, and close the session; a second call does nothing."""
+        """Send the error to the client, and close the session. A second call does nothing."""
         if self.is_closed:
             return
         if self.connection.error is None:
@@ -312,7 +317,7 @@ class ServerSession:
         self.close()
 
     def close(self) -> None:
-        """Free what the session holds; a second call does nothing."""
+        """Free the session's resources. A second call does nothing."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -328,7 +333,7 @@ class ServerSession:
 
 
 def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError) -> None:
-    """Send the refusal to the server that pushed."""
+    """Send the refusal of a push to the server that pushed."""
     connection.send(
         PushRefused(
             client_peer_id=push.client_peer_id,
@@ -340,7 +345,7 @@ def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError
 
 
 async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:
-    """Fill `sequence` with what the sequence at `source` holds. Raises SwarmError, and then it is empty."""
+    """Fill `sequence` with the keys and values of the sequence at `source`. Raises SwarmError, and then it is empty."""
     start, end = sequence.blocks
     request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
     try:
@@ -361,7 +366,8 @@ async def take_over(network: Network, model: str, source: SequenceRef, client: s
 async def hand_over(
     session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FailpointHook
 ) -> None:
-    """Send what the sequence holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
+    """Send the keys and values of the sequence. No steps run meanwhile. Raises PeerRefused unless the client allowed
+    this peer to have them."""
     if session is None or peer_id not in session.handed_to:
         raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
     async with session.lock, aclosing(session.sequence.export(request.start, request.end)) as pieces:

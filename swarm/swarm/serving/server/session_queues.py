@@ -1,14 +1,14 @@
-"""Holds what waits at a server's sessions: steps to be computed, and results to be sent to the client.
+"""Queues the steps that wait to be computed at a server's sessions, and the results that wait to be sent to the client.
 
-Every frame is checked when it arrives, against the length that the session will have after the frames before it, and
-nothing is computed for one that does not fit. Rows that have been run already are dropped: a client that finds a push
-slow sends the same rows itself. `Backpressure` bounds the bytes of the steps of all sessions.
+Every frame is checked when it arrives, against the length that the session will have after the frames before it. A
+frame that does not fit is not computed. Rows that have been run already are dropped: if a push is slow, the client
+sends the same rows itself. `Backpressure` bounds the bytes of the steps of all sessions.
 
-Results go at once where the client waits for them, else several together: a server in the middle pushes its outputs on,
-and the client's copy of them is needed only if the next server dies. If each token's result was sent alone, the client
-and both network daemons would wake up for it while the next server computes.
+Results that the client waits for are sent at once, others several at a time: a server in the middle pushes its outputs
+on, and the client needs its copy only if the next server dies. If each token's result was sent alone, the client and
+both network daemons would wake up for it while the next server computes.
 
-Everything here is used in the server's event loop only.
+All of it is used in the server's event loop only.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
 
 MAX_INBOX = 16
-"""Steps that wait at one session: clients keep four chunks of a prompt under way, and repeat some when a push is
-slow."""
+"""Maximum steps that wait at one session: clients keep four chunks of a prompt in flight, and repeat some when a push
+is slow."""
 
 REPORT_S = 0.1
-"""Time that a result may wait. All sessions flush at the same moments, so that the results of a connection go in one
-message."""
+"""Maximum seconds that a result may wait. All sessions flush at the same moments, so that the results of a connection
+go in one message."""
 
 MAX_WAITING = 32
-"""Results of a session. So many within REPORT_S are a prompt in small pieces."""
+"""Maximum waiting results of a session. More within REPORT_S occur only for a prompt in small pieces."""
 
 
 class Backpressure:
-    """Bound the bytes that wait to be computed: for all clients, and for one client by three quarters of that.
+    """Bounds the bytes that wait to be computed: for all clients, and for one client at three quarters of that.
 
-    A client that sends more than is computed therefore cannot cause all others to be refused. Every client may have one
-    step of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down a
-    client that sends faster than is computed; only what came together, or from others, is refused. `num_bytes` is 0
-    when nothing waits.
+    So a client that sends faster than the server computes cannot get all others refused. Every client may have one step
+    of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down such a
+    client; only frames that arrived together, or as pushes of other servers, are refused. `num_bytes` is 0 when nothing
+    waits.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,7 +61,8 @@ class Backpressure:
         return self._of_client.total()
 
     async def room(self, client: str) -> None:
-        """Wait while half of the client's share is taken, or half of all and some of it by this client."""
+        """Wait while the client uses more than half of its share, or uses some and all clients use more than half of
+        the total."""
         while self._is_filling(client):
             self._changed.clear()
             await self._changed.wait()
@@ -71,7 +72,7 @@ class Backpressure:
         return 8 * own > 3 * self._max_bytes or (own > 0 and 2 * self.num_bytes > self._max_bytes)
 
     def take(self, client: str, num_bytes: int) -> None:
-        """Count `num_bytes` of what `client` has sent. Raises PeerRefused if that is too much."""
+        """Count `num_bytes` that `client` has sent. Raises PeerRefused if that is too much."""
         own = self._of_client[client] + num_bytes
         is_over = own > num_bytes and 4 * own > 3 * self._max_bytes
         if is_over or self.num_bytes + num_bytes > self._max_bytes:
@@ -87,9 +88,9 @@ class Backpressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
-    """A step that fits the session. `forward`: all its outputs are wanted, here and by the next server.
+    """A step that fits the session. If `forward`, all its outputs are needed, by the client and by the next server.
 
-    `upstream_ms`: what the servers before spent on it, as far as that is known.
+    `upstream_ms` are the times that the servers before spent on it, as far as they are known.
     """
 
     position: int
@@ -102,11 +103,11 @@ class CheckedStep:
 
 
 class SessionInbox:
-    """The steps of one session on `span` that wait for their turn, of `max_step_tokens` at most.
+    """Queues the steps of one session on `span`, each of at most `max_step_tokens`.
 
-    Hidden states arrive in `codec`. `on_taken` gets the rows that are taken, each once, and their first position.
+    Hidden states arrive in `codec`. `on_taken` gets the accepted rows, each once, and their first position.
 
-    Each step taken out by `next` is given back to the backpressure by `finish`; `close` drops those that still wait.
+    `finish` releases the bytes of each step that `next` has returned; `close` drops the steps that still wait.
     """
 
     def __init__(
@@ -127,17 +128,17 @@ class SessionInbox:
         self._codec = codec
         self._on_taken = on_taken
         self._backpressure = backpressure
-        self._expected: int | None = None  # the length after all that waits; None before the first step
+        self._expected: int | None = None  # the length after all waiting steps; None before the first step
         self._steps: deque[CheckedStep] = deque()
         self._arrived = asyncio.Event()
 
     @property
     def length(self) -> int:
-        """The session's length after everything that waits."""
+        """The session's length after all waiting steps."""
         return self._sequence.length if self._expected is None else self._expected
 
     def take(self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
-        """Check a frame and let it wait. Raises PeerViolation, PeerRefused."""
+        """Check a frame and queue its step. Raises PeerViolation, PeerRefused."""
         rows, position = frame.rows, frame.position
         if self._expected is not None:
             num_run = min(rows.num_rows, self._expected - position)
@@ -175,7 +176,7 @@ class SessionInbox:
         return self._steps.popleft()
 
     def finish(self, step: CheckedStep) -> None:
-        """Release a step that was computed, or failed."""
+        """Release the bytes of a step that was computed or failed."""
         self._backpressure.give_back(self._client, step.x.nbytes)
 
     def close(self) -> None:
@@ -200,7 +201,8 @@ class SessionInbox:
 
 
 class ResultBatcher:
-    """Sends results to the client at the other end of `connection`; those that can wait at a multiple of REPORT_S."""
+    """Sends results to the client at the other end of `connection`. Those that can wait are sent at the next multiple
+    of REPORT_S."""
 
     def __init__(self, connection: MultiplexedConnection) -> None:
         self._connection = connection
@@ -208,7 +210,7 @@ class ResultBatcher:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, result: StepResult, *, can_wait: bool) -> None:
-        """Send a result at once, or later if it `can_wait`; in the order of the calls. Nothing is sent once the
+        """Send a result at once, or later if it `can_wait`, in the order of the calls. Nothing is sent once the
         connection has ended."""
         if not result.passed_on:
             self.flush()
@@ -235,7 +237,7 @@ class ResultBatcher:
 
 
 def together(results: Sequence[StepResult]) -> StepResult:
-    """Join results of one session: single tokens that were passed on one after another."""
+    """Join results of one session, each for a single token that was passed on."""
     last = results[-1]
     if len(results) == 1:
         return last

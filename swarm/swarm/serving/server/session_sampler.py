@@ -1,7 +1,9 @@
-"""The sampler of a session of the last block: the answer's tokens so far, and what its grammar allows next.
+"""Keeps the state that sampling needs in a session of the last block: the answer's tokens so far, and what its grammar
+allows next.
 
-All of its state follows from the Sampler that the session was opened with and from those tokens. Another server that
-takes the session over therefore draws the same, once the client has sent them. Used in the server's loop.
+All of the state follows from the Sampler that the session was opened with, and from those tokens. Another server that
+takes over the session therefore draws the same tokens, once the client has sent the earlier ones. The sampler is used
+in the server's event loop.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.wire.tensor_stream import check_ids
 
 RECALL_S = 10.0
-"""Time for which a draw waits for the answer's earlier tokens, which the client sends at the same time."""
+"""Seconds for which a draw waits for the answer's earlier tokens, which the client sends at the same time."""
 
 
 class SessionSampler:
-    """`close` it. Raises PeerViolation for token ids outside the vocabulary, and PeerRefused without `grammars`."""
+    """The sampler of one session. Call `close` at its end. Raises PeerViolation for token ids outside the vocabulary,
+    and PeerRefused for a grammar without `grammars`."""
 
     def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
@@ -39,13 +42,13 @@ class SessionSampler:
         self._grammar = grammars.open(sampler.grammar) if sampler.grammar is not None and grammars else None
 
     async def prepare(self) -> None:
-        """Raises ConfigError for a grammar that cannot be used."""
+        """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""
         self._go_on()
         if self._mask is not None:
             await asyncio.shield(self._mask)
 
     def recall(self, token_ids: bytes) -> None:
-        """Return the answer's tokens so far, before the first draw. Raises PeerViolation."""
+        """Set the answer's tokens so far, before the first draw. Raises PeerViolation."""
         drawn = np.frombuffer(token_ids, dtype="<i4")
         check_ids(drawn, self._vocab_size)
         if self._drawn:
@@ -57,7 +60,8 @@ class SessionSampler:
 
     async def edits(self, index: int) -> LogitEdits:
         """Return the edits for the draw of the token at `index`. Raises ConfigError if the grammar has become too
-        complex, and PeerViolation, PeerTimeout where the tokens before it are others or were not sent."""
+        complex, PeerTimeout if the tokens before it were not sent, and PeerViolation if a later token was drawn
+        already."""
         try:
             async with asyncio.timeout(RECALL_S):
                 while len(self._drawn) < index:
@@ -84,16 +88,16 @@ class SessionSampler:
         self._grammar = self._mask = None
 
     def _go_on(self) -> None:
-        """Start computing the next mask, while the token before it goes through the model."""
+        """Start to compute the next mask, while the last token goes through the model."""
         if self._drawn and self._drawn[-1] in self._sampler.end_ids:
-            self.close()  # the client sees nothing that is drawn after the end, before it has closed the session
+            self.close()  # the client ignores tokens that are drawn after an end token, until it closes the session
         if self._grammar is not None:
-            # nothing is appended before the mask is there
+            # no token is appended before the mask is ready
             self._mask = self._grammar.mask(self._drawn)
             self._mask.add_done_callback(_seen)
 
     def _with_ends(self, mask: TokenMask) -> bytes:
-        """Return the mask with the end tokens: they may come where the grammar is fulfilled, and only there."""
+        """Return the mask with the end tokens, which are allowed only where the grammar may end."""
         allowed = bytearray(mask.allowed.ljust(-(-self._vocab_size // 8), b"\0"))
         for token_id in self._sampler.end_ids:
             byte, bit = divmod(token_id, 8)
@@ -104,7 +108,7 @@ class SessionSampler:
 
 
 def _no_token(*, blocked: bool) -> ConfigError:
-    """Return the error for a grammar that allows no token. `blocked`: the grammar needs an end token as text."""
+    """Return the error for a grammar that allows no token. If `blocked`, the grammar needs an end token as text."""
     if blocked:
         return ConfigError(
             "the model's end token stands in the way: the grammar allows no other token here, and must go on",
@@ -114,6 +118,6 @@ def _no_token(*, blocked: bool) -> ConfigError:
 
 
 def _seen(mask: asyncio.Future[TokenMask]) -> None:
-    """Mark its error as seen: `edits` raises it, if it is still called."""
+    """Mark the error of `mask` as retrieved: `edits` raises it, if it is still called."""
     if not mask.cancelled():
         mask.exception()

@@ -1,7 +1,7 @@
-"""Announce what a server serves: its span, its measured times, its load and the rate of its tokens.
+"""Announces what a server serves: its span, its measured times, its load and its token rate.
 
-`SpanAnnouncer.run` publishes whenever the load has changed, and measures the blocks again while they are idle.
-`SpanAnnouncer.run` is a task of the server that owns it.
+`SpanAnnouncer.run`, a task of its server, publishes whenever the load has changed, and measures the blocks again while
+they are idle.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_S = 3.0
-"""Interval at which a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
+"""Minimum seconds between two publications of a changed load: often enough to spread sessions, rarely enough for the
+DHT."""
 LOOK_S = 15.0
-"""Interval at which the rate of tokens is looked at, and published while there is one."""
+"""Seconds between two updates of the token rate, which is published while there is one."""
 IDLE_S = 60.0
-"""The blocks are measured again after this time without a token, and after each further such time."""
+"""Seconds without a token after which the blocks are measured again, and again after each further such time."""
 
 WINDOW_S = 60.0
 MARK_S = 1.0
-"""Least time between two counts that are remembered."""
+"""Minimum seconds between two counts that are kept."""
 
 
 class RecentRate:
-    """The rate of a count that was 0 at `now`, in seconds of any clock.
+    """Measures the rate of a count that was 0 at `now`, in seconds of any clock.
 
-    A caller that asks less often than every WINDOW_S gets the rate over a longer window.
+    A caller that asks less often than once per WINDOW_S gets the rate over a longer window.
     """
 
     def __init__(self, now: float) -> None:
         self._marks = deque([(now, 0)])
 
     def per_s(self, count: int, now: float) -> float:
-        """Return the rate over the last WINDOW_S, or since the beginning where that is less."""
+        """Return the rate over the last WINDOW_S, or since the beginning if that is shorter."""
         while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_S:
             self._marks.popleft()
         since, before = self._marks[0]
@@ -55,10 +56,10 @@ class RecentRate:
 
 
 class SpanAnnouncer:
-    """Publish the record of what `server` serves; nothing while it has no blocks.
+    """Publishes the record of what `server` serves, but nothing while it has no blocks.
 
-    Its owner may set `rtt_ms`, `is_relayed`, `moving_to`, `send_ms` and `token_ms`, which are published by the next
-    `announce`.
+    The owner may set `rtt_ms`, `is_relayed`, `moving_to`, `send_ms` and `token_ms`, which the next `announce`
+    publishes.
     """
 
     def __init__(self, membership: Membership, server: SpanServer) -> None:
@@ -76,7 +77,7 @@ class SpanAnnouncer:
 
     @property
     def record(self) -> ServeRecord:
-        """Return what is announced now. Only while there are blocks."""
+        """The record to announce now. Valid only while there are blocks."""
         server = self._server
         assert server.deployed is not None, "not started, or closed"
         loaded, speed = server.deployed.loaded, server.deployed.speed
@@ -105,7 +106,7 @@ class SpanAnnouncer:
         )
 
     def announce(self) -> None:
-        """Publish the record now. While there are no blocks, the last record stays."""
+        """Publish the record now. While there are no blocks, the last record stays published."""
         if self._server.deployed is not None:
             self._update_rate(self._server.deployed)
             self._membership.announce(self.record)
@@ -114,13 +115,13 @@ class SpanAnnouncer:
         self._membership.withdraw("serve", self._server.name)
 
     def changed(self) -> None:
-        """Announce soon: the load has changed."""
+        """Announce soon, since the load has changed."""
         self._changed.set()
 
     async def run(self) -> None:
         """Announce at once, and then whenever the load has changed, but not more often than every ANNOUNCE_S.
 
-        Announces also while tokens are computed, and once when there are none any more.
+        It also announces while tokens are computed, and once after they have stopped.
         """
         self._idle_since_s = asyncio.get_running_loop().time()
         self._rate = RecentRate(self._idle_since_s)
@@ -140,7 +141,7 @@ class SpanAnnouncer:
                     )
 
     def _update_rate(self, deployed: Deployment) -> bool:
-        """Return whether the rate of tokens has changed since it was last looked at."""
+        """Update the token rate, and return whether it has changed."""
         before, now = self._tokens_per_s, asyncio.get_running_loop().time()
         if before or deployed.engine.load.num_running:
             self._idle_since_s = now
@@ -149,14 +150,14 @@ class SpanAnnouncer:
         return self._tokens_per_s != before
 
     async def _measure_if_idle(self, deployed: Deployment) -> bool:
-        """Return whether the blocks were measured again, so that there is something to announce."""
+        """Measure the blocks again if they are idle, and return whether that was done and is to be announced."""
         now = asyncio.get_running_loop().time()
         if self._server.state != "serving" or now - self._idle_since_s < IDLE_S:
             return False
         self._idle_since_s = now
         try:
             await deployed.measure_again()
-        except (SwarmError, RuntimeError, MemoryError) as error:  # also where the server has moved to other blocks
+        except (SwarmError, RuntimeError, MemoryError) as error:  # also if the server has moved to other blocks
             logger.warning("could not measure the blocks of %s again: %s", self._server.name, error)
             return False
         return True

@@ -1,8 +1,8 @@
-"""Places a span on this node: decides which blocks to take, serves them, and moves when that helps much.
+"""Places a span on this node: decides which blocks to take, serves them, and moves if that helps enough.
 
-Decisions are `router.placement`'s; this measures, publishes proposals, waits until others see them, and acts. One task,
-started by `start` and ended by `close`, measures links and watches for a better span. What goes wrong in it is warned
-of, counted and tried again; should it end by a defect, `failure` says so.
+`router.placement` decides; this module measures, publishes proposals, waits until others see them, and acts. One task,
+started by `start` and ended by `close`, measures links and watches for a better span. Failures in it are logged,
+counted and tried again; if a defect ends it, `failure` says so.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ from swarm.threads import in_own_thread
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 3.0
-"""Time between a proposal and the decision: over twice what a record takes to reach all nodes. A node that comes later
-finds this one settled, and chooses around it."""
+"""Seconds between a proposal and the decision: over twice the time that a record takes to reach all nodes. A node that
+arrives later finds this one settled, and chooses around it."""
 
 WATCH_S = 20.0
-"""Time between searches for a better span; up to twice as long, so that not all nodes move at once."""
+"""Minimum seconds between searches for a better span. They are up to twice as long, so that not all nodes move at
+once."""
 
 MOVE_WITHIN_S = 30.0
-"""Time for sessions on the old span to go elsewhere."""
+"""Seconds for sessions on the old span to move to other servers."""
 
 MIN_TOKENS_PER_S = 0.5
-"""A server that its upload makes slower than this would only hold up those who use it."""
+"""Minimum tokens per second that the upload must allow: a slower server would only hold up its users."""
 
 MIN_TOKEN_MS = 0.1
-"""A link that takes less for a token makes no difference, and need not be announced."""
+"""Minimum time of a token on a link that is announced: a shorter time makes no difference."""
 
 LINKS_WITHIN_S = 2.0
-"""Time for measuring links before the first decision and at each search; slower links are measured the next time."""
+"""Seconds for measuring links before the first decision and at each search; slower links are measured the next time."""
 
 
 class SpanPlacer:
-    """Choose, serve and move a span. `on_choice` is called with the first span before its weights are loaded, and
-    `on_decision` with it and with each move, once it is served."""
+    """Chooses, serves and moves a span. `on_choice` is called with the first span before its weights are loaded.
+    `on_decision` is called with the first span and with each later one, once it is served."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class SpanPlacer:
         self._hidden_size = 0
 
     async def start(self) -> PlacementDecision:
-        """Decide, load and serve. Raises ConfigError or IntegrityError, and then nothing is left behind."""
+        """Decide, load and serve. Raises ConfigError or IntegrityError, and then leaves nothing behind."""
         able: SpanCapability | None = None
         try:
             if self._options.span is None:
@@ -127,7 +128,8 @@ class SpanPlacer:
 
     @property
     def failure(self) -> SessionError | None:
-        """Why the server ended by itself or is not looked after any more, if so; what is left is to close."""
+        """The reason why the server ended by itself, or its placement did, or None. After that, only `close` is
+        useful."""
         return self._failure if self.server is None else self.server.failure or self._failure
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
@@ -167,7 +169,7 @@ class SpanPlacer:
         return replace(decision, reason=f"{decision.reason}; {able.room.why(decision.end - decision.start)}")
 
     def _check_upload(self, tokens_per_s: float) -> None:
-        """Refuse to serve where the limit of the upload lets hardly anything through. Raises ConfigError."""
+        """Raise ConfigError if the upload limit allows hardly any tokens."""
         if tokens_per_s < MIN_TOKENS_PER_S and self._options.up_bytes_per_s < math.inf:
             raise ConfigError(
                 f"this node would carry {tokens_per_s:.2g} tokens/s of {self._name}: its upload is limited to "
@@ -189,7 +191,7 @@ class SpanPlacer:
             logger.warning("cannot see who serves %s: %s", self._name, error)
             return {}
         book = self._options.server.convictions
-        convicted = book.peers if book is not None else frozenset()  # whom no client asks that holds the evidence
+        convicted = book.peers if book is not None else frozenset()  # clients that hold the evidence do not ask these
         return {
             peer_id: record
             for peer_id, record in servers.items()
@@ -197,7 +199,7 @@ class SpanPlacer:
         }
 
     def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
-        """Announce the blocks that are to be served. A proposal has no cache room yet (see `placement.is_proposal`)."""
+        """Announce the blocks that will be served. A proposal has no cache room yet (see `placement.is_proposal`)."""
         record = ServeRecord(
             model=self._name,
             revision=able.revision,
@@ -217,7 +219,8 @@ class SpanPlacer:
         self._membership.announce(record)
 
     async def _keep_watch(self, server: SpanServer, able: SpanCapability | None) -> None:
-        """Search at moments that differ by node, and again before switching. A node whose blocks were given stays."""
+        """Search for a better span at times that differ by node, and again before switching. A node whose blocks were
+        given stays."""
         wait_s = WATCH_S * (1 + int(turn_hash(self._network.peer_id)[:8], 16) / 2**32)
         while True:
             await asyncio.sleep(wait_s)
@@ -228,7 +231,7 @@ class SpanPlacer:
                 if able is not None and not able.is_whole:
                     await self._move_if_better(server, able)
             except (SwarmError, RuntimeError, MemoryError, OSError) as error:
-                # as when there is no memory for the new blocks beside the old ones, which go on
+                # for example if there is no memory for the new blocks beside the old ones, which are still served
                 self.num_failed_moves += 1
                 logger.warning("could not move to other blocks of %s: %s", self._name, error)
             finally:
@@ -247,7 +250,8 @@ class SpanPlacer:
             announcer.announce()
 
     def _token_ms(self, servers: Collection[str]) -> dict[str, float]:
-        """Return how long a token's hidden states take from the slowest of those servers whose transfers show it."""
+        """Return the milliseconds that a token's hidden states take from the slowest of those servers whose rates are
+        known."""
         rates = list(self._network.links.rates_from(servers).items())[-limits.MAX_RTT_PEERS :]
         token_ms = {peer_id: hidden_ms(self._hidden_size, rate) for peer_id, rate in rates}
         return {peer_id: each for peer_id, each in token_ms.items() if each >= MIN_TOKEN_MS}
@@ -257,7 +261,8 @@ class SpanPlacer:
         if move is None:
             return
         options = self._server_options(move, able)
-        # before it is announced, for it may take long; whether the move is still wanted is asked again
+        # before the move is announced, since this may take long; afterwards this node checks that it still wants to
+        # move
         await asyncio.to_thread(self._options.bring, move.start, move.end)
         if not self._fits_beside(server, options, move, able):
             await self._move_alone(server, options, move, able)
@@ -278,8 +283,8 @@ class SpanPlacer:
     def _fits_beside(
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
     ) -> bool:
-        """Return whether the new blocks and their cache fit beside the old ones, which serve until then, and those of
-        an earlier move that sessions are still leaving."""
+        """Return whether the new blocks and their cache fit in memory beside the blocks that are served until then, and
+        beside those of an earlier move that sessions are still leaving."""
         if able.needs is None or self._options.max_bytes is None:
             return True
         old_bytes = sum(
@@ -292,7 +297,8 @@ class SpanPlacer:
     async def _move_alone(
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
     ) -> None:
-        """Leave first and then move, if others have every block, for lack of memory for both; else stay and log why."""
+        """Leave the old span before moving, since memory does not suffice for both, if other servers have every block.
+        Otherwise stay and log why."""
         server.announcer.moving_to = move.start, move.end
         server.announcer.announce()
         await asyncio.sleep(SETTLE_S)
@@ -314,8 +320,8 @@ class SpanPlacer:
             )
 
     async def _better(self, server: SpanServer, able: SpanCapability) -> PlacementDecision | None:
-        """Return a better span, if there is one also without those servers of this one's blocks that do not answer:
-        one that was killed is listed for a minute."""
+        """Return a better span, or None. It must be better even without the servers on this node's blocks that do not
+        answer: a killed server is listed for a minute."""
         record = server.record
         servers = await self._servers(record.revision)
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)

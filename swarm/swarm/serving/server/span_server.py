@@ -1,9 +1,9 @@
-"""A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
+"""Serves a node's span of a model: loads it, announces it, serves sessions on it, and leaves gracefully.
 
 `deployment` computes, `connection_server` takes sessions, `forward_server` takes calls on whole sequences, `challenges`
 asks other servers to prove what they hold, and `span_announcer` announces. The task started by `start` runs all of
-them; `close` ends it. If a defect ends it earlier, the server leaves as if it were drained, at once, and `failure` says
-why. Handlers run in the network's tasks.
+them; `close` ends it. If a defect ends it earlier, the server ends all sessions at once, and `failure` says why.
+Handlers run in the network's tasks.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class SpanServer:
         self._main: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load, measure, serve and announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
+        """Load, measure, serve and announce. Raises ConfigError or IntegrityError, and then leaves nothing behind.
 
-        Once in the life of this object; another server of the model may follow on the network once it is closed.
+        Call it once for each object. After `close`, another server of the model may be started on the network.
         """
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
@@ -105,7 +105,7 @@ class SpanServer:
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
         except BaseException as error:
-            if not isinstance(error, ValueError):  # another server of the model is there, and goes on
+            if not isinstance(error, ValueError):  # then another server of the model is registered
                 self._release()
             await deployed.close()
             raise
@@ -124,8 +124,8 @@ class SpanServer:
     ) -> bool:
         """Serve `[start, end)` instead: load it, ask `still_wanted`, switch, and let open sessions leave `within_s`.
 
-        The old blocks answer until the new ones can, and longer those that leave, so both need memory for that while.
-        Raises as `start`.
+        The old blocks answer until the new ones can, and longer for sessions that are leaving, so both need memory
+        meanwhile. Return whether it has moved. Raises like `start`.
         """
         new = await Deployment.load(self._model_dir, start, end, options)
         old, tasks = self.deployed, self._tasks
@@ -156,9 +156,9 @@ class SpanServer:
         self._retiring.discard(deployed)
 
     async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
-        """Move where there is no memory for both spans: first let sessions leave and free the old blocks.
+        """Move without memory for both spans: first let sessions leave and free the old blocks.
 
-        Raises as `start`, and then serves the old blocks again; if these cannot be loaded either, `failure` says so.
+        Raises like `start`, and then serves the old blocks again; if these cannot be loaded either, `failure` says so.
         """
         old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
         await self.drain(within_s=within_s)
@@ -198,7 +198,7 @@ class SpanServer:
         deployed.start(self._tasks)
 
     async def drain(self, *, within_s: float = 30.0) -> None:
-        """Take no new sessions, ask the open ones to leave, and end those that have not `within_s`."""
+        """Accept no new sessions, ask the open ones to leave, and end those that have not left `within_s`."""
         self.state = "draining"
         self.announcer.announce()
         await self._let_leave(self.sessions, within_s)
@@ -238,7 +238,7 @@ class SpanServer:
             main.result()
 
     def _release(self) -> None:
-        """Let another server of the model serve its methods."""
+        """Release the methods, so that another server of the model may serve them."""
         methods = (
             FILES_METHOD,
             MANIFEST_METHOD,
@@ -265,7 +265,7 @@ class SpanServer:
             self._tasks = None
 
     def _fail(self, cause: Exception) -> None:
-        """End every session and withdraw the record: the engine has ended, or there are no blocks any more."""
+        """End every session and withdraw the record, because the engine has ended, or there are no blocks any more."""
         logger.error("the server of %s has failed", self.name, exc_info=cause)
         self.failure = SessionError(
             f"{self.name} is served here no more: {type(cause).__name__}: {cause}",
@@ -281,7 +281,7 @@ class SpanServer:
 
     @property
     def record(self) -> ServeRecord:
-        """The record that is announced now. Only while started."""
+        """The record to announce now. Valid only while started."""
         return self.announcer.record
 
     @property
@@ -291,7 +291,7 @@ class SpanServer:
 
     @property
     def load(self) -> EngineLoad:
-        """The load of the announced blocks now; zero while there are none."""
+        """The current load of the announced blocks; zero while there are none."""
         return self.deployed.engine.load if self.deployed is not None else EngineLoad()
 
     @property
@@ -300,12 +300,12 @@ class SpanServer:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Cache room for all sessions together."""
+        """The cache room for all sessions together, in tokens."""
         return self._ready.engine.pool.num_pages * PAGE_TOKENS
 
     @property
     def num_tokens(self) -> int:
-        """Positions that were run since the start."""
+        """The number of positions that were run since the start."""
         return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self.deployments)
 
     @property
@@ -323,7 +323,8 @@ class SpanServer:
         self._ended.set()
 
     def _offered(self) -> Deployment:
-        """Return what new sessions are opened on, and calls on whole sequences run on. Raises PeerRefused."""
+        """Return the deployment for new sessions and for calls on whole sequences. Raises PeerRefused if there is
+        none."""
         if self.state != "serving" or self.deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
         return self.deployed

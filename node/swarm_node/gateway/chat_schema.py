@@ -270,8 +270,6 @@ class ChatRequest(SamplingRequest):
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "it needs logprobs to be true")
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise unfit("max_tokens", "max_completion_tokens is another limit: send one of the two")
         if self._must_call and not self.tools:
             raise unfit("tool_choice", "there are no tools to call")
         if isinstance(self.tool_choice, NamedTool) and not self._callable():
@@ -287,7 +285,9 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """The limit on new tokens; None for as many as are usual and fit into the model's context."""
+        """The limit on new tokens; None for as many as are usual and fit into the model's context.
+
+        `max_completion_tokens` has replaced `max_tokens` in OpenAI's API, so it counts where both are given."""
         return self.max_completion_tokens or self.max_tokens
 
     @property

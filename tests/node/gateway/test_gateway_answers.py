@@ -104,6 +104,7 @@ def test_chat_fields_are_flattened() -> None:
                 {"role": "developer", "content": "be brief"},
                 {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             ],
+            max_tokens=5,
             max_completion_tokens=6,
             user="someone",
             temperature=None,

@@ -333,11 +333,6 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
         ("/completions", {"model": ""}, "model: it needs 1 characters or more"),
         ("/chat/completions", {"logprobs": 5}, "logprobs: it is neither true nor false"),
         ("/chat/completions", {"tool_choice": "maybe"}, "tool_choice: it is not 'none', 'auto' or 'required'"),
-        (
-            "/chat/completions",
-            {"max_tokens": 5, "max_completion_tokens": 6},
-            "max_tokens: max_completion_tokens is another limit: send one of the two",
-        ),
     ],
 )
 def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], message: str) -> None:

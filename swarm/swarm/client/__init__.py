@@ -1,6 +1,6 @@
 """The SDK: ask a swarm's models for text, from asyncio (`AsyncClient`) or without it (`Client`).
 
-A client holds its tokenizers and what it has learnt about servers; each generation has a session of its own.
+A client keeps its tokenizers and what it has learnt about servers; each generation has its own session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A cache of the tokenizers and shapes of the models that a client asks for.
+"""Caches the tokenizers and shapes of the models that a client asks for.
 
-There is one cache per client, on its event loop. It keeps MAX_MODELS of them, each with a process of its own.
+There is one cache per client, on its event loop. It keeps the assets of MAX_MODELS models, each with its own process.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from swarm.serving.tokenizer.model_assets import (
 MAX_MODELS = 8
 
 MAX_BAD_FILES = 3
-"""Servers whose files are tried for one request. Each may take as long as a tokenizer may take to load."""
+"""Maximum servers with unusable files that are tried for one request. Each may take as long as a tokenizer may take to
+load."""
 
 BAD_FILES_S = 600.0
-"""Time for which a server whose files were unusable is asked for them only after all others."""
+"""Seconds for which a server whose files were unusable is asked for them only after all others."""
 
 MAX_REMEMBERED = 1024
 
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class AssetsCache:
-    """Keeps the assets of the models that a client asked for last, and fetches those that it lacks."""
+    """Keeps the assets of the models that a client asked for last, and fetches missing ones."""
 
     def __init__(self, network: Network, health: PeerHealth, limits: TokenizerLimits) -> None:
         self._network = network
@@ -54,13 +55,13 @@ class AssetsCache:
         self._limits = limits
         self._assets = NewestItems[AssetsKey, ModelAssets](MAX_MODELS)
         self._loading: WeakValueDictionary[AssetsKey, asyncio.Lock] = WeakValueDictionary()
-        # those that others have taken the place of may be in use still
+        # assets that were dropped from the cache may still be in use
         self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
         self._bad_since = NewestItems[tuple[str, str, str], float](MAX_REMEMBERED)
 
     async def warm_up(self) -> None:
-        """Start the process ahead, which the first model would wait a second for."""
+        """Start a process in advance, so that the first model does not wait a second for it."""
         if self._ready is None and not self._opened:
             self._ready = await asyncio.to_thread(start_child, self._limits)
 
@@ -80,15 +81,15 @@ class AssetsCache:
         published: PublishedManifest | None,
         own_files: Mapping[str, bytes] | None = None,
     ) -> ModelAssets:
-        """Return the assets of the servers' revision, which are those of the `published` manifest where there is one.
+        """Return the assets of the servers' revision, which must match the `published` manifest if there is one.
 
-        They are made of the client's `own_files` of this revision, if it has them, else of a server's.
-        Raises PeerError, IntegrityError.
+        They are made from the client's `own_files` of this revision, if given, else from the files of a server. Raises
+        PeerError, IntegrityError.
         """
         revision = next(iter(servers.values())).revision
         key = model, revision, b"" if published is None else published.digest
         if key not in self._assets:
-            # for each model its own, so that one whose servers stall keeps no other waiting
+            # one lock for each model, so that stalling servers of one model do not delay another model
             loading = self._loading.setdefault(key, asyncio.Lock())
             async with loading:
                 if key not in self._assets:
@@ -97,7 +98,7 @@ class AssetsCache:
                     else:
                         willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
                         assets = await self._from_servers(model, revision, willing, published)
-                    # the process of one that is dropped ends once no answer uses it any more
+                    # the process of dropped assets ends once no answer uses them any more
                     self._assets[key] = assets
         return self._assets[key]
 
@@ -125,7 +126,8 @@ class AssetsCache:
         raise failure
 
     def _compare(self, published: PublishedManifest, files: Mapping[str, bytes], peer_id: str) -> None:
-        """Raises PeerViolation for files that are not the publisher's, whose server is not asked again."""
+        """Check the files against the manifest. Raises PeerViolation if they differ; the server is then not asked
+        again."""
         if complaint := complaint_about(published.manifest, files):
             self._health.distrust(peer_id)
             violation = PeerViolation(

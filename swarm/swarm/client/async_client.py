@@ -1,4 +1,5 @@
-"""The SDK for asyncio: an `AsyncClient` belongs to one event loop, and each of its generations has its own session."""
+"""Implements the SDK for asyncio: an `AsyncClient` belongs to one event loop, and each of its generations has its own
+session."""
 
 from __future__ import annotations
 
@@ -53,11 +54,12 @@ if TYPE_CHECKING:
 DEFAULT_NETWORK_ID = "swarm"
 
 MAX_REVISIONS_TRIED = 3
-"""Bound for one request: finding out that servers are gone takes up to ten seconds each."""
+"""Maximum revisions tried for one request: finding out that servers are gone takes up to ten seconds for each."""
 
 
 def _import_tensor_calls() -> type[TensorCalls]:
-    """Called in a thread, since torch takes over a second to import and the loop has streams to serve meanwhile."""
+    """Import `TensorCalls`. Call this in a thread, since importing torch takes over a second, and the loop has streams
+    to serve meanwhile."""
     from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
 
     return TensorCalls
@@ -67,15 +69,15 @@ def _import_tensor_calls() -> type[TensorCalls]:
 class ClientOptions:
     """The settings of a client, each with a default.
 
-    A model is named as its servers name it, or NAME@REVISION. The latter selects one of several revisions under one
-    name, by its digest or the first eight or more characters of it. `pins` do the same for all requests, by name.
+    A model is named as its servers name it, or as NAME@REVISION. The latter selects one of several revisions under one
+    name, by its digest or at least the first eight characters of it. `pins` do the same for all requests, by name.
     Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
-    as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
-    `on_failed_proof` is told of each server that was asked to prove that it holds a published model, and failed.
+    as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or the KnownPublishers of an earlier process.
+    `on_failed_proof` is called for each server that failed to prove that it holds a published model.
 
-    `text_at_home` names the models of which this client keeps both ends, each with its directory or a KeptModel.
-    Servers then get hidden states and never tokens, models that are not named are not asked, and calls that would give
-    a text to servers raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
+    `text_at_home` names the models whose both ends this client runs itself, each with its directory or a KeptModel.
+    Servers then get hidden states and never tokens, models that are not named are not used, and calls that would send a
+    text to servers raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
     """
 
     session: SessionOptions = field(default_factory=SessionOptions)
@@ -88,9 +90,10 @@ class ClientOptions:
 
 
 class AsyncClient(TextClient[Generation]):
-    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
+    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` closes what the
+    client opened.
 
-    `convictions` are the servers that evidence convicts, as this process knows; without them the client has its own.
+    `convictions` are the convicted servers that this process knows; without them the client keeps its own.
     """
 
     def __init__(
@@ -149,9 +152,9 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
-        `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults. Of a
-        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. The others are
-        those of `ClientOptions`. Raises ConfigError without peers and for an invalid publisher, StartError.
+        `invite` is an invitation to a private network, or its text: its seeds and its network are the defaults. For a
+        share `spot_check` of the answers, other servers compute the work again; 0 for none. `ClientOptions` explains
+        the other arguments. Raises StartError, and ConfigError without peers or for an invalid publisher.
         """
         invitation, peers = given_invitation(invite), check_peers(peers)
         if invitation is not None:
@@ -172,7 +175,7 @@ class AsyncClient(TextClient[Generation]):
             yield client
 
     async def aclose(self) -> None:
-        """Close the connections to servers and end the tokenizers' processes. Generations that still run raise
+        """Close the connections to servers and end the tokenizers' processes. Running generations raise
         SessionError."""
         self._state.end_sessions()
         self._assets.close()
@@ -190,23 +193,24 @@ class AsyncClient(TextClient[Generation]):
 
     @property
     def checks(self) -> SpotChecks:
-        """The spot checks of this client's answers, and the reputation of servers that they make."""
+        """The spot checks of this client's answers, with the reputation of servers that follows from them."""
         return self._state.checks
 
     async def warm_up(self) -> None:
-        """Start the tokenizer process ahead, which the first request would wait a second for."""
+        """Start the tokenizer process in advance, so that the first request does not wait a second for it."""
         await self._assets.warm_up()
 
     async def models(self) -> tuple[ModelStatus, ...]:
-        """Return the models of which some part is served, by name. Raises PeerTimeout."""
+        """Return the models that are served at least in part, by name. Raises PeerTimeout."""
         return tuple(self._text_at_home.completed(model) for model in await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
-        """Return the newest records of a model's servers, by peer id and of one revision. Raises PeerTimeout."""
+        """Look up a model's servers again, and return the records of those of the revision in use, by peer id. Raises
+        PeerTimeout."""
         return await self._catalog.newest_servers(name)
 
     async def model(self, name: str) -> ModelStatus | None:
-        """Return what the swarm has of one model, or None if nobody serves it.
+        """Return the status of one model, or None if nobody serves it.
 
         Raises PeerTimeout, and ConfigError for a prefix that several revisions share.
         """
@@ -246,7 +250,7 @@ class AsyncClient(TextClient[Generation]):
         return await assets.decode(checked(assets, token_ids, field="tokens"))
 
     async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
-        """Return the input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
+        """Return the input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] for a tensor [B, T].
 
         Raises as `forward`.
         """
@@ -267,17 +271,18 @@ class AsyncClient(TextClient[Generation]):
     async def forward(
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
     ) -> Tensor:
-        """Run blocks `[start, end)` on whole sequences, causally: [B, T, H] of `x` [B, T, H], or [T, H] of [T, H].
+        """Run blocks `[start, end)` causally on whole sequences `x`, [B, T, H] or [T, H]. The result has the same
+        shape.
 
-        `x` is hidden states, or for the first block input embeddings or token ids ([B, T] or [T]). After the model's
-        last block come the hidden states after its last norm, or with `head` the logits [B, T, V]. Gradients come back
-        to `x` over the same blocks; the model is frozen. Since they come over the network too, run the backward pass
-        beside this client's loop: `await asyncio.to_thread(loss.backward)`. `codec` is raw (fp32) or bf16.
+        `x` has hidden states, or for the first block input embeddings or token ids ([B, T] or [T]). After the model's
+        last block, the result has the hidden states after its last norm, or with `head` the logits [B, T, V]. Gradients
+        flow back to `x` through the same blocks; the model is frozen. Since the backward pass uses the network too, run
+        it beside this client's loop: `await asyncio.to_thread(loss.backward)`. `codec` is raw (fp32) or bf16.
 
-        The death of servers, in between too, costs time only while other servers hold the blocks. Raises ConfigError
-        for an unknown model, blocks or shape and for numbers that are not finite, SessionError when blocks are missing
-        or could not be computed, PeerError when nobody answers or the call is too large for the servers; the backward
-        pass does, too.
+        If servers die, even between the two passes, that costs only time, as long as other servers hold the blocks.
+        Raises ConfigError for an unknown model, blocks or shape and for numbers that are not finite, SessionError if
+        blocks are missing or could not be computed, and PeerError if nobody answers or the call is too large for the
+        servers. The backward pass raises the same.
         """
         from swarm.client.tensor_calls import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 
@@ -287,7 +292,7 @@ class AsyncClient(TextClient[Generation]):
         return attach(x, ran, waiting_for(asyncio.get_running_loop()))
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
-        """Run `forward` without autograd's part, which belongs into the caller's thread."""
+        """Run `forward` without the part of autograd, which must run in the caller's thread."""
         if wanted.start == 0:
             self._text_at_home.refuse("a pass through the model's first block")
         return await (await self._tensors()).run_forward(x, model, wanted)
@@ -309,11 +314,11 @@ class AsyncClient(TextClient[Generation]):
         return await self._assets.get(chosen.name, chosen.servers, chosen.published, files)
 
     def trace(self) -> dict[str, Any]:
-        """Return the trace of the generation begun last; `Generation.trace` has that of a certain one."""
+        """Return the trace of the generation that began last; `Generation.trace` returns that of a given one."""
         return self._last.trace() if self._last else {}
 
     async def _tokens(self, request: GenerationRequest, trace: Trace) -> AsyncGenerator[Token, None]:
-        """Generate with the revision to use, or with another one if its servers are gone before the first token."""
+        """Generate with the chosen revision, or with another one if its servers are gone before the first token."""
         since_s = asyncio.get_running_loop().time()
         chosen, tried = await self._catalog.to_use(request.model), set[str]()
         while True:
@@ -366,14 +371,14 @@ class AsyncClient(TextClient[Generation]):
 async def _joined(
     peers: Sequence[str], network_id: str, invitation: NetworkInvitation | None
 ) -> AsyncIterator[Network]:
-    """Join a network through its daemon's libp2p, under a fresh identity. Raises ConfigError without peers,
-    StartError."""
+    """Join a network through a libp2p daemon, under a fresh identity. Raises StartError, and ConfigError without
+    peers."""
     if not peers:
         raise ConfigError(
             "a client needs the address of a node: alone it would be a network of its own",
             remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
         )
-    # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
+    # imported here, since only this function needs the go-libp2p daemon
     from swarm.network.libp2p.libp2p_options import Libp2pOptions  # noqa: PLC0415
     from swarm.network.libp2p_network import Libp2pNetwork  # noqa: PLC0415
 

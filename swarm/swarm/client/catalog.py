@@ -1,10 +1,10 @@
-"""Holds what a client knows of the swarm's models: who serves which, which blocks are missing, and which revision to
+"""Holds what a client knows about the swarm's models: who serves which, which blocks are missing, and which revision to
 use.
 
 There is one catalog per client, on its event loop. It remembers MAX_MODELS models, and their servers for
 MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a newcomer that
-served while the first one was gone does not keep the name. Where a publisher is believed about a name
-(`swarm.client.publishers`), only what it signed is used under that name, whatever else is served.
+served while the first one was gone does not keep the name. If a name has a believed publisher
+(`swarm.client.publishers`), only revisions that it signed are used under that name, whatever else is served.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.peer_health import PeerHealth
 
 NAME_IT = "give the model's name as its servers tell it"
-"""The remedy if a caller gives something that cannot be the name of a model."""
+"""The remedy for a value that cannot be the name of a model."""
 
 MAX_MODELS = 8
 
 MODELS_FRESH_S = 2.0
-"""Time for which a list of models counts. A gateway asks for it with each request."""
+"""Seconds for which a list of models is valid. A gateway asks for it with each request."""
 
 LOST_S = 10.0
-"""A used revision is left for another once its servers have been failing for this time, not for one failure."""
+"""Seconds of failing servers after which a used revision is given up for another, so that one failure is not enough."""
 
 SHOWN_S = 1.0
-"""Time for which a first request waits for what a model's servers show of servers that are convicted."""
+"""Seconds for which a first request waits for the evidence that a model's servers show against other servers."""
 
 LEARN_S = 5.0
-"""Time for which a first request waits for the manifests of a model that it knows nothing of."""
+"""Seconds for which a first request waits for the manifests of a model that has no settled revision yet."""
 
 MAX_OTHERS = 8
-"""Other revisions of a model in its status. Anyone can make up more."""
+"""Maximum other revisions of a model in its status. Anyone can make up more."""
 
 MAX_WARNED = 256
 
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRevision:
-    """Other weights that are served under the same name. They can answer when no blocks are `missing`."""
+    """Other weights that are served under the same name. They can answer if no blocks are `missing`."""
 
     revision: str
     num_blocks: int
@@ -80,14 +80,13 @@ class OtherRevision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """Holds what the swarm has of a model, in the `revision` that this client uses. It can answer when no blocks are
-    `missing`.
+    """The status of a model in the `revision` that this client uses. The model can answer if no blocks are `missing`.
 
     `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client has just
-    failed to reach, whatever their records say. `age_s` is the age in seconds of the oldest record that is counted on.
-    A server that was killed counts until its record expires or somebody here has tried to reach it. `manifest` is the
-    digest, in hex, of the manifest that `publisher` signed, and `dtype` what servers made of its weights; all three are
-    empty for an unpublished model.
+    failed to reach, whatever their records say. `age_s` is the age in seconds of the oldest record in use. A killed
+    server counts until its record expires, or this client has failed to reach it. `manifest` is the digest, in hex, of
+    the manifest that `publisher` signed, and `dtype` the one in which servers hold its weights; all three are empty for
+    an unpublished model.
     """
 
     name: str
@@ -106,9 +105,10 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRevision:
-    """The revision of the model `name` that is used, and the others, the best first.
+    """The revision of the model `name` to use, and the others, the best first.
 
-    `published` is its manifest; None if it has none, or nobody gave it. `is_pinned`: the request named the revision.
+    `published` is its manifest, or None if it has none, or no server sent it. `is_pinned` is set if the client or the
+    request pins the revision.
     """
 
     name: str
@@ -123,7 +123,8 @@ class ChosenRevision:
 
 
 class ModelCatalog:
-    """`pins` map a model's name to the start of the only revision to use. Raises ConfigError for bad ones."""
+    """The models that a client knows. `pins` map a model's name to the start of the only revision to use. Raises
+    ConfigError for bad ones."""
 
     def __init__(
         self,
@@ -158,24 +159,24 @@ class ModelCatalog:
         self._convictions = convictions
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
         self._turn = asyncio.Lock()
-        self._failure: tuple[float, PeerTimeout] | None = None  # of the last look at all, and when that began
+        self._failure: tuple[float, PeerTimeout] | None = None  # of the last lookup of all models, and when it began
         self._warned = NewestItems[tuple[str, str], None](MAX_WARNED)
 
     async def models(self) -> list[ModelStatus]:
-        """Return the models of which some part is served. Raises PeerTimeout."""
+        """Return the models that are served at least in part. Raises PeerTimeout."""
         if await self._look_at_all():
             async with asyncio.TaskGroup() as tasks:
                 for name, servers in self._all[1].items():
                     tasks.create_task(self._learn(name, servers))
         found = []
         for name, servers in self._all[1].items():
-            # one whose pin fits several is none to count on
+            # a model whose pin fits several revisions is left out
             with suppress(ConfigError):
                 found += [self._status(chosen)] if (chosen := self._choose(name, "", servers)) else []
         return found
 
     async def status(self, model: str) -> ModelStatus | None:
-        """Return the status of one model, or None if nobody serves it or not the pinned revision.
+        """Return the status of one model, or None if nobody serves it, or nobody serves the pinned revision.
 
         Raises PeerTimeout.
         """
@@ -199,8 +200,8 @@ class ModelCatalog:
     async def to_use(self, model: str) -> ChosenRevision:
         """Choose the revision that is to answer. Raises ConfigError if there is none.
 
-        Warns once of others that could answer, too, asks the servers to prove that they hold the files, and some of
-        them whom evidence convicts: the first request for a model waits a moment for that.
+        Logs a warning once about other revisions. Asks the servers to prove that they hold the files, and some of them
+        for evidence against servers: the first request for a model waits a moment for that.
         """
         name, pin = _name_and_pin(model)
         try:
@@ -221,15 +222,15 @@ class ModelCatalog:
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:
-        """Let the revision take precedence over others from now on, and its publisher be the one of the name."""
+        """Record that the revision has answered: it takes precedence over others from now on, and its publisher is
+        remembered for the name."""
         self._used.add(chosen.name, chosen.revision.digest)
         if chosen.published is not None and not chosen.is_pinned:
             self._publishers.answered(chosen.name, chosen.published.publisher)
 
     async def _look_at_all(self) -> bool:
-        """Look up all models and their servers, if it is time, once for all who ask at the same time, however long that
-        takes; return whether that was here and now. Raises PeerTimeout, also to those who have waited for a look that
-        failed."""
+        """Look up all models and their servers if the last lookup is too old. Concurrent callers share one lookup.
+        Return whether this call did it. Raises PeerTimeout, also in callers that waited for a lookup that failed."""
         now_s = asyncio.get_running_loop().time
         asked_s = now_s()
         async with self._turn:
@@ -247,7 +248,8 @@ class ModelCatalog:
             return True
 
     async def _servers(self, name: str) -> Servers:
-        """Return the servers of all revisions, of MODELS_FRESH_S ago at most; a session looks again when one fails."""
+        """Return the servers of all revisions, at most MODELS_FRESH_S old; a session looks them up again if one
+        fails."""
         now_s = asyncio.get_running_loop().time()
         seen_s, servers = self._seen.get(name, (0.0, {}))
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
@@ -257,10 +259,10 @@ class ModelCatalog:
         return servers
 
     async def _learn(self, name: str, servers: Servers) -> None:
-        """Fetch the manifests that are announced for the model and not known here.
+        """Fetch the announced manifests of the model that are not known here.
 
-        Waits for them only while there is nothing to use that was used before or is believed: a stranger that
-        announces ever new ones delays nobody.
+        It waits for them only if no whole revision was used before or has a believed publisher, so that a stranger who
+        announces ever new manifests delays nobody.
         """
         with suppress(ConfigError):
             chosen = self._choose(name, "", servers)
@@ -271,14 +273,14 @@ class ModelCatalog:
             await self._manifests.learn(name, servers, within_s=0.0 if is_settled else LEARN_S)
 
     def _published(self, revision: Revision) -> PublishedManifest | None:
-        """Return the manifest of a revision, if it is known and of a model with as many blocks."""
+        """Return the manifest of a revision, if it is known and has as many blocks, else None."""
         published = self._manifests.known(revision.manifest)
         return published if published and published.manifest.num_blocks == revision.num_blocks else None
 
     def _trusted(self, name: str, pin: str, found: Sequence[Revision]) -> Sequence[Revision]:
         """Return the revisions that may be used under the name.
 
-        A request that names a revision may use any, unless publishers are pinned.
+        A request with a pin may use any revision, unless publishers are pinned.
         """
         believed = self._publishers.pinned(name) if pin else self._publishers.believed(name)
         if not believed:
@@ -286,7 +288,7 @@ class ModelCatalog:
         return [each for each in found if (known := self._published(each)) and known.publisher in believed]
 
     def _choose(self, name: str, pin: str, servers: Servers) -> ChosenRevision | None:
-        """Raises ConfigError for a pin that fits several."""
+        """Choose the revision, or return None if there is none. Raises ConfigError for a pin that fits several."""
         failing = self._health.failing()
         found = revisions(servers, failing)
         pin = self._pin(name, pin)
@@ -308,7 +310,8 @@ class ModelCatalog:
         )
 
     def _pin(self, name: str, pin: str) -> str:
-        """Return the pin that holds for the model. Raises ConfigError for a request that pins what is not used here."""
+        """Return the pin that applies to the model. Raises ConfigError for a request whose pin contradicts the
+        client's."""
         always = self._pins.get(name, "")
         if not (always.startswith(pin) or pin.startswith(always)):
             raise ConfigError(
@@ -352,7 +355,7 @@ class ModelCatalog:
         )
 
     def _warn_of_strangers(self, chosen: ChosenRevision) -> None:
-        """Warn once of each other publisher of a name whose publisher is believed."""
+        """Log a warning once for each other publisher of a name that has a believed one."""
         believed = self._publishers.believed(chosen.name)
         for each in chosen.others:
             known = self._published(each)
@@ -399,7 +402,7 @@ class ModelCatalog:
 
 
 def _name_and_pin(model: object) -> tuple[str, str]:
-    """Return what `split_pin` does. Raises ConfigError for what is no text."""
+    """Return what `split_pin` does. Raises ConfigError for a value that is no text."""
     if not isinstance(model, str):
         raise ConfigError(f"model is {model!r:.80}", remedy=NAME_IT, field="model")
     return split_pin(model)

@@ -1,13 +1,13 @@
-"""Have the servers of a published model prove that they hold its files, beside the requests that use them.
+"""Asks the servers of a published model to prove that they hold its files, while requests use them.
 
-A server is asked when a request first uses its model, and about once in PROVEN_S after that. Nothing waits for the
-answer: a server whose proof is wrong is distrusted, its connections end, and sessions on it go on with others. One that
-gives no answer is asked again with later requests. After MAX_UNANSWERED times it is used only where no other server can
-answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
+A server is asked when a request first uses its model, and about once in PROVEN_S after that. Requests do not wait for
+the answer. A server whose proof is wrong is distrusted, its connections end, and its sessions continue on others. A
+server that gives no answer is asked again with later requests. After MAX_UNANSWERED times it is used only if no other
+server can answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
 
-What it comes to also goes into the reputation that routes follow and that outlives the client: a server that signed a
-wrong proof is barred, and one whose answer is unusable, or that gave none so often, is in a dispute, which fades. A
-server that refuses, since it has proven enough for now, is in none. What convicts a server goes to `convict`.
+The result also goes into the reputation, which routing uses and which outlives the client. A server that signed a wrong
+proof is barred. A server whose answer is unusable, or that gave none so often, gets a dispute, which fades. A server
+that refuses because it has proven enough for now gets none. Evidence against a server goes to `convict`.
 
 There is one per client, on its event loop; `close` ends its tasks.
 """
@@ -33,10 +33,10 @@ from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
 from swarm.trust.reputation import Outcome
 
 PROVEN_S = 3600.0
-"""Time until a server that has proven its files is asked again, on average."""
+"""Mean seconds until a server that has proven its files is asked again."""
 
 RETRY_S = 60.0
-"""Time until a server that gave no answer is asked again."""
+"""Seconds until a server that gave no answer is asked again."""
 
 MAX_UNANSWERED = 5
 MAX_AT_ONCE = 4
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedProof:
-    """A server that does not hold what it announces. `answer` is what it sent as its proof."""
+    """A server that failed to prove that it holds what it announces. `answer` is what it sent as its proof."""
 
     peer_id: str
     model: str
@@ -57,15 +57,15 @@ class FailedProof:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Says when a server may be asked again, and how often in a row it gave no answer."""
+    """The time at which a server may be asked again, and how often in a row it gave no answer."""
 
     again_s: float
     num_unanswered: int = 0
 
 
 class PossessionChecks:
-    """Asks servers, and counts: `num_proven` proofs, `num_unanswered` requests. `failures` are the newest, and each is
-    given to `on_failure`."""
+    """Asks servers for proofs. Counts `num_proven` proofs and `num_unanswered` requests. `failures` are the newest
+    failures; `on_failure` is called with each."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PossessionChecks:
         self._rng = random.SystemRandom()
 
     def start(self, servers: Mapping[str, ServeRecord], published: PublishedManifest) -> None:
-        """Begin to ask those of a model's servers whose turn it is."""
+        """Start to ask those of a model's servers that are due."""
         now_s = asyncio.get_running_loop().time()
         distrusted = self._health.distrusted
         for peer_id, record in servers.items():
@@ -140,7 +140,7 @@ class PossessionChecks:
                     error.message,
                 )
                 if not isinstance(error, PeerRefused):
-                    # what strangers use up is refused to others, and that must not outlive this client
+                    # strangers may have used up the server's budget, which must not affect it beyond this client
                     self._health.reputation.note(peer_id, "disputed", time.time())
         if num >= MAX_UNANSWERED:
             self._health.doubt(peer_id)
@@ -165,5 +165,5 @@ class PossessionChecks:
             self._convict(asked.evidence)
 
     def _later(self, wait_s: float) -> float:
-        """Return a moment after about `wait_s`, which nobody can foretell."""
+        """Return an unpredictable time after about `wait_s`."""
         return asyncio.get_running_loop().time() + wait_s * self._rng.uniform(0.5, 1.5)

@@ -1,10 +1,10 @@
-"""Remembers for a client, by the models' names, which revisions have answered it and which publishers it believes.
+"""Remembers, by model name, which revisions have answered a client and which publishers it believes.
 
-A revision that has answered takes precedence over what is served later under the name (`UsedRevisions`).
+A revision that has answered takes precedence over revisions served later under the name (`UsedRevisions`).
 
 A user pins a publisher as MODEL=PEER_ID, or as PEER_ID for every model without a pin of its own (`KnownPublishers`).
-Without a pin the publisher of the first published model that answered under a name is remembered for that name. Until
-then the name is anybody's, as that of an unpublished model always is. Pure but for `on_new`.
+Without a pin, the publisher of the first published model that answered under a name is remembered for that name. Until
+then anybody may use the name, as anybody always may for an unpublished model. Apart from `on_new`, the module is pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm.newest_items import NewestItems
 
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4
-"""Bound for one model."""
+"""Maximum revisions that are remembered for one model."""
 
 Used = Mapping[str, Sequence[str]]
 """Digests of revisions, by the model's name."""
@@ -29,7 +29,7 @@ Used = Mapping[str, Sequence[str]]
 MAX_REMEMBERED = 256
 
 PublisherStanding = Literal["pinned", "remembered", "new", "unpublished"]
-"""Why a model's publisher is believed: its user said so, it was used before, or there is no reason yet."""
+"""The reason to believe a model's publisher: the user pinned it, it was used before, or there is none yet."""
 
 ANY = ""
 """The name under which publishers of every model are pinned."""
@@ -49,10 +49,11 @@ def parse_publisher(text: str) -> tuple[str, str]:
 
 
 class KnownPublishers:
-    """`pinned` are texts for `parse_publisher`. `remembered` are those of an earlier process, by model; `on_new` gets
-    all of them when one is added. Touched only from the client's event loop.
+    """The publishers that a client knows. `pinned` are texts for `parse_publisher`. `remembered` are the publishers of
+    an earlier process, by model; `on_new` is called with all of them when one is added. The object is used only in the
+    client's event loop.
 
-    Raises ConfigError for an invalid pin, ValueError for a remembered name or publisher that cannot be one.
+    Raises ConfigError for an invalid pin, and ValueError for an invalid remembered name or publisher.
     """
 
     def __init__(
@@ -76,11 +77,12 @@ class KnownPublishers:
             self._add(model, peer_id)
 
     def pinned(self, model: str) -> frozenset[str]:
-        """Return the only publishers of a model that the user accepts; none: any."""
+        """Return the only publishers of a model that the user accepts. An empty set means any."""
         return frozenset(self._pinned.get(model) or self._pinned.get(ANY) or ())
 
     def believed(self, model: str) -> frozenset[str]:
-        """Return the only publishers of a model that are believed; none: there is no reason to prefer one yet."""
+        """Return the only believed publishers of a model. An empty set means that there is no reason to prefer one
+        yet."""
         remembered = self._remembered.get(model)
         return self.pinned(model) or (frozenset((remembered,)) if remembered else frozenset())
 
@@ -104,10 +106,10 @@ class KnownPublishers:
 
 
 class UsedRevisions:
-    """The revisions of models that a client has had answers from. Raises ValueError for bad names.
+    """The revisions of models that have answered a client. Raises ValueError for bad names.
 
-    `used` are those of an earlier process. `on_new` gets all of them when one is added. Touched only from the client's
-    event loop.
+    `used` are the revisions of an earlier process. `on_new` is called with all of them when one is added. The object is
+    used only in the client's event loop.
     """
 
     def __init__(self, used: Used | None = None, on_new: Callable[[Used], None] | None = None) -> None:
@@ -118,11 +120,11 @@ class UsedRevisions:
                 self._add(model, digest)
 
     def of(self, model: str) -> Sequence[str]:
-        """Return the digests, the one used first before the others."""
+        """Return the digests of a model's used revisions, in the order of their first use."""
         return self._used.get(model, ())
 
     def add(self, model: str, digest: str) -> None:
-        """Note that an answer came from the revision."""
+        """Record that an answer came from the revision."""
         if digest in self.of(model):
             return
         self._add(model, digest)

@@ -1,7 +1,8 @@
-"""A model's blocks on remote servers, as a function of whole sequences and its gradient.
+"""Runs a model's blocks on remote servers, as a function of whole sequences, with its gradient.
 
-Each part of a chain keeps its input until the gradient has come back through it. So a server may die at any moment:
-others, which had no share in the forward pass, compute its part. Used in the client's loop, by any number of tasks.
+The client keeps the input of each part of a chain until the gradient has passed back through it. So a server may die at
+any moment: another one, which had no share in the forward pass, computes its part. The module is used in the client's
+loop, by any number of tasks.
 
 Legend of shapes: B sequences, T positions, H hidden size, V vocabulary, C columns: H, or V after the head.
 """
@@ -44,24 +45,25 @@ from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
-"""Time for which to look for a server, or for room on one, before a call fails."""
+"""Seconds to look for a server, or for room on one, before a call fails."""
 
 FLOOR_S = 10.0
-"""Covers dialling through a relay and a server's slow moment."""
+"""Minimum deadline in seconds: enough to dial through a relay, and for a slow moment of the server."""
 
 FACTOR = 16.0
-"""Factor on the time by the server's record, since the calls and sessions of others come between."""
+"""Multiple of the time by the server's record that a call may take, since calls and sessions of others come between."""
 
 BACKWARD_FACTOR = 4.0
-"""A backward call may take this many times as long: at worst two more forward passes, and a backward pass of two."""
+"""Multiple of a forward call's time that a backward call may take: at worst two more forward passes, and a backward
+pass of two."""
 
 MAX_COMPUTE_S = 600.0
 
 
 class CallRouteFinder:
-    """Find the servers for the blocks of one call; remember which of them have failed it.
+    """Finds the servers for the blocks of one call, and remembers which of them have failed it.
 
-    Used by one task at a time.
+    It is used by one task at a time.
     """
 
     def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str) -> None:
@@ -71,12 +73,12 @@ class CallRouteFinder:
         self._failed: set[str] = set()
         self._num_failures = 0
         self._last: SwarmError | None = None
-        self._left_s = PATIENCE_S  # of looking: the time in which servers compute does not count
+        self._left_s = PATIENCE_S  # of searching: the time in which servers compute does not count
 
     async def find(self, start: int, end: int) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)`, of servers that have not refused this call.
+        """Return the cheapest chain over `[start, end)` from servers that have not refused this call.
 
-        Raises NoChain, or why the last server would not or could not do it.
+        Raises NoChain, or the error of the last server that refused or failed.
         """
         time = asyncio.get_running_loop().time
         give_up_at_s = time() + self._left_s
@@ -94,7 +96,7 @@ class CallRouteFinder:
                 await self._wait(self._left_s)
 
     async def _wait(self, left_s: float) -> None:
-        """Wait until another search may find more. Raises an error that waiting does not help against."""
+        """Wait until another search may find more. Raises the last error if waiting does not help."""
         match self._last:
             case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
                 await asyncio.sleep(retry_after_s)
@@ -111,7 +113,7 @@ class CallRouteFinder:
         Raises `error` once enough peers failed that the call itself must be the cause.
         """
         logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model.name, error)
-        # a refusal of this call says nothing of others, and a server that could not be reached may come back
+        # a refusal of this call says nothing about other calls, and a server that could not be reached may come back
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
             self._health.failed(peer_id, error)
         else:
@@ -125,9 +127,10 @@ class CallRouteFinder:
 async def call_server(
     network: Network, peer_id: str, method: str, asked: Compute, tensors: Sequence[Tensor], *, num_columns: int
 ) -> Tensor:
-    """Let a server run a pass on `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
+    """Let a server run a pass on `tensors`, each int64 [B, T] or float32 [B, T, …]. Return float32 [B, T, num_columns].
 
-    Raises PeerError, SessionError if the server could not compute it, ConfigError for numbers that are not finite.
+    Raises PeerError, SessionError if the server could not compute the pass, and ConfigError for numbers that are not
+    finite.
     """
     limit_s = asked.deadline_s
     shape = asked.num_sequences, asked.num_positions, num_columns
@@ -145,14 +148,14 @@ async def call_server(
         raise PeerUnreachable("the server ended the call", peer_id=peer_id) from None
     except SwarmError as error:
         if not isinstance(error, PeerError | SessionError):
-            # its own trouble, whatever it calls it
+            # the server's own failure, whatever kind of error it reports
             raise PeerError(error.message, peer_id=peer_id) from error
         error.peer_id = error.peer_id or peer_id
         raise
 
 
 def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: int, num_bytes: int) -> float:
-    """Return how long a call may take, from the server's own claim within bounds."""
+    """Return the seconds that a call may take, by the server's own claim within bounds."""
     expected_s = num_blocks * num_rows * record.prefill_ms_per_token / 1000
     factor = FACTOR * (BACKWARD_FACTOR if method.startswith(BACKWARD_METHOD) else 1.0)
     limit_s = FLOOR_S + min(factor * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_BYTES_PER_S
@@ -161,16 +164,16 @@ def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: i
 
 @dataclass(frozen=True, slots=True)
 class RemotePart:
-    """A server's share in a forward pass, and what it was given: [B, T, H], or token ids [B, T]."""
+    """A server's share in a forward pass, with its input: [B, T, H], or token ids [B, T]."""
 
     by: Hop
     x: Tensor
 
 
 class RemoteBlocks:
-    """The blocks of a model. With `head`, the last block's output becomes logits.
+    """The blocks of a model on its servers. With `head`, the last block's output becomes logits.
 
-    `servers` are of the model's revision.
+    `servers` serve the model's revision.
     """
 
     def __init__(
@@ -203,11 +206,11 @@ class RemoteBlocks:
                 return embeddings
 
     async def forward(self, x: Tensor, start: int, end: int) -> tuple[Tensor, list[RemotePart]]:
-        """Run float32 `x` [B, T, H], or token ids [B, T] at the first block: float32 [B, T, C], and which server did
-        which part.
+        """Run float32 `x` [B, T, H], or token ids [B, T] for the first block. Return float32 [B, T, C], and the part of
+        each server.
 
-        Raises NoChain when no server has some block, what the servers refuse or fail with, and ConfigError for numbers
-        that are not finite.
+        Raises NoChain if no server has some block, the errors with which servers refuse or fail, and ConfigError for
+        numbers that are not finite.
         """
         return await self._forward(self._search(), x, start, end)
 
@@ -253,7 +256,7 @@ class RemoteBlocks:
         return [*parts, RemotePart(last, x)]
 
     async def _ask(self, search: CallRouteFinder, method: str, part: RemotePart, *grads: Tensor) -> Tensor | None:
-        """Return float32 [B, T, …], or None if the server failed, which `search` then knows. Raises ConfigError."""
+        """Return float32 [B, T, …], or None if the server failed, which is recorded in `search`. Raises ConfigError."""
         peer_id = part.by.peer_id
         asked, num_columns = self._asked(method, part)
         self._health.opened(peer_id)
@@ -274,7 +277,7 @@ class RemoteBlocks:
         model, hop, x = self.model, part.by, part.x
         has_logits = self._head and hop.end == model.num_blocks
         num_rows = x.shape[0] * x.shape[1]
-        # as much comes back of one method as is sent to the other
+        # one method returns as many bytes as the other one gets
         num_bytes = 4 * num_rows * (model.hidden_size + (model.vocab_size if has_logits else model.hidden_size))
         num_blocks = hop.end - hop.start
         limit_s = deadline_s(hop.record, method, num_blocks=num_blocks, num_rows=num_rows, num_bytes=num_bytes)

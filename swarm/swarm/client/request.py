@@ -1,4 +1,5 @@
-"""A request for a generation: what callers say, the checks of it, the token ids of its prompt, and how it runs."""
+"""Defines a request for a generation: its values and their checks, the token ids of its prompt, and the running
+answer."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
 DEFAULT_MAX_TOKENS = 512
-"""The length of an answer without `max_tokens`; fewer where the model's context ends before."""
+"""Maximum length of an answer without `max_tokens`; fewer if the model's context ends before."""
 
 A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Text or token ids as `prompt`, or messages for the chat template, which sees `tools` and `template_kwargs`.
+    """A prompt: text or token ids in `prompt`, or `messages` for the chat template, which also gets `tools` and
+    `template_kwargs`.
 
     Raises ConfigError for a value that is neither.
     """
@@ -60,7 +62,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request; without `max_tokens` the default that fits. Raises ConfigError for invalid values."""
+    """A request. Without `max_tokens` it gets the default, or what fits. Raises ConfigError for invalid values."""
 
     model: str
     prompt: Prompt
@@ -110,10 +112,11 @@ def _prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Says for `generate` how the tokens of an answer are drawn, and what ends it; `Sampling` explains each field.
+    """Options of `generate` that say how the tokens of an answer are drawn, and what ends it. `Sampling` explains each
+    field.
 
-    `logit_bias` is by token id. Without a `seed` one is drawn for each generation. `grammar` or `json_schema` say what
-    the text has to be. With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to
+    `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema` restrict the
+    text. With `num_logprobs`, each token has its log probability and those of so many likeliest tokens (0 to
     MAX_LOGPROBS). Raises ConfigError for invalid values.
     """
 
@@ -139,7 +142,7 @@ class SamplingParams:
         _check_num_logprobs(self.num_logprobs)
 
     def sampling(self) -> Sampling:
-        """Return the values as servers and sessions take them, with a seed."""
+        """Return the values in the form for servers and sessions, with a seed."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         del given["json_schema"], given["num_logprobs"]
         given |= {
@@ -188,7 +191,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
 
 
 class TextClient(ABC, Generic[A]):
-    """A client with `generate`; `A` is how answers come."""
+    """A client with `generate`; `A` is the type of its answers."""
 
     def generate(
         self,
@@ -203,18 +206,19 @@ class TextClient(ABC, Generic[A]):
         stream: bool = True,
         **sampled: Any,
     ) -> A:
-        """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
+        """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which also gets
+        `tools`.
 
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
-        to the chat template. Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the
-        model's context. How tokens are drawn is given as `sampling`, or field by field (`temperature=0.7, seed=1`),
-        which takes precedence; without either the likeliest token is taken each time.
+        to the chat template. Without `max_tokens`, the answer has up to DEFAULT_MAX_TOKENS, or what is left of the
+        model's context. `sampling` says how tokens are drawn; its fields can also be given as keywords
+        (`temperature=0.7, seed=1`), which take precedence. Without either, each token is the likeliest one.
 
-        Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
-        whole text. A server's death costs a pause, and no token, while other servers hold the blocks. Raises
-        ConfigError for invalid values and TypeError for an unknown keyword, here; and when iterated ConfigError for an
-        unknown model or a prompt over the context, SessionError when blocks are missing or were lost, PeerError when
-        nobody answers.
+        Iterating yields a Token for each step, the last one with its finish reason; with `stream=False` it yields one
+        Token with the whole text. If a server dies while others hold its blocks, the answer only pauses, and no token
+        changes. The call raises ConfigError for invalid values and TypeError for an unknown keyword. Iterating raises
+        ConfigError for an unknown model or a prompt over the context, SessionError if blocks are missing or were lost,
+        and PeerError if nobody answers.
         """
         if not isinstance(sampling, SamplingParams | None):
             raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")
@@ -245,7 +249,7 @@ _KEYWORDS = tuple(
 
 
 def _nearest(unknown: str) -> str:
-    """Return what to write for an unknown keyword of `generate`: the nearest one, or all if none is near."""
+    """Return a hint for an unknown keyword of `generate`: the nearest keyword, or all if none is near."""
     known = (*_KEYWORDS, *_SAMPLED)
     nearest = get_close_matches(unknown, known, n=1)
     return f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
@@ -254,7 +258,7 @@ def _nearest(unknown: str) -> str:
 async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
     """Return the prompt's token ids.
 
-    Raises ConfigError, also if the tokenizer exceeds its time or memory, and what `ModelAssets` raises.
+    Raises ConfigError, also if the tokenizer exceeds its time or memory, and the errors of `ModelAssets`.
     """
     if prompt.prompt is None:
         token_ids = await assets.encode_chat(prompt.messages, prompt.tools, prompt.template_kwargs)
@@ -281,7 +285,7 @@ def check_prompt_ids(token_ids: object) -> list[int]:
 
 
 def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prompt") -> list[int]:
-    """Return the ids as a list. Raises ConfigError, of this field, unless the model knows them all."""
+    """Return the ids as a list. Raises ConfigError, which names `field`, unless the model knows all of them."""
     token_ids = check_prompt_ids(token_ids)
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
@@ -297,7 +301,7 @@ class ContextExceeded(ConfigError):
 
 
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:
-    """Raises ConfigError for an empty text, and for one over the model's context."""
+    """Check the length of a text. Raises ConfigError for an empty text, and for one over the model's context."""
     if not num_tokens:
         raise ConfigError("the text is empty", remedy="give some text", field="prompt")
     if num_tokens > assets.context_tokens:
@@ -309,10 +313,10 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
-    """Return how many tokens the answer may have: `max_tokens`, or the default or fewer if no more fit.
+    """Return the maximum tokens of the answer: `max_tokens`, or if that is None the default, or fewer if no more fit.
 
-    Raises ConfigError for an empty prompt, for one that leaves no room for the answer (the message says by how much),
-    and if the answer may not have `min_tokens`.
+    Raises ConfigError for an empty prompt, for one that leaves too little room for the answer (the message says by how
+    much), and if `min_tokens` exceed the maximum.
     """
     if not num_prompt_tokens:
         raise ConfigError("the prompt is empty", remedy="give some text to continue", field="prompt")
@@ -335,7 +339,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
 
 
 class Generation:
-    """A running answer. Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
+    """A running answer. It starts when the first token is asked for; `aclose` frees the chain at any time."""
 
     def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
         self._trace = Trace(model=model)
@@ -349,11 +353,11 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, 0 until the first token has come."""
+        """The number of tokens of the prompt, or 0 until the first token has arrived."""
         return self._trace.num_prompt_tokens
 
     def trace(self) -> dict[str, Any]:
-        """Return what has happened so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
+        """Return the trace so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
         return self._trace.to_dict()
 
 

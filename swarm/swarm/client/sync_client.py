@@ -1,4 +1,5 @@
-"""`AsyncClient` for code without an event loop: in a thread of its own, with a libp2p host and a fresh identity."""
+"""Implements the SDK for code without an event loop: runs an `AsyncClient` in its own thread, with a libp2p host and a
+fresh identity."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ T = TypeVar("T")
 
 
 class Client(TextClient[Iterator[Token]]):
-    """`AsyncClient` for code without an event loop. A context manager; may be used from several threads."""
+    """A client for code without an event loop, which wraps `AsyncClient`. It is a context manager, and may be used from
+    several threads."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Client(TextClient[Iterator[Token]]):
         spot_check: float = DEFAULT_SHARE,
         text_at_home: KeptModels | None = None,
     ) -> None:
-        """All are those of `AsyncClient.connect`."""
+        """Take the arguments of `AsyncClient.connect`."""
         self._connect = partial(
             AsyncClient.connect,
             peers=peers,
@@ -62,7 +64,7 @@ class Client(TextClient[Iterator[Token]]):
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._thread: threading.Thread | None = None
-        # no call is scheduled once the end is. Entered again by an iterator that is collected within
+        # no call is scheduled after the end is. Reentrant, since an iterator may be collected while the lock is held
         self._open = threading.RLock()
 
     def __enter__(self) -> Client:
@@ -145,7 +147,7 @@ class Client(TextClient[Iterator[Token]]):
             return await anext(tokens, None)
 
         async def end() -> None:
-            # the thread that waited for it was interrupted
+            # the thread that waited for the token was interrupted
             if advancing is not None and not advancing.done():
                 advancing.cancel()
                 await asyncio.wait({advancing})
@@ -155,7 +157,7 @@ class Client(TextClient[Iterator[Token]]):
             while (token := self._wait(advance())) is not None:
                 yield token
         finally:
-            # a client that is closed has closed it
+            # a closed client has closed the generation already
             with contextlib.suppress(SessionError):
                 self._wait(end())
 
@@ -185,7 +187,7 @@ class Client(TextClient[Iterator[Token]]):
         except Exception as error:
             if connected.done():
                 raise
-            if isinstance(error, OSError):  # as when no more files may be open
+            if isinstance(error, OSError):  # for example if no more files may be open
                 remedy = "close some files, or allow more with `ulimit -n 4096`"
                 error = StartError(f"the client cannot start: {error}", remedy=remedy)
             connected.set_exception(error)
@@ -196,6 +198,6 @@ class Client(TextClient[Iterator[Token]]):
             connected.set_result(client)
             await self._stop.wait()
             for generation in list(self._generations):
-                # one that another thread waits for ends with the network
+                # a generation that another thread waits for ends with the network
                 with contextlib.suppress(RuntimeError):
                     await generation.aclose()

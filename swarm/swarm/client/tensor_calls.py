@@ -1,9 +1,9 @@
-"""A client's calls with tensors: embeddings, and passes through a model's blocks with their gradients.
+"""Makes a client's calls with tensors: embeddings, and passes through a model's blocks with their gradients.
 
-`AsyncClient` imports this module with the first such call. It brings torch, which takes more than a second and 170 MiB,
-and which a client of texts does not need. There is one `TensorCalls` per client, on its event loop.
+`AsyncClient` imports this module with the first such call. It imports torch, which takes more than a second and 170
+MiB, and which a client for text does not need. There is one `TensorCalls` per client, on its event loop.
 
-A remote forward pass is a node of autograd's graph: its backward pass goes over the same blocks. Autograd runs
+A remote forward pass is a node of autograd's graph, whose backward pass runs through the same blocks. Autograd runs
 `backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs to the
 client's loop, in another thread.
 
@@ -43,12 +43,12 @@ Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 """Run a coroutine in the client's loop, and wait for it in another thread."""
 
 LOOK_S = 1.0
-"""Interval at which a waiting thread checks that the loop still runs."""
+"""Seconds between two checks of a waiting thread that the loop still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions:
-    """Blocks `[start, end)`, to the last one if `end` is None. Raises ConfigError."""
+    """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Raises ConfigError."""
 
     start: int = 0
     end: int | None = None
@@ -80,7 +80,7 @@ class ForwardOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """A forward pass that has been computed: float32 [B, T, C]."""
+    """A computed forward pass with its `output`, float32 [B, T, C]."""
 
     output: Tensor
     parts: Sequence[RemotePart]
@@ -88,7 +88,7 @@ class ForwardPass:
 
 
 class TensorCalls:
-    """Run tensors through the blocks of the revision that is to be used. All calls raise as `AsyncClient.forward`."""
+    """Runs tensors through the blocks of the chosen revision. All calls raise what `AsyncClient.forward` does."""
 
     def __init__(
         self, network: Network, membership: Membership, health: PeerHealth, catalog: ModelCatalog, assets: AssetsCache
@@ -100,7 +100,7 @@ class TensorCalls:
         self._assets = assets
 
     async def embed(self, ids: Sequence[int] | Tensor, model: str) -> Tensor:
-        """Return the input embeddings of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T]."""
+        """Return the input embeddings of token ids: float32 [T, H], or [B, T, H] for a tensor [B, T]."""
         tokens = ids if isinstance(ids, Tensor) else torch.tensor(check_prompt_ids(ids), dtype=torch.int64)
         return await self._in_one_call(model, ForwardOptions(), partial(embed, tokens))
 
@@ -110,7 +110,7 @@ class TensorCalls:
         return torch.nn.functional.normalize(ran.output[0].double().mean(dim=0), dim=0).float()
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
-        """Run `AsyncClient.forward` without autograd's part, which belongs into the caller's thread."""
+        """Run `AsyncClient.forward` without the part of autograd, which must run in the caller's thread."""
         return await self._in_one_call(model, wanted, partial(run, x, wanted))
 
     async def _in_one_call(self, model: str, wanted: ForwardOptions, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
@@ -134,7 +134,7 @@ class TensorCalls:
 
 
 async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> ForwardPass:
-    """Run the forward pass of [B, T, H] or [T, H], or of token ids [B, T] or [T] for the first block.
+    """Run the forward pass of `x`: hidden states [B, T, H] or [T, H], or for the first block token ids [B, T] or [T].
 
     Raises SwarmError.
     """
@@ -145,7 +145,7 @@ async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> Forwar
 
 
 async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
-    """Return input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
+    """Return the input embeddings, float32 [T, H] or [B, T, H], of token ids [T] or [B, T]. Raises SwarmError."""
     check_input(tokens, blocks.model, 0)
     if tokens.is_floating_point():
         raise ConfigError("these are not token ids", remedy="use int64")
@@ -154,7 +154,8 @@ async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
 
 
 def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
-    """Return the output for `x`, with its dtype, device and number of sides. Gradients come back through it to `x`."""
+    """Return the output for `x`, with its dtype, device and number of dimensions. Gradients flow back through it to
+    `x`."""
     if not x.is_floating_point():
         return ran.output if x.dim() == 2 else ran.output[0]
     output: Tensor = _RemotePass.apply(_on_wire(x), ran, wait)  # type: ignore[no-untyped-call]
@@ -162,13 +163,13 @@ def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
 
 
 def check_tensor(x: object) -> None:
-    """Raises ConfigError for what is no tensor."""
+    """Check that `x` is a tensor. Raises ConfigError if it is not."""
     if not isinstance(x, Tensor):
         raise ConfigError(f"the input is {x!r:.80} and not a tensor", remedy="give torch.tensor(…) of it")
 
 
 def check_input(x: Tensor, model: ModelShape, start: int) -> None:
-    """Raises ConfigError for an input that no server would take."""
+    """Check an input. Raises ConfigError if no server would accept it."""
     num_sides = x.dim() - x.is_floating_point()
     if num_sides not in (1, 2) or not x.numel():
         raise ConfigError(
@@ -192,7 +193,7 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
 
 
 def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
-    """Return how to wait for a client of this loop, whose user runs `backward` in another thread."""
+    """Return the function that waits for work in the client's `loop`, whose user runs `backward` in another thread."""
 
     def wait(work: Coroutine[Any, Any, T]) -> T:
         if not loop.is_running() or _runs_here(loop):
@@ -218,11 +219,12 @@ def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
 
 
 class _RemotePass(torch.autograd.Function):
-    """The pass of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
+    """The autograd function of a pass on float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd
+    does for layers."""
 
     @staticmethod
     def forward(ctx: Any, x_BTH: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
-        # saved by autograd, so that a change in place is an error, and memory goes with the graph
+        # saved by autograd, so that an in-place change is an error, and the memory is freed with the graph
         ctx.save_for_backward(x_BTH, *(part.x for part in ran.parts[1:]))
         ctx.servers = [part.by for part in ran.parts]
         ctx.blocks = ran.blocks
@@ -237,7 +239,7 @@ class _RemotePass(torch.autograd.Function):
 
 
 def _on_wire(x: Tensor) -> Tensor:
-    """Return [B, T, H] as float32, or [B, T], on the CPU; differentiable."""
+    """Return `x` on the CPU, as float32 [B, T, H] or token ids [B, T]. The conversion is differentiable."""
     x = x if x.dim() == 2 + x.is_floating_point() else x[None]
     return x.to("cpu", torch.float32) if x.is_floating_point() else x.cpu()
 

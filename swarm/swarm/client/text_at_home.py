@@ -1,8 +1,8 @@
-"""Keep text at home: which models a client keeps both ends of, and their loading with the first request for each.
+"""Keeps text at home: knows of which models a client runs both ends, and loads these with the first request for each.
 
-With it, no token id of a prompt or an answer leaves this process. A model that is not kept is not asked at all, so that
-no text leaves by mistake. `swarm.serving.local_ends` computes, and brings torch with it, which a client otherwise does
-without. There is one `TextAtHome` per client, on its event loop.
+No token id of a prompt or an answer then leaves this process. A model that is not kept is not used at all, so that no
+text leaves by mistake. `swarm.serving.local_ends` computes, and imports torch, which other clients do not need. There
+is one `TextAtHome` per client, on its event loop.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KeptModels = Mapping[str, KeptModel | Path | str]
-"""Holds what a client keeps at home, by the model's name. A path is that of a directory with the model's files."""
+"""The models that a client keeps at home, by name. A path is a directory with the model's files."""
 
 
 class TextAtHome:
-    """The kept models by name. Raises ConfigError for one that cannot be kept."""
+    """Holds the kept models by name. Raises ConfigError for one that cannot be kept."""
 
     def __init__(self, network: Network, models: KeptModels) -> None:
         self._network = network
@@ -60,10 +60,10 @@ class TextAtHome:
         return replace(status, missing=missing, unreachable=unreachable)
 
     async def ends(self, chosen: ChosenRevision) -> LocalEnds:
-        """Return both ends of the revision, which are loaded when it is first asked for.
+        """Return both ends of the revision. The first call for a revision loads them.
 
-        Raises ConfigError for a model that is not kept, and for files that are not of this revision or do not fit;
-        IntegrityError for those that differ from the publisher's manifest; SessionError after a defect.
+        Raises ConfigError for a model that is not kept, and for files that are of another revision or do not fit;
+        IntegrityError for files that differ from the publisher's manifest; SessionError after a defect.
         """
         kept = self._models.get(chosen.name)
         if kept is None:
@@ -77,13 +77,13 @@ class TextAtHome:
             opening = self._opening[key] = asyncio.create_task(
                 _open(self._network, kept, chosen), name=f"load both ends of {chosen.name}"
             )
-        # several requests may wait for it, and one of them may be cancelled
+        # several requests may wait for the loading, and one of them may be cancelled
         ends = await asyncio.shield(opening)
         ends.check()
         return ends
 
     def refuse(self, what: str) -> None:
-        """Raises ConfigError for what would tell servers the text, if that stays at home."""
+        """Raise ConfigError if text stays at home, since `what` would send it to servers."""
         if self.is_on:
             raise ConfigError(
                 f"this client keeps text at home, and {what} would give it to servers",
@@ -91,7 +91,7 @@ class TextAtHome:
             )
 
     async def close(self) -> None:
-        """End all sessions on what is kept, and free its memory."""
+        """End all sessions on the kept ends, and free their memory."""
         openings, self._opening = list(self._opening.values()), {}
         for opening in openings:
             if opening.done() and not opening.cancelled() and opening.exception() is None:
@@ -117,7 +117,8 @@ async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> Lo
 
 
 def _import_local_ends() -> type[LocalEnds]:
-    """Called in a thread, since torch takes over a second to import and the loop has streams to serve meanwhile."""
+    """Import `LocalEnds`. Call this in a thread, since importing torch takes over a second, and the loop has streams to
+    serve meanwhile."""
     from swarm.serving.local_ends.local_ends import LocalEnds  # noqa: PLC0415 - brings torch
 
     return LocalEnds

@@ -1,1 +1,1 @@
-"""Pure decisions over records: which blocks a node serves, and which servers a session uses."""
+"""Decides purely from records which blocks a node serves and which servers a session uses."""

@@ -1,7 +1,7 @@
-"""Compute how many blocks of a model fit into a node's memory with room for sessions beside them. Pure.
+"""Computes how many blocks of a model fit into a node's memory with room for sessions beside them. The module is pure.
 
-A block alone is of no use: every session keeps keys and values for each of its tokens on every block. So blocks are
-counted with the cache of as many sessions as a volunteer should be able to hold at once, or of one session where only
+A block without cache is useless: every session keeps keys and values for each of its tokens on every block. So blocks
+are counted with the cache of as many sessions as a volunteer should be able to hold at once, or of one session if only
 that closes a gap.
 """
 
@@ -13,18 +13,19 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 SESSION_TOKENS = 2048
-"""Prompt and answer of an ordinary session; less where the model's context is shorter."""
+"""Tokens of prompt and answer of an ordinary session; fewer if the model's context is shorter."""
 
 COMFORTABLE_SESSIONS = 8
 PAGE_TOKENS = limits.PAGE_TOKENS
-"""The least that a session reserves."""
+"""The minimum tokens that a session reserves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeeds:
-    """Bytes of the largest block, of embedding and head together, and of one token's cache on one block.
+    """The memory needs of a model: bytes of the largest block, of embedding and head together, and of one token's cache
+    on one block.
 
-    `loading_bytes` come on top of a span's weights until it is loaded; then the cache may have them.
+    `loading_bytes` are needed on top of a span's weights while it is loaded; after that the cache may use them.
     """
 
     num_blocks: int
@@ -35,13 +36,14 @@ class ModelNeeds:
     loading_bytes: int = 0
 
     def weight_bytes(self, num_blocks: int) -> int:
-        """Return the bytes of a span. It may come to hold either end of the model, so both are counted."""
+        """Return the bytes of a span's weights. It may come to hold either end of the model, so both are counted."""
         return num_blocks * self.block_bytes + self.ends_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBudget:
-    """`num_blocks` leave room for many sessions, `max_blocks` for one; `reason` says what set the number."""
+    """The blocks that fit: `num_blocks` leave room for many sessions, `max_blocks` for one. `reason` says what limits
+    the number."""
 
     num_blocks: int
     max_blocks: int
@@ -79,7 +81,7 @@ def block_budget(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int) -> BlockB
 
 
 def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
-    """Return what is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
+    """Return the bytes left for the cache beside a span of `num_blocks`. Raises ConfigError if they are not enough."""
     left_bytes = max_bytes - needs.weight_bytes(num_blocks)
     if left_bytes < max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks):
         raise ConfigError(
@@ -92,7 +94,7 @@ def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_b
 
 
 def comfortable_bytes(needs: ModelNeeds, num_blocks: int) -> int:
-    """Return what a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
+    """Return the bytes that a node needs for `num_blocks` and the cache of COMFORTABLE_SESSIONS sessions."""
     num_tokens = COMFORTABLE_SESSIONS * min(SESSION_TOKENS, needs.context_tokens)
     return needs.weight_bytes(num_blocks) + max(num_tokens * needs.kv_bytes * num_blocks, needs.loading_bytes)
 
@@ -110,7 +112,8 @@ def _in_words(needs: ModelNeeds, num_blocks: int, cache_bytes: int) -> str:
 
 
 def _fitting(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
-    """Return the most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
+    """Return the maximum blocks that fit beside a cache for `num_tokens`, or beside the largest cache allowed if that
+    is smaller."""
     for num_blocks in range(needs.num_blocks, 0, -1):
         cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)
         if needs.weight_bytes(num_blocks) + max(cache_bytes, needs.loading_bytes) <= max_bytes:

@@ -1,17 +1,19 @@
-"""Choose the span that a node takes, and when it moves to another: keeping the model whole comes first. Pure.
+"""Chooses the span that a node takes, and when it moves to another one. Keeping the model whole comes first. The module
+is pure.
 
 First every block gets a server, then every block a second one, since a block with one server dies with it. Beyond that,
 a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its slowest block
-(Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations: the second server; speeds that differ by less
-than a tenth count as equal, and then the links to the servers before and after decide. A server whose upload is limited
-adds no more than that carries, unless its span ends with the last block, which sends tokens and no hidden states.
+(Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations from the paper: the second server; speeds that
+differ by less than a tenth count as equal, and then the links to the servers before and after decide. A server with a
+limited upload adds no more than its upload carries, unless its span ends with the last block, which sends tokens
+instead of hidden states.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
-spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since everyone computes
-everyone's choice from the same proposals, all end with one plan. A move is announced before the new blocks are loaded.
-No move counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same,
-the one with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a
-slowest block that is a third faster. So a swarm whose nodes stay comes to rest.
+spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since every peer computes all
+choices from the same proposals, all arrive at one plan. A move is announced before the new blocks are loaded. No move
+relies on a block that another node is about to leave, so two nodes never leave a gap behind. If two nodes want the same
+move, the one with the lower hash makes it. Each move leaves fewer blocks without a server, else fewer with only one,
+else a slowest block that is a third faster. So a swarm whose nodes stay comes to rest.
 `swarm.serving.server.span_placer` publishes and waits.
 
 Legend of shapes: B blocks, W windows.
@@ -32,16 +34,16 @@ from swarm.router.routing import DEFAULT_RTT_MS, MIN_BLOCK_MS, RELAY_MS, Floats,
 Indices = NDArray[np.intp]
 
 MIN_GAIN = 0.75
-"""A node moves, or takes fewer blocks than it could, only if throughput now / throughput then is below this."""
+"""Maximum ratio of the present to the future throughput for which a node moves, or takes fewer blocks than it could."""
 
 PROMPT_SHARE = 2.0
-"""Prompt tokens for each generated token, in the requests that a swarm is prepared for."""
+"""Prompt tokens for each generated token in the expected requests."""
 
 FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
-"""Fractions of the blocks that fit, which are tried as well: fewer blocks are computed more often."""
+"""Fractions of the blocks that fit that are tried as well: a server of fewer blocks runs each of them more often."""
 
 MAX_PROPOSALS = 12
-"""Joiners before this one whose choices are followed. If there are more, the rest settles by moving."""
+"""Maximum joiners before this node whose choices it computes. If there are more, the rest is settled by moves."""
 
 Span = tuple[int, int]
 
@@ -51,7 +53,8 @@ _LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageSummary:
-    """A model's blocks with no server, blocks with only one, and tokens/s of its slowest block."""
+    """A summary of coverage: the numbers of blocks with no server and with only one, and the tokens/s of the slowest
+    block."""
 
     num_missing: int
     num_single: int
@@ -59,7 +62,7 @@ class CoverageSummary:
 
 
 class Coverage:
-    """The number of servers of each block, and their tokens/s together."""
+    """The number of servers of each block, and their total tokens/s."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -88,10 +91,11 @@ class Coverage:
         )
 
     def best_window(self, length: int, me: Capacity, rtt_B: Floats, keep: tuple[int, int]) -> tuple[int, int]:
-        """Return the window of `length` in which `me` helps most, of those that hold the blocks `keep` (empty: any).
+        """Return the window of `length` blocks in which `me` helps most, among the windows that contain the span
+        `keep`, which may be empty.
 
         Windows are compared from the worst block up, then by the round trips `rtt_B` to the nearest server of the
-        blocks before and after, then by exact speed. Of equal windows the first wins, so that every node finds the same
+        blocks before and after, then by exact speed. The first of equal windows wins, so that every node finds the same
         one.
         """
         starts_W = np.arange(self.num_blocks - length + 1)
@@ -106,12 +110,13 @@ class Coverage:
         rough_WB = np.rint(np.log(np.maximum(rate_WB, _LOWEST) / _LOWEST) / np.log(SAME_SPEED))
         kept = _highest(rough_WB)
         kept = kept[_highest(-np.round(_way(starts_W[kept], length, rtt_B))[:, None])]
-        # sums of the same speeds in another order differ in the last digits, and must still tie
+        # sums of the same speeds in another order differ in the last digits, but must still tie
         best = int(starts_W[kept[_highest(np.round(rate_WB[kept], 6))[0]]])
         return best, best + length
 
     def _coverage(self, starts_W: Indices, length: int) -> NDArray[np.int64]:
-        """Return minus the blocks without servers, and minus those with too few, with each window. [W, 2]"""
+        """Return for each window minus the number of blocks without servers, and minus the number with only one [W,
+        2]."""
         none_B, one_B = self.servers_B == 0, self.servers_B == 1
         num_none_W = none_B.sum() - _within(none_B, starts_W, length)
         num_one_W = one_B.sum() - _within(one_B, starts_W, length) + _within(none_B, starts_W, length)
@@ -147,7 +152,7 @@ def _way(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDecision:
-    """Take blocks `[start, end)`, because of `reason`."""
+    """The decision to take blocks `[start, end)`, with its `reason`."""
 
     start: int
     end: int
@@ -156,10 +161,11 @@ class PlacementDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Says how many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
+    """The capacity of a peer: how many blocks it can hold, its time of a block for a token (see `work_ms`), and its
+    round trips to others.
 
-    `num_blocks` leave comfortable room for sessions. `max_blocks` leave the least, and are for a gap that would
-    otherwise stay. `send_ms` is what a ServeRecord's `send_ms_per_token` would be where the last block is left out.
+    `num_blocks` leave comfortable room for sessions. `max_blocks` leave the minimum, and are only for a gap that would
+    otherwise remain. `send_ms` is the `send_ms_per_token` of a ServeRecord without the last block.
     """
 
     peer_id: str
@@ -170,7 +176,7 @@ class Capacity:
     send_ms: float = 0.0
 
     def tokens_per_s(self, span: Span, num_blocks: int) -> float:
-        """Return what it adds to each block of `span`."""
+        """Return the tokens/s that the peer adds to each block of `span`."""
         send_ms = 0.0 if span[1] == num_blocks else self.send_ms
         return tokens_per_s(self.block_ms, span[1] - span[0], send_ms)
 
@@ -181,13 +187,14 @@ def work_ms(decode_ms: float, prefill_ms: float) -> float:
 
 
 def tokens_per_s(block_ms: float, num_blocks: int, send_ms: float = 0.0) -> float:
-    """Return what a server adds to each block of a span of `num_blocks`, if its upload takes `send_ms` for a token. It
-    sends while it computes the next ones, the prompt's hidden states like those of generated tokens."""
+    """Return the tokens/s that a server adds to each block of a span of `num_blocks`, if its upload takes `send_ms` for
+    a token. It sends while it computes the next tokens, and sends hidden states of prompts, too."""
     return 1000.0 / max(num_blocks * max(block_ms, MIN_BLOCK_MS), (1 + PROMPT_SHARE) * send_ms)
 
 
 def turn_hash(peer_id: str) -> str:
-    """Return the order in which peers that decide at once choose. A hash, so that no name is always first."""
+    """Return the key by which peers that decide at the same time are ordered. It is a hash, so that no name is always
+    first."""
     return hashlib.sha256(peer_id.encode()).hexdigest()
 
 
@@ -197,7 +204,7 @@ def is_proposal(record: ServeRecord) -> bool:
 
 
 def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> PlacementDecision:
-    """Return the span for `me`, given what the others serve or intend.
+    """Return the span for `me`, given what other peers serve or propose.
 
     `servers` are of one revision; an entry of `me` is ignored. Equal views give equal plans on every node.
     """
@@ -236,7 +243,7 @@ def choose_move(
 
 
 def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
-    """Return the blocks of `span` that only `peer_id` serves, or that all others are about to leave."""
+    """Return the blocks of `span` that no other peer than `peer_id` serves without being about to leave."""
     is_served_B = np.zeros(num_blocks, dtype=np.bool_)
     for other, record in servers.items():
         if other != peer_id and record.state == "serving" and not record.next_end:
@@ -245,9 +252,9 @@ def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str
 
 
 def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
-    """Return the coverage by all but `me` and the proposals.
+    """Return the coverage by all peers but `me` and those with proposals.
 
-    A peer that moves counts where it goes, or where it is if `me` is the first to choose.
+    A peer that moves counts at its new span, or at its present one if `me` chooses before it.
     """
     cover = Coverage(num_blocks)
     for peer_id, record in servers.items():
@@ -295,7 +302,8 @@ def _tight(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) ->
 
 
 def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
-    """Return the best window of all blocks that fit, or of fewer if the slowest block gains much and no block loses."""
+    """Return the best window with as many blocks as fit, or with fewer if the slowest block then gains much and no
+    block loses."""
     full = min(max(me.num_blocks, 1), cover.num_blocks)
     best = cover.best_window(full, me, rtt_B, keep)
     health = _with(cover, me, best)
@@ -314,7 +322,7 @@ def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> 
 
 
 def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
-    """Return why to move, or an empty text. A second server for few blocks is not worth loading many."""
+    """Return the reason to move, or an empty text. A second server for few blocks is not worth loading many."""
     if then.num_missing < now.num_missing:
         return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
     num_secured = now.num_single - then.num_single

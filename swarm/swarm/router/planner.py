@@ -1,6 +1,7 @@
-"""Plan which blocks nodes would take that are not there yet: they join one after another and then move. Pure.
+"""Plans which blocks nodes would take that do not exist yet: they join one after another and then move. The module is
+pure.
 
-`placement` decides and `routing` finds the chain, on records made up from what is known of the nodes.
+`placement` decides and `routing` finds the chain, from made-up records of the nodes.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from swarm.router.placement import (
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain, missing_spans
 
 MAX_ROUNDS = 50
-"""Rounds of moves. A swarm comes to rest after a few; this bounds the case that one does not."""
+"""Maximum rounds of moves. A swarm comes to rest after a few; this bounds the case that it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """A node to plan with; times are milliseconds of one block for one token.
+    """A node to plan with. Times are milliseconds of one block for one token.
 
-    `rtt_ms`: round trips to other nodes by name.
+    `rtt_ms` are round trips to other nodes, by name.
     """
 
     name: str
@@ -47,13 +48,13 @@ class PlannedNode:
 
     @property
     def peer_id(self) -> str:
-        """A made-up peer id, the same for the same name."""
+        """A made-up peer id that depends only on the name."""
         return peer_id_of(hashlib.sha256(self.name.encode()).digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """Holds what one node would take. `span` is None for a node that cannot hold a block."""
+    """The span that one node would take, or None if it cannot hold a block."""
 
     name: str
     span: tuple[int, int] | None
@@ -63,8 +64,8 @@ class PlannedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """The outcome. `lacking`: for each span that no node would serve, the memory in bytes of a node that would close
-    it.
+    """The result of planning. `lacking` has each span that no node would serve, with the memory in bytes of a node that
+    would close the gap.
 
     `tokens_per_s` is that of the slowest block, for all requests together; 0 while blocks are missing.
     """
@@ -87,7 +88,7 @@ def plan(needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> PlacementPlan:
 
 
 class _Swarm:
-    """The nodes of a plan that have joined so far, and the blocks that each has taken."""
+    """The nodes of a plan that have joined so far, with the blocks that each has taken."""
 
     def __init__(self, needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> None:
         self._needs = needs

@@ -1,9 +1,10 @@
-"""Choose the weights that a model's name stands for, where servers announce several revisions under one name. Pure.
+"""Chooses the weights that a model's name stands for, if servers announce several revisions under one name. The module
+is pure.
 
-Anyone can announce anything under any name. So a user can pin a revision by `NAME@REVISION`, that is by its digest or
-what that begins with, and a revision that was used before takes precedence over one with more servers. The revision of
-a published model follows from its manifest; whom to believe about a name is `swarm.client.publishers`' to say. Whether
-a server computes with the weights that it names is not checked here.
+Anyone can announce anything under any name. So a user can pin a revision by `NAME@REVISION`, with its digest or the
+beginning of it, and a revision that was used before takes precedence over one with more servers. The revision of a
+published model follows from its manifest; `swarm.client.publishers` decides which publisher to believe about a name.
+Whether a server computes with the weights that it names is not checked here.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from swarm_protocol.records import ServeRecord
 from swarm.router.routing import NoChain, missing_spans
 
 MIN_PIN_CHARS = 8
-"""Characters of a digest that pin a revision: few enough to type, and no two revisions share them by chance."""
+"""Minimum characters of a digest that pin a revision: few enough to type, and no two revisions share them by chance."""
 
 SHORT_REVISION = 12
 
 MAX_TOLD = 4
-"""Revisions in one message."""
+"""Maximum revisions in one message."""
 
 _PINNED = re.compile(rf"(.+)@([0-9a-f]{{{MIN_PIN_CHARS},{limits.MAX_REVISION_BYTES}}})")
 
@@ -35,15 +36,15 @@ _PINNED = re.compile(rf"(.+)@([0-9a-f]{{{MIN_PIN_CHARS},{limits.MAX_REVISION_BYT
 def split_pin(model: str) -> tuple[str, str]:
     """Split `NAME@REVISION` into the name and the beginning of the pinned digest, which is empty without a pin.
 
-    A name is never looked up with what looks like a pin, so that no server can take over a pinned name by its full
-    name.
+    A name that ends like a pin is always split, so that no server can take over a pinned name by announcing it as a
+    whole.
     """
     pinned = _PINNED.fullmatch(model)
     return (pinned[1], pinned[2]) if pinned else (model, "")
 
 
 def short_revision(revision: str) -> str:
-    """Return as much of a revision as people tell apart."""
+    """Return the beginning of a revision, enough for people to tell revisions apart."""
     return revision[:SHORT_REVISION]
 
 
@@ -60,7 +61,7 @@ class Revision:
     manifest: bytes = b""
 
     def missing(self, without: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
-        """Return the blocks that no server serves, or only those `without`."""
+        """Return the blocks that no server serves, not counting the servers in `without`."""
         servers = {peer_id: record for peer_id, record in self.servers.items() if peer_id not in without}
         return missing_spans(servers, self.num_blocks)
 
@@ -78,7 +79,7 @@ def manifest_of(record: ServeRecord) -> bytes:
 def revisions(servers: Mapping[str, ServeRecord], failing: Collection[str] = ()) -> list[Revision]:
     """Return the revisions served under one name, the best first: the fewest blocks missing, then the most servers.
 
-    Servers that are `failing` count as gone where that decides.
+    Servers that are `failing` count as gone first; ties are decided with them.
     """
     groups: dict[tuple[str, int, bytes], dict[str, ServeRecord]] = {}
     for peer_id, record in servers.items():
@@ -103,17 +104,17 @@ def choose(
     failing: Collection[str] = (),
     lost: Collection[str] = (),
 ) -> Revision | None:
-    """Return the revision to use of those `found`, which are sorted by merit; None if there is none.
+    """Return the revision to use from `found`, which is sorted by merit, or None if there is none.
 
-    With a pin it is the pinned one or none. Else it is the one used first that is whole without the `lost` servers;
-    else the best that is whole without the `failing` ones; else one that was used. Raises ConfigError for a pin that
-    fits several.
+    With a pin it is the pinned one or none. Otherwise it is the first used one that is whole without the `lost`
+    servers, else the best one that is whole without the `failing` servers, else one that was used, else the best.
+    Raises ConfigError for a pin that fits several.
     """
     if pin:
         return _pinned(found, pin)
     known = [each for digest in used for each in found if each.digest == digest]
     whole = (each for each in known if not each.missing(lost))
-    # anyone can make up thousands: no more are looked at than it takes
+    # lazy, since anyone can make up thousands
     others = (each for each in found if not each.missing(failing))
     return next(chain(whole, others, known, found), None)
 
@@ -143,7 +144,8 @@ def _num_blocks(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def with_other_revisions(error: NoChain, revision: str, others: Mapping[str, ServeRecord]) -> NoChain:
-    """Return `error`, naming another revision of which most servers serve the missing blocks, if there is one."""
+    """Return `error` with the name of the other revision under which most servers serve the missing blocks, if there is
+    one."""
     num_servers = Counter(
         record.revision
         for record in others.values()

@@ -1,12 +1,13 @@
-"""Choose the servers that together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
+"""Chooses the servers that together answer for a model: the cheapest chain over (peer, block). The module is pure and
+keeps no state.
 
-Activations go from server to server. So a chain costs the way from the client to the first server, between neighbours,
-and from the last one back; half a round trip each, and what a token takes on a limited upload or a slow link. Every
-block is charged, and costs more where others wait and where the cache is nearly full. Because each block is charged and
-not each node, 20+20 beats 38+2.
+Activations go from server to server. So a chain costs half a round trip for each link, from the client to the first
+server, between neighbours, and from the last server back, plus the time of a token on a limited upload or a slow link.
+It also costs the time of each block, which is higher where other sessions wait and where the cache is nearly full.
+Because blocks are charged and not nodes, a split of 20+20 blocks beats 38+2.
 
-Every block is computed by one of the servers that have it, so the cheapest chain is found exactly by Viterbi's
-algorithm. The session decides what to do when a chain breaks; the client knows its links and its own load.
+Every block is computed by one of the servers that have it, so Viterbi's algorithm finds the cheapest chain exactly. The
+session decides what to do when a chain breaks; the client knows its links and its own load.
 
 Legend of shapes: B blocks, P servers.
 """
@@ -28,23 +29,24 @@ Bools = NDArray[np.bool_]
 
 
 DEFAULT_RTT_MS = 50.0
-"""A link that was not measured yet counts as one across a continent: neither avoided nor preferred to a measured one.
-"""
+"""The round trip of a link that was not measured yet, like one across a continent: such links are neither avoided nor
+preferred to measured ones."""
 
 HOP_OVERHEAD_MS = 1.0
-"""Wire and scheduling of one hop, so that a chain of fewer servers wins where links cost nothing."""
+"""Cost of wire and scheduling for each hop, so that a chain of fewer servers wins if links cost nothing."""
 
 RELAY_MS = 10.0
-"""Extra cost of entering a server through a relay, which has little to spare and may leave, on top of its RTT."""
+"""Extra cost, beyond the RTT, of reaching a server through a relay, which has little capacity to spare and may
+leave."""
 
 MIN_BLOCK_MS = 0.01
-"""No block counts as faster than this, whatever a peer claims."""
+"""Minimum time of a block, whatever a peer claims."""
 
 MAX_CANDIDATES = 16
-"""Servers that compete for a block, for a decision in milliseconds.
+"""Maximum servers that compete for a block, so that a decision takes milliseconds.
 
-If there are more, those with the cheapest blocks and the shortest way to the client compete, drawn by salt among
-equals. With fewer the chain is the cheapest there is.
+If there are more, those with the cheapest blocks and the shortest round trip to the client compete, and the salt
+decides among equals. With fewer, the chain is the cheapest possible one.
 """
 
 
@@ -56,14 +58,14 @@ class NoChain(SessionError):
         self.missing = missing
 
     def after_waiting(self, waited_s: float) -> NoChain:
-        """Return the same error, which also says for how long another server was awaited."""
+        """Return the same error with the time for which another server was awaited."""
         message = f"{self.message}, and no other server took over within {waited_s:.0f} s"
         return NoChain(message, remedy=self.remedy, missing=self.missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """Blocks `[start, end)` on one peer, and the record by which it announced itself."""
+    """Blocks `[start, end)` on one peer, with the peer's record."""
 
     peer_id: str
     start: int
@@ -74,7 +76,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Hops that cover the blocks asked for without gap or overlap; `cost_ms` is the expected time of one token."""
+    """Hops that cover the wanted blocks without gap or overlap; `cost_ms` is the expected time of one token."""
 
     hops: tuple[Hop, ...]
     cost_ms: float
@@ -85,10 +87,10 @@ class Chain:
 class RoutingContext:
     """Holds what the asking client knows: links, its own open sessions by peer, and recent failures and refusals.
 
-    Peers to `avoid` are used for blocks that no other server can take; the `barred` and the `full` are not used at all.
-    `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
-    middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty stands for the client.
-    `cost_factors` multiply the cost of a server's blocks by what the client's own checks say of it, 1 where nothing.
+    Peers to `avoid` are used only for blocks that no other server can take; `barred` and `full` peers are not used at
+    all. `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in
+    the middle of a chain follows `previous_peer_id` and precedes `next_peer_id`; an empty id stands for the client.
+    `cost_factors` multiply the cost of a server's blocks, by the results of the client's own checks; the default is 1.
     """
 
     rtt_ms: Mapping[str, float]
@@ -107,10 +109,10 @@ Usable = Sequence[tuple[str, ServeRecord]]
 
 
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Chain:
-    """Return the cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
+    """Return the cheapest chain for blocks `[start, end)`. A server may be used for a part of its span.
 
-    `servers` are of one revision. Considered are those in state "serving", with cache room, neither barred nor full.
-    Raises NoChain.
+    `servers` are of one revision. Only those in state "serving" with cache room that are neither barred nor full are
+    considered. Raises NoChain.
     """
     usable = _usable(servers, start, end, context)
     num_usable = len(usable)
@@ -144,7 +146,8 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Usable:
-    """Return the servers for some of the blocks; those to avoid only if they have a block that no other can serve."""
+    """Return the servers that have some of the blocks. Those to avoid are included only if they have a block that no
+    other can serve."""
     able = [
         (peer_id, record)
         for peer_id, record in servers.items()
@@ -172,7 +175,7 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
 
 
 def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
-    """Return the milliseconds of a block, with the load by others and by this session."""
+    """Return the milliseconds of a block on each server, with the load by others and by this session."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [
@@ -186,7 +189,7 @@ def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:
-    """Order the servers by the cost of a block with its share of the way to the client, then by salt."""
+    """Order the servers by the cost of a block plus its share of the round trip to the client, then by salt."""
     rtt_ms = context.rtt_ms
     way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
     merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
@@ -221,20 +224,21 @@ def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingCon
 
 
 def _links(usable: Usable) -> Floats:
-    """Return round trips between servers: the longer of what both say, so that a claim brings no server nearer."""
+    """Return round trips between servers: the longer one of both claims, so that no claim makes a server nearer."""
     said_PP = _said(usable, [record.rtt_ms for _, record in usable], unknown=-1.0)
     known_PP = np.maximum(said_PP, said_PP.T)
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
 
 
 def _transfers(usable: Usable) -> Floats:
-    """Return how long a token's hidden states take from each server (row) to each other one, as that one has measured.
-    Where nobody has, nothing is added: a claim can make its own server farther, and no other."""
+    """Return the milliseconds that a token's hidden states take from each server (row) to each other one (column), as
+    the receiver has measured. Unmeasured links add nothing. A server's claim can only make that server farther, and no
+    other."""
     return _said(usable, [record.token_ms for _, record in usable], unknown=0.0).T
 
 
 def _said(usable: Usable, told: Sequence[Mapping[str, float]], *, unknown: float) -> Floats:
-    """Return what each server (row) has told of each other one."""
+    """Return the value that each server (row) has announced for each other one (column)."""
     index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
     said_PP = np.full((len(usable), len(usable)), unknown)
     for p, of_others in enumerate(told):
@@ -263,7 +267,8 @@ def _no_chain(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Milliseconds to enter a server first, from one (row) to the next (column), of a block, and to leave the last."""
+    """Costs in milliseconds: of entering the first server, of a link from one server (row) to the next (column), of a
+    block, and of leaving the last server."""
 
     enter_P: Floats
     link_PP: Floats
@@ -272,9 +277,9 @@ class Costs:
 
 
 def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float]]:
-    """Return for each block its server, and the cost up to and with it; the last entry includes leaving.
+    """Return for each block its server, and the cumulative cost including that block; the last cost includes leaving.
 
-    Each block must be covered. Of equal costs the server with the lowest index wins.
+    Each block must be covered. With equal costs the server with the lowest index wins.
     """
     servers = [column.nonzero()[0] for column in np.ascontiguousarray(covers_PB.T)]
     now_P = servers[0]
@@ -300,7 +305,7 @@ def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float
 
 
 def shortlist(covers_PB: Bools, order_P: NDArray[np.intp], num_each: int) -> NDArray[np.intp]:
-    """Return the servers that are among the first `num_each` of some block's in `order_P`, in that order."""
+    """Return the servers that are among the first `num_each` in `order_P` for at least one block, in that order."""
     ordered_PB = covers_PB[order_P]
     rank_PB = ordered_PB.cumsum(axis=0, dtype=np.int16)
     return order_P[(ordered_PB & (rank_PB <= num_each)).any(axis=1)]

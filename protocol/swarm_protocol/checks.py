@@ -1,4 +1,4 @@
-"""Checks of single values from a peer: text, names, addresses, numbers, digests.
+"""Checks single values from a peer: text, names, addresses, numbers, digests.
 
 Each check raises ValueError with the field's name and returns the value, typed. A dataclass that is `Checked` names the
 checks in the annotations of its fields; `wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from swarm_protocol import limits
 
 Check: TypeAlias = Callable[[Any, str], object]
-"""A check of a value of the field with that name."""
+"""A check: it gets a value and the name of its field."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)*")
 _ADDR = re.compile(r"(/[A-Za-z0-9._:%-]+)+")
@@ -52,7 +52,7 @@ def check_name(value: object, field: str, *, max_bytes: int = limits.MAX_NAME_BY
 
 
 def check_addr(value: object, field: str) -> str:
-    """Check the outer shape of a multiaddr, `/ip4/…`; whether it can be dialled is for the network to say."""
+    """Check the outer shape of a multiaddr, `/ip4/…`. The network finds out whether it can be dialled."""
     addr = check_text(value, field, max_chars=limits.MAX_ADDR_BYTES, empty=False)
     if not _ADDR.fullmatch(addr):
         raise ValueError(f"{field} {addr!r} is not a multiaddr")
@@ -94,7 +94,8 @@ def check_count(values: object, field: str, *, max_items: int) -> None:
         raise ValueError(f"{field} names something twice")
 
 
-# for annotations, as in `Annotated[int, whole(9)]`; what fails is looked at again by the check above that says why
+# for annotations, as in `Annotated[int, whole(9)]`; a value that fails is checked again by the function above that says
+# why
 
 
 def are_sorted(values: Sequence[Any]) -> bool:
@@ -174,7 +175,7 @@ def check_num_items(values: Any, field: str, *, max_items: int) -> Any:
 
 
 def max_items_of(hint: Any) -> int | None:
-    """Return the most items that the checks of an annotation allow; None if they bound none."""
+    """Return the maximum number of items that the checks of an annotation allow, or None if they have no bound."""
     bounds = [each.keywords.get("max_items") for each in getattr(hint, "__metadata__", ()) if isinstance(each, partial)]
     return min((most for most in bounds if most is not None), default=None)
 
@@ -185,7 +186,8 @@ Digest: TypeAlias = Annotated[bytes, check_digest]
 
 
 def made_function(name: str, parameters: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
-    """Compile a function, as dataclasses make theirs. Its lines are of our classes' fields, and never a peer's text."""
+    """Compile a function, as dataclasses make theirs. Its lines come from the fields of our own classes, never from a
+    peer's text."""
     namespace = dict(names)
     exec("\n    ".join([f"def {name}({parameters}):", *(lines or ["pass"])]), namespace)  # noqa: S102
     return namespace[name]
@@ -196,8 +198,8 @@ _unchecked_types: ContextVar[frozenset[type[Checked]]] = ContextVar("unchecked t
 
 @contextmanager
 def unchecked(value_types: Iterable[type[Checked]]) -> Iterator[None]:
-    """Check no field of values of these types that are made while this context lasts: in it, and in the tasks that
-    begin in it. For simulations, whose nodes read nothing from outside."""
+    """Skip the checks of the fields of these types while this context lasts, in it and in the tasks that begin in it.
+    This is for simulations, whose nodes read nothing from outside."""
     token = _unchecked_types.set(_unchecked_types.get().union(value_types))
     try:
         yield
@@ -209,8 +211,8 @@ class Checked:
     """Base class of a frozen dataclass that checks each field as its annotation says. Raises ValueError.
 
     `Annotated[int, whole(9)]` is a checked field, a tuple's items are checked one by one, a Literal has one of its
-    values, and None is not checked where the annotation allows it. What concerns several fields is for an own
-    `__post_init__`, which runs after these checks.
+    values, and None is not checked where the annotation allows it. A class that checks several fields together has its
+    own `__post_init__`, which runs after these checks.
     """
 
     __slots__ = ()
@@ -268,6 +270,7 @@ def _check_items(values: Collection[Any], field: str, *, check: Check) -> None:
 
 
 def shared_fields(source: Any, target: type[Any]) -> dict[str, Any]:
-    """Return the values of the fields that `source` and the dataclass `target` both have, to make one of the other."""
+    """Return the values of the fields that `source` and the dataclass `target` share, to make a `target` from
+    `source`."""
     names = source.__dataclass_fields__.keys() & target.__dataclass_fields__.keys()
     return {name: getattr(source, name) for name in names}

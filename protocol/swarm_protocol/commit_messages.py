@@ -1,8 +1,8 @@
-"""The messages by which a state is committed: votes, locks and certificates, and what a run's author signs.
+"""Defines the messages that commit a state: votes, locks and certificates, and the statements of a run's author.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. An
-outcome is voted on twice: a quorum of prepare votes makes a `Lock`, one of commit votes a `Certificate`. What members
-report before, and the group that they form, is in `training_messages`.
+outcome is voted on twice: a quorum of prepare votes makes a `Lock`, a quorum of commit votes a `Certificate`.
+`training_messages` has the reports of members before that, and the group that they form.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ENDORSEMENT_PURPOSE = "endorsement"
 VoteKind: TypeAlias = Literal["prepare", "commit"]
 
 MAX_SEQUENCE = 2**53
-"""The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
+"""The largest number of a resume order, which is exact as a float. Orders are numbered by the time of their signing."""
 
 MAX_BYTES_PER_S = 2**40
-"""The largest bandwidth that a member may report; more than any link has."""
+"""The largest bandwidth that a member may report: more than any link has."""
 
 Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
 Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
@@ -47,7 +47,7 @@ Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Checked):
-    """Holds what a round would commit: the state that follows from these parts of the group `origin_digest`."""
+    """The result that a round would commit: the state that follows from these parts of the group `origin_digest`."""
 
     origin_digest: Digest
     part_digests: Annotated[tuple[Digest, ...], up_to(limits.MAX_GROUP_MEMBERS)]
@@ -60,7 +60,8 @@ class Outcome(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSignature(Checked):
-    """A member's signature of its vote. `place` is its index among the peers that the holder of the vote names."""
+    """A member's signature of its vote. `place` is its index among the peers that the message with this signature
+    refers to."""
 
     place: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
@@ -74,8 +75,8 @@ class Lock(Checked):
     """Prepare votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that
     attempt can have as many, if fewer than a third lie.
 
-    The places of `votes` are those of the voters among the electors: the members of the state before, or, while there
-    are none, those of the outcome's own group, in the order of peer ids.
+    The places of `votes` are indices among the electors: the members of the state before, or while there are none, the
+    members of the outcome's own group, in the order of peer ids.
     """
 
     attempt: Attempt
@@ -93,7 +94,7 @@ class Lock(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LockClaim(Checked):
-    """Names a lock. Of two, the later attempt is the higher one."""
+    """A reference to a lock. Of two locks, the one of the later attempt is higher."""
 
     attempt: Attempt
     outcome_digest: Digest
@@ -104,9 +105,10 @@ class Vote(wire.WireMessage):
     """A member's statement that it holds all parts of `outcome`, and that they give its state.
 
     `kind` says which of its two votes it is: the prepare vote, of which a quorum makes a `Lock`, or the commit vote, of
-    a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state that the group
-    starts from, and `sequence` that of the author's last resume order: an honest member votes once of each kind in an
-    attempt from one state after one order. `signature` is the member's of `proof_messages.vote_message`.
+    a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state from which the
+    group starts, and `sequence` is that of the author's last resume order: an honest member casts one vote of each kind
+    in an attempt from one state after one order. `signature` is the member's signature of
+    `proof_messages.vote_message`.
     """
 
     PROTO = training_pb2.Vote
@@ -125,8 +127,8 @@ class Vote(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReply(wire.WireMessage):
-    """The rate at which the voter's slices arrived, in bytes a second (0: not measured): members learn their
-    bandwidth."""
+    """The answer to a vote: the rate at which the voter's slices arrived, in bytes per second (0: not measured).
+    Members learn their bandwidth from it."""
 
     PROTO = training_pb2.VoteReply
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -138,7 +140,7 @@ class VoteReply(wire.WireMessage):
 class ResumeOrder(wire.WireMessage):
     """The run's author lets `roster` go on without the others from the state with this digest and outer step.
 
-    Signed by the author. Members follow the order of the highest `sequence` that they know, and none of a lower one.
+    The author signs it. Members follow the order with the highest `sequence` that they know, and no other.
     """
 
     PROTO = training_pb2.ResumeOrder
@@ -158,10 +160,10 @@ class ResumeOrder(wire.WireMessage):
 class Endorsement(wire.WireMessage):
     """The run's author says that its history contains the state with this digest and outer step. Signed by the author.
 
-    `roster` are the members of that state, whose votes lead on from it, and `next_attempt` the first attempt of the
-    round after it. `order_sequence` is that of the resume order in force there; 0: none. The endorsement of the highest
-    `sequence` counts. Unlike a resume order it commits nothing: it only tells those who have no state yet which history
-    is the run's.
+    `roster` are the members of that state, whose votes decide the next one, and `next_attempt` is the first attempt of
+    the round after it. `order_sequence` is the sequence of the resume order in force there; 0: none. The endorsement
+    with the highest `sequence` counts. Unlike a resume order it commits nothing: it only tells peers without a state
+    which history is the run's.
     """
 
     PROTO = training_pb2.Endorsement

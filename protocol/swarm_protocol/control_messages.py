@@ -1,7 +1,7 @@
-"""Messages between a node's daemon and its commands (`status`, `drain`, `stop`).
+"""Defines the messages between a node's daemon and its commands (`status`, `drain`, `stop`).
 
-They run as the same user on the same machine, but perhaps in different versions, so these are checked like anything
-else that is read. The socket is `swarm_node.control`'s.
+Both run as the same user on the same machine, but perhaps in different versions, so the messages are checked like all
+other input. `swarm_node.control` owns the socket.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ class StatusRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus(Checked):
-    """`loss` is of this node's last interval, None before the first. Since its interval ended, `waits_s` ago, it
-    `waits_for` that, in words; empty: it trains. `slow_links` are lines that name slow links of the run, and
-    `convicted` lines that name members whom evidence convicts of a lie, and say which.
+    """The status of a node that trains. `loss` is that of this node's last interval, None before the first. Since its
+    interval ended, `waits_s` ago, it has waited for `waits_for`, a text; empty: it trains. `slow_links` are lines that
+    name slow links of the run, and `convicted` are lines that name convicted members and their lies.
 
     While this node is on probation, it has `steps_left` of the run's `probation_steps`. `endorsed_step` is the newest
-    outer step that the run's author has endorsed, as this node has verified (0: it knows of none); `endorses_other`: of
-    that step, this node's history has another state. `entered` says in words by which invitation or vouches this node
-    entered the run, as the run's state says; empty: by none. `held_out` says how members' work scores on held-out data,
-    in words; empty: there are no scores."""
+    outer step that the run's author has endorsed, as this node has verified (0: it knows none). `endorses_other` is set
+    if this node's history has another state of that step. `entered` says in words by which invitation or vouches this
+    node entered the run, according to the run's state; empty: by none. `held_out` says in words how members' work
+    scores on held-out data; empty: there are no scores.
+    """
 
     run: Name
     outer_step: OuterStep
@@ -99,8 +100,8 @@ class PeerStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStatus(Checked):
-    """Holds what a node relays for others: places and connections now, and since its start the bytes, the requests that
-    were refused or failed, and how long circuits have waited for their share of its rate, added up."""
+    """The relaying of a node for others: places and connections now, and since its start the bytes, the requests that
+    were refused or failed, and the total time that circuits have waited for their share of its rate."""
 
     num_reservations: Count = 0
     num_circuits: Count = 0
@@ -111,9 +112,9 @@ class RelayStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus(Checked):
-    """Holds what the owner lends of the link and of the day, and what the node uses of the link: bytes per second over
-    the last seconds, with what the wire adds. 0 is no limit; without `hours`, such as 22:00-07:00, it always
-    lends."""
+    """The limits that the node's operator has set on link and hours, and the node's use of the link in bytes per second
+    over the last seconds, including what the wire adds. 0 is no limit; without `hours`, such as 22:00-07:00, the node
+    always lends."""
 
     max_upload_bytes_per_s: TrafficBytes = 0
     max_download_bytes_per_s: TrafficBytes = 0
@@ -124,8 +125,8 @@ class LimitStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCheckStatus(Checked):
-    """Says how many spans a gateway has had checked since its start, by result, and the servers that it does not ask
-    any more because they were proved to have lied, MAX_BARRED at most."""
+    """The number of spans that a gateway has had checked since its start, by result, and the servers that it does not
+    ask any more because they were proved to have lied, at most MAX_BARRED."""
 
     num_passed: Count = 0
     num_failed: Count = 0
@@ -136,12 +137,12 @@ class SpotCheckStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
-    """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
-    record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
-    `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
-    `spot_checks` is None of nodes that check no answers, `relaying` while it does not relay, and `limits` if its
-    version does not say. `convicted_servers` are lines on the newest servers that evidence convicts.
-    """
+    """The status of a node. `num_peers` counts the live nodes that it sees, itself included. `pause` and
+    `lends_again_at` are those of its record. `month_bytes` is its traffic in this calendar month, of
+    `month_budget_bytes`; both are 0 without a budget. `paths` counts all connected peers, None if its version does not
+    say; `peers` are those with the most bytes. `spot_checks` is None for a node that checks no answers, `relaying`
+    while it does not relay, and `limits` if its version does not say. `convicted_servers` are lines about the newest
+    convicted servers."""
 
     PROTO = control_pb2.StatusReply
     MAX_BYTES = limits.MAX_CONTROL_BYTES
@@ -173,7 +174,7 @@ class StatusReply(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest(wire.WireMessage):
-    """Asks the daemon to leave; with `drain` what is in flight gets its time to finish."""
+    """Asks the daemon to leave. With `drain`, work in flight gets time to finish."""
 
     PROTO = control_pb2.LeaveRequest
     MAX_BYTES = limits.MAX_CONTROL_BYTES
@@ -183,7 +184,7 @@ class LeaveRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply(wire.WireMessage):
-    """It will be gone within `seconds`."""
+    """The answer to a LeaveRequest: the daemon will be gone within `seconds`."""
 
     PROTO = control_pb2.LeaveReply
     MAX_BYTES = limits.MAX_CONTROL_BYTES

@@ -1,7 +1,8 @@
-"""Shared parts of invitations to private networks and to runs: the link of an invitation key, and one printable word.
+"""Holds the shared parts of invitations to private networks and to runs: the link of an invitation key, and the
+printable word.
 
-A certificate names the invitation key, which the word holds; who has the word signs a link from it to its own peer id.
-The word has a prefix, and base64 of the content with a check for typing errors.
+A certificate names the invitation key, which is in the word. The holder of the word signs a link from that key to its
+own peer id. The word has a prefix, then base64 of the content with a checksum against typing errors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ T = TypeVar("T")
 
 
 def check_key(key: bytes, certificate: Envelope) -> None:
-    """Raises ValueError unless the certificate names this invitation key; it may be empty, for one that is bound."""
+    """Check that the certificate names this invitation key, which is empty for a bound certificate. Raises
+    ValueError."""
     if key and (len(key) != KEY_BYTES or Identity(key).peer_id != certificate.subject):
         raise ValueError("its key is another's")
 
@@ -45,8 +47,8 @@ def to_word(prefix: str, content: bytes) -> str:
 
 
 def from_word(prefix: str, text: str, decode: Callable[[bytes], T], *, max_chars: int, remedy: str) -> T:
-    """Return what `decode` makes of the content of a word; white space in it is ignored. Raises ConfigError, of which
-    no word repeats the text."""
+    """Return what `decode` makes of the content of a word; white space in it is ignored. Raises ConfigError, which
+    never quotes the text, since that is a secret."""
     word = "".join(text.split())
     if not word.startswith(prefix):
         raise ConfigError(f"this is not an invitation, which begins with {prefix}", remedy=remedy)
@@ -55,7 +57,7 @@ def from_word(prefix: str, text: str, decode: Callable[[bytes], T], *, max_chars
     body = word.removeprefix(prefix)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-    except ValueError:  # another alphabet, or a length that no bytes have
+    except ValueError:  # another alphabet, or an impossible length
         data = b""
     content, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if hashlib.sha256(content).digest()[:_CHECK_BYTES] != check:

@@ -1,6 +1,6 @@
-"""Messages of the record DHT: find the peers and records nearest to an id, store a record.
+"""Defines the messages of the record DHT: find the peers and records nearest to an id, store a record.
 
-A find without keys is a ping: a node that answers is there, and each learns the other's addresses.
+A find request without keys is a ping: a node that answers is there, and both nodes learn each other's addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swarm_protocol.checks import Checked, Digest, check_addr, check_count, dist
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import dht_pb2
 
-_FIELD_BYTES = 6  # what protobuf writes before one, at most
+_FIELD_BYTES = 6  # maximum bytes that protobuf writes before a field
 
 MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
@@ -30,7 +30,7 @@ def dht_id_of(name: str) -> bytes:
 
 @lru_cache(maxsize=2**14)
 def check_addrs(addrs: tuple[str, ...], field: str) -> None:
-    """Check a node's addresses, which it tells with each request and each answer. Raises ValueError."""
+    """Check the addresses that a node sends with each request and each answer. Raises ValueError."""
     check_count(addrs, field, max_items=limits.MAX_CONTACT_ADDRS)
     for addr in addrs:
         check_addr(addr, field)
@@ -40,13 +40,13 @@ Addrs: TypeAlias = Annotated[tuple[str, ...], check_addrs]
 
 
 SignedRecord: TypeAlias = Annotated[bytes, filled(MAX_STORED_BYTES)]
-"""A signed envelope, of which nothing but the size is checked."""
+"""A signed envelope whose size alone is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest(wire.WireMessage):
-    """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records;
-    `max_records` is how many of each key are given at most, drawn by chance; 0: all.
+    """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records.
+    `max_records` is the maximum number of records for each key, drawn at random; 0: all.
 
     `addrs` are the sender's addresses. A sender without any is not named to others.
     """
@@ -62,9 +62,9 @@ class FindRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact(Checked):
-    """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing proves the addresses."""
+    """A node and its addresses, without the final /p2p/<peer_id>. Nothing proves the addresses."""
 
-    REMEMBERED = 2**13  # nodes name the same ten peers again and again; 40 MiB if all are as large as may be
+    REMEMBERED = 2**13  # nodes name the same ten peers repeatedly; at most 40 MiB
 
     peer_id: PeerId
     addrs: Addrs = ()
@@ -95,7 +95,7 @@ class Found(Checked):
         return num_record_bytes + sum(peer.num_bytes for peer in self.peers)
 
     def within(self, max_bytes: int, chance: Random) -> Found:
-        """Return it with as many records, drawn by chance, as fit into `max_bytes` beside its peers."""
+        """Return this answer with as many records, drawn at random, as fit into `max_bytes` beside its peers."""
         room = max_bytes - replace(self, records=()).num_bytes
         fit: list[bytes] = []
         for record in chance.sample(self.records, len(self.records)):
@@ -111,8 +111,8 @@ class FindResponse(wire.WireMessage):
     """Answers for the first keys of the request, in order: as many as fit into MAX_FIND_RESPONSE_BYTES, and at least
     one.
 
-    `addrs` are the answering node's addresses. `is_cut` says that more is left out than that, as this answer is no
-    stream's.
+    `addrs` are the answering node's addresses. `is_cut` is set if still more is left out, because the answer does not
+    go over a stream.
     """
 
     PROTO = dht_pb2.FindResponse
@@ -124,7 +124,7 @@ class FindResponse(wire.WireMessage):
 
     @classmethod
     def fitting(cls, found: Iterable[Found], addrs: tuple[str, ...] = ()) -> FindResponse:
-        """Return the first of `found`, as many as fit."""
+        """Return a response with as many of the first items of `found` as fit."""
         fit: list[Found] = []
         room = limits.MAX_FIND_RESPONSE_BYTES - sum(len(addr) + _FIELD_BYTES for addr in addrs)
         for each in found:
@@ -136,8 +136,8 @@ class FindResponse(wire.WireMessage):
         return cls(found=tuple(fit), addrs=addrs)
 
     def within(self, max_bytes: int, chance: Random) -> FindResponse:
-        """Return it, or its first places that fit into `max_bytes`, and at least the first one with some records, drawn
-        by chance."""
+        """Return this response, or its first places that fit into `max_bytes`: at least the first one, with some
+        records drawn at random."""
         fit: list[Found] = []
         room = max_bytes - sum(len(addr) + _FIELD_BYTES for addr in (*self.addrs, ""))
         for each in self.found:
@@ -150,7 +150,7 @@ class FindResponse(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRequest(wire.WireMessage):
-    """Hold this signed envelope, whose DHT id follows from its subject."""
+    """A request to store this signed envelope, whose DHT id follows from its subject."""
 
     PROTO = dht_pb2.StoreRequest
     MAX_BYTES = MAX_STORED_BYTES + limits.MAX_REQUEST_BYTES
@@ -160,9 +160,9 @@ class StoreRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreResponse(wire.WireMessage):
-    """`held` tells whether the record is stored now.
+    """The answer to a StoreRequest. `held` is set if the record is stored now.
 
-    It is not if it is invalid, older than the stored one, or beyond a bound.
+    It is not stored if it is invalid, older than the stored one, or over a limit.
     """
 
     PROTO = dht_pb2.StoreResponse

@@ -1,13 +1,13 @@
-"""A payload with its signer: what a peer says, about what, in which network, for which purpose, and for how long.
+"""Seals a payload in a signed envelope, with its subject, network, purpose and validity.
 
-One content has exactly one byte string, so bytes can be compared and hashed, and any change breaks the signature:
+Each content has exactly one encoding, so bytes can be compared and hashed, and any change breaks the signature:
 
     version 1 | purpose | network id | subject | public key | issued at | expires at | payload | signature
 
 purpose, network id, subject (UTF-8) and payload each follow their length as 4 bytes big-endian; the public key is 32
 bytes, the times big-endian IEEE doubles, the signature 64 bytes, and nothing follows. The signature is over
-`b"swarm-envelope:"` and all that precedes it. That prefix, like the purpose, keeps a signature from being shown as one
-for something else: libp2p's uses of the same key sign `noise-libp2p-static-key:…` and the like.
+`b"swarm-envelope:"` and all that precedes it. That prefix, like the purpose, keeps a signature from being used as one
+for something else: libp2p signs `noise-libp2p-static-key:…` and the like with the same key.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = 
 
 
 class OutOfTime(PeerViolation):
-    """An envelope is not valid by this machine's clock, or not yet. The clock of either side may be the wrong one, and
-    be right again in a moment."""
+    """An envelope has expired by this machine's clock, or is not valid yet. Either side's clock may be wrong, and may
+    be corrected in a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope(Checked):
-    """Well formed, but only what `seal` and `unseal` return has a valid signature. Times are Unix seconds."""
+    """A well-formed envelope. Only those that `seal` and `unseal` return have a valid signature. Times are Unix
+    seconds."""
 
     purpose: Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
     network_id: NetworkId
@@ -67,7 +68,8 @@ class Envelope(Checked):
         return _signed_bytes(self) + self.signature
 
     def holds_at(self, now: float) -> bool:
-        """Return whether it has not expired at `now`, and was not issued more than MAX_CLOCK_SKEW_S after it."""
+        """Return whether the envelope has not expired at `now`, and was not issued more than MAX_CLOCK_SKEW_S after
+        it."""
         return self.issued_at <= now + limits.MAX_CLOCK_SKEW_S and now < self.expires_at
 
     @classmethod
@@ -116,7 +118,7 @@ def seal(
         payload=payload,
         signature=bytes(SIGNATURE_BYTES),
     )
-    # nobody else has it yet, and all that `replace` would check once more has been checked
+    # set directly: nobody else has the envelope yet, and `replace` would check all fields again
     object.__setattr__(envelope, "signature", identity.sign(_DOMAIN + _signed_bytes(envelope)))
     return envelope
 
@@ -151,7 +153,7 @@ def unseal(
 
     Raises PeerViolation if it is malformed, too large, for something else, or too long-lived, OutOfTime if it has
     expired (unless `expired_too`) or was issued more than MAX_CLOCK_SKEW_S after `now`, and IntegrityError if the
-    signature is wrong. That the subject is the expected one is for the caller to check.
+    signature is wrong. The caller must check that the subject is the expected one.
     """
     envelope = unverified(data, max_payload_bytes)
     if complaint := _complaint(envelope, purpose, network_id, max_payload_bytes, max_lifetime_s):
@@ -163,7 +165,7 @@ def unseal(
 
 
 def unverified(data: bytes, max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_BYTES) -> Envelope:
-    """Return what the envelope in `data` says; neither signature nor times are checked. Raises PeerViolation."""
+    """Return the envelope in `data`, without checking its signature or times. Raises PeerViolation."""
     if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
         raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
     try:
@@ -173,8 +175,8 @@ def unverified(data: bytes, max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_B
 
 
 def issued_at(data: bytes) -> float:
-    """Return when the envelope in `data` says that it was signed. Who unseals it as of that time reads it however old
-    it is. Raises PeerViolation."""
+    """Return when the envelope in `data` says that it was signed. With that as `now`, `unseal` reads it however old it
+    is. Raises PeerViolation."""
     return unverified(data).issued_at
 
 
@@ -225,7 +227,7 @@ def _signed_bytes(envelope: Envelope) -> bytes:
 
 
 class _Reader:
-    """Takes fields off the front of `data`; ValueError where it ends early."""
+    """Reads fields from the front of `data`. Raises ValueError if it ends early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -268,7 +270,7 @@ def seal_record(
 def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Envelope:
     """Return the valid record in `data`, found under `key`. Raises PeerViolation or IntegrityError, as `unseal` does.
 
-    The payload is not looked at: any key may hold any bytes, and `read_record` knows the ones of this package.
+    The payload is not decoded: any key may hold any bytes, and `read_record` decodes the records of this package.
     """
     envelope = unseal(
         data,
@@ -285,15 +287,15 @@ def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Enve
 
 @lru_cache(maxsize=2**11)
 def _record_of(kind: str, payload: bytes) -> Record:
-    """Decode a record once for all who read it in this process: roles, pages, and the nodes of a simulation."""
+    """Decode a record, once for all its readers in this process: roles, pages, and the nodes of a simulation."""
     return _KINDS[kind].from_bytes(payload)
 
 
 def read_record(envelope: Envelope) -> Record:
     """Return the record that a verified envelope carries.
 
-    Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it: so nobody
-    shows up under another's model, or in every key of a tree.
+    Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it. So nobody
+    can publish under an unrelated model, or in every key of a tree.
     """
     kind = envelope.subject.partition("#")[0].split("/", 1)[0]
     if kind not in _KINDS:

@@ -1,4 +1,4 @@
-"""The wire form of a SwarmError: raised in a handler, raised again as the same class in its caller."""
+"""Encodes a SwarmError that a handler raises, so that its caller raises the same class again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _ERRORS: dict[str, type[SwarmError]] = {
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Never raises. Texts are cut to one printable line within the limits.
+    """Encode an error. Never raises. Texts are cut to one printable line within the limits.
 
-    Whatever is not a SwarmError becomes "internal" and says nothing of what it was: its text may hold paths or secrets.
+    Any other exception becomes "internal" without its text, which may hold paths or secrets.
     """
     if not isinstance(error, SwarmError):
         error = PeerError("the peer failed internally", remedy="its log has the cause; ask another peer")
@@ -49,10 +49,10 @@ def encode_failure(error: BaseException) -> bytes:
 
 
 def decode_failure(data: bytes, peer_id: str) -> SwarmError:
-    """Return the error that `peer_id` sent, to be raised. Raises PeerViolation if `data` is no such thing.
+    """Return the error that `peer_id` sent, for the caller to raise. Raises PeerViolation if `data` is malformed.
 
-    Its `peer_id` is whom the sender names, or else the sender. That a peer blames another proves nothing about
-    the other. A code that this version does not know becomes PeerError.
+    Its `peer_id` is the peer that the sender names, or else the sender. If a peer blames another one, that proves
+    nothing about the other one. A code that this version does not know becomes PeerError.
     """
     try:
         return wire.decode(

@@ -1,8 +1,7 @@
-"""Encode frames as the messages of a multiplexed connection.
+"""Encodes frames as the messages of a multiplexed connection.
 
 A message is the version, the length of the header (4 bytes, little-endian), the header (a protobuf), and then the
-payloads of all rows one after another. Payloads are thus copied once when they are sent and not at all when they are
-received.
+payloads of all rows one after another. Payloads are thus copied once when sent, and not at all when received.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def _sampler_bytes(sampler: Sampler | None) -> int:
 
 
 class _Payload:
-    """Hand out the bytes that follow the header, in the order of the frames."""
+    """Hands out the bytes that follow the header, in the order of the frames."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

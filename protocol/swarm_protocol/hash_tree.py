@@ -1,8 +1,9 @@
-"""Merkle trees: one digest that commits to many leaves, and short proofs that some of them are in it (Merkle 1987).
+"""Implements Merkle trees: one digest that commits to many leaves, and short proofs that some leaves are in the tree
+(Merkle 1987).
 
 A leaf's digest is `sha256(0x00 | data)`, that of a node above `sha256(0x01 | left | right)`; the bytes in front keep a
-node from being shown as a leaf. Where a level has an odd number of nodes, the missing right one counts as 32 zero
-bytes. The number of leaves is not part of the root: the checker of a proof knows it from elsewhere.
+node from being shown as a leaf. If a level has an odd number of nodes, the missing right one counts as 32 zero bytes.
+The number of leaves is not part of the root: whoever checks a proof must know it from elsewhere.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class HashTree:
     """A tree over `num_leaves` leaves, or the part of it that a proof shows."""
 
     def __init__(self, num_leaves: int) -> None:
-        """The tree has no nodes yet: use `of` or `proven`."""
+        """Make a tree without nodes. Use `of` or `proven` instead."""
         self._num_leaves = num_leaves
         self._levels: list[tuple[int, list[bytes]]] = []
-        """Holds of each level, from the leaves on, the index of the first known node, and all nodes from there on."""
+        """For each level, from the leaves up, the index of the first known node, and all nodes from there on."""
 
     @classmethod
     def of(cls, leaves: Sequence[bytes]) -> HashTree:
@@ -47,7 +48,8 @@ class HashTree:
 
     @classmethod
     def proven(cls, num_leaves: int, start: int, leaves: Sequence[bytes], proof: Sequence[bytes]) -> HashTree:
-        """Return what `proof` (see `proof`) shows of a tree: the leaves from `start` on, and the nodes above them.
+        """Return the part of a tree that `proof` (see `proof`) shows: the leaves from `start` on, and the nodes above
+        them.
 
         That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
         """
@@ -98,7 +100,8 @@ class HashTree:
 
 
 class PackedHashTree:
-    """The whole tree over `leaves`, digests one after the other: 64 bytes a leaf, for trees of a million of them."""
+    """The whole tree over `leaves`, which are concatenated digests. It takes 64 bytes per leaf, for trees of a million
+    leaves."""
 
     def __init__(self, leaves: bytes) -> None:
         """Raises ValueError if there are no leaves."""

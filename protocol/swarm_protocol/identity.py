@@ -1,6 +1,6 @@
-"""A node's one key: its peer id, its signatures, and the file that keeps it.
+"""Manages a node's only key: its peer id, its signatures, and the file that keeps it.
 
-The key is Ed25519, the file libp2p's own form of it, so the same file starts the libp2p host (`p2pd -id`). The peer id
+The key is Ed25519, in libp2p's own file format, so the same file starts the libp2p host (`p2pd -id`). The peer id
 embeds the public key, so every node that knows a peer id can check its signatures.
 
 Formats (libp2p specs, peer-ids/peer-ids.md): the file is the protobuf `PrivateKey{Type: Ed25519, Data: seed + public}`,
@@ -32,10 +32,10 @@ _PEER_ID_HEADER = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _PEER_ID_CHARS = 52
 
 _MAX_REMEMBERED_KEYS = 2**15
-"""Peers whose ids and keys are remembered in both forms; base58 takes twenty microseconds."""
+"""Maximum peers whose ids and keys are cached in both forms: base58 takes twenty microseconds."""
 
 _MAX_REMEMBERED_BYTES = 4096
-"""Length of the longest message whose valid signature is remembered: records and votes are shorter."""
+"""Maximum length of a message whose valid signature is cached: records and votes are shorter."""
 
 
 class Identity:
@@ -44,7 +44,7 @@ class Identity:
     __slots__ = ("_key", "peer_id", "public_key")
 
     def __init__(self, seed: bytes) -> None:
-        """`seed`: 32 bytes of secret randomness. Raises ValueError for another length."""
+        """Make the key pair of `seed`, 32 secret random bytes. Raises ValueError for another length."""
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public_key = self._key.public_key().public_bytes_raw()
         self.peer_id = peer_id_of(self.public_key)
@@ -58,7 +58,8 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Raises ConfigError if `path` is missing, unreadable, open to other users, or not such a key."""
+        """Return the identity at `path`. Raises ConfigError if it is missing, unreadable, open to other users, or not
+        such a key."""
         data = _read_private(path)
         seed, public_key = data[4 : 4 + KEY_BYTES], data[4 + KEY_BYTES :]
         if data[:4] == _PRIVATE_KEY_HEADER and len(public_key) == KEY_BYTES:
@@ -72,7 +73,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Return the identity at `path`; a new one is saved there if nothing is. Two processes at once get the same
+        """Return the identity at `path`. If there is none, save a new one there. Two concurrent processes get the same
         one."""
         if not os.path.lexists(path):
             # if another process was quicker, its key is the one
@@ -89,12 +90,12 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The 32 secret bytes that the key follows from, to be passed on with it."""
+        """The 32 secret bytes from which the key follows."""
         return self._key.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Return a signature of 64 bytes, deterministic. What is signed must start with its purpose: see
-        `swarm_protocol.envelope`."""
+        """Return a deterministic signature of 64 bytes. The message must begin with its purpose (see
+        `swarm_protocol.envelope`)."""
         return self._key.sign(message)
 
     def _file_bytes(self) -> bytes:
@@ -104,7 +105,7 @@ class Identity:
 def verify(peer_id: str, message: bytes, signature: bytes) -> None:
     """Check a signature. Raises IntegrityError unless `signature` is that of `message` by `peer_id`.
 
-    Valid signatures of short messages are remembered, because several peers pass on the same record, again and again.
+    Valid signatures of short messages are cached, because peers pass on the same records repeatedly.
     """
     check = _check_signature_cached if len(message) <= _MAX_REMEMBERED_BYTES else _check_signature
     check(peer_id, message, signature)
@@ -188,7 +189,7 @@ def _read_private(path: Path) -> bytes:
 
 
 def _write_private(path: Path, data: bytes) -> bool:
-    """Place `data` at `path` in one step; False if something is there already. Raises ConfigError."""
+    """Write `data` to `path` atomically. Return False if the path exists already. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # mkstemp creates with mode 0600 and O_EXCL
@@ -209,7 +210,7 @@ def _write_private(path: Path, data: bytes) -> bool:
 
 
 def _place(temporary: Path, path: Path) -> bool:
-    """Give `temporary` its name; False, and untouched, if that is taken."""
+    """Rename `temporary` to `path`. Return False, without a change, if `path` exists."""
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -1,4 +1,5 @@
-"""Messages by which two nodes find a direct path to each other: observed addresses, dial back and introductions."""
+"""Defines the messages by which two nodes find a direct path to each other: observed addresses, dial back and
+introductions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from swarm_protocol.wire import WireMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathAddrs(WireMessage):
-    """Addresses of the asker that are to be dialled back."""
+    """A request to dial back these addresses of the asker."""
 
     PROTO = paths_pb2.PathAddrs
     MAX_BYTES = limits.MAX_PATH_MESSAGE_BYTES
@@ -40,8 +41,8 @@ class Introduction(WireMessage):
 class PathAnswer(WireMessage):
     """The answer to a question about paths: whether it was `agreed` to, and addresses.
 
-    They are those at which the asker is seen, those of the asker that answered a dial, or those of the peer that is
-    wanted, as the method says.
+    Depending on the method, these are the addresses at which the asker is seen, the asker's addresses that answered a
+    dial, or the addresses of the wanted peer.
     """
 
     PROTO = paths_pb2.PathAnswer

@@ -1,4 +1,4 @@
-"""Rows of numbers as bytes: token ids or activations of consecutive positions, each encoded on its own.
+"""Represents rows of numbers as bytes: token ids or activations of consecutive positions, each encoded on its own.
 
 So rows can be cut anywhere and sent again as they are. The decoding side must check that the numbers are finite.
 """

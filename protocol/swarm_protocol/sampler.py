@@ -17,7 +17,7 @@ GRAMMAR_KINDS = ("json_schema", "lark")
 
 
 def check_token_ids(value: bytes, field: str, *, most: int) -> bytes:
-    """Token ids of TOKEN_ID_BYTES each, little-endian, `most` of them at most."""
+    """Check token ids of TOKEN_ID_BYTES each, little-endian, at most `most` of them."""
     num_ids, rest = divmod(len(value), TOKEN_ID_BYTES)
     if rest or num_ids > most:
         raise ValueError(f"{field} has {len(value)} bytes, and holds at most {most} ids of {TOKEN_ID_BYTES}")

@@ -1,6 +1,6 @@
 """Parses TOML that a user or a peer has written: in bounded time, and with one kind of error. Pure.
 
-The text's size is bounded by who reads it. What its values mean is left to the caller.
+The caller bounds the size of the text, and checks what its values mean.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from swarm_protocol.errors import ConfigError
 
 MAX_KEY_WORDS = 32
-"""The most words in one dotted key. The parser's time grows with their square: 20,000 took 42 s."""
+"""Maximum words in one dotted key. The parser's time grows with their square: 20,000 words took 42 s."""
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
-"""TOML's range. The parser takes any number, of which Python writes none of more than 4300 digits into a message."""
+"""TOML's range. The parser accepts any number, but Python writes none of more than 4300 digits into a message."""
 
 _WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")

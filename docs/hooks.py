@@ -92,7 +92,7 @@ def commands_page() -> str:
     parts = [
         "# Commands\n",
         "Every command has `--help`. Options that are settings can also be given in `config.toml` or in the",
-        "environment: see [Settings](settings.md). Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug,",
+        "environment: see [Settings](settings.md). Exit codes: 0 success, 1 failure, 2 wrong usage, 70 a bug,",
         "130 interrupted. This page is made from the program.\n",
     ]
     for name, command in _commands(typer.main.get_command(cli.app)):

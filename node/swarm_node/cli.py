@@ -37,12 +37,13 @@ EXIT_USAGE = 2
 GROUPS = {
     "run": typer.Typer(
         name="run",
-        help="Create, sign, show, watch, export, resume and endorse training runs; invite to them, vouch and revoke.",
+        help="Create, sign, show, watch, export, resume and endorse training runs; invite or vouch for nodes, and "
+        "revoke invitations.",
         epilog="Example: swarm-node run init run.toml",
     ),
     "evidence": typer.Typer(
         name="evidence",
-        help="List the evidence that a home keeps (the default), or check a file of evidence.",
+        help="List the evidence in a home (the default), or check an evidence file.",
         epilog="Example: swarm-node evidence verify FILE",
     ),
     "models": typer.Typer(
@@ -52,7 +53,7 @@ GROUPS = {
     ),
     "invite": typer.Typer(
         name="invite",
-        help="Invite others to a private network that this home owns (the default), list and revoke invitations.",
+        help="Create (the default), list and revoke invitations to a private network that this home owns.",
         epilog="Example: swarm-node invite --new-network",
     ),
 }

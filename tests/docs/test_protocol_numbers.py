@@ -30,7 +30,7 @@ PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in writt
 MIB = 2**20
 
 SAID = [
-    ("rounds.md", f"Of more than {lease.MAX_HOLES:,} holes"),
+    ("rounds.md", f"If there are more than {lease.MAX_HOLES:,} holes"),
     ("index.md", f"the protocol of version {PROTOCOL_VERSION}, as"),
     ("index.md", f"`PROTOCOL_VERSION` is {PROTOCOL_VERSION}."),
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),

@@ -72,10 +72,10 @@ def page(verdicts: list[Verdict]) -> str:
         "",
         f"{len(served)} of the {len(verdicts)} families of causal language models in transformers {__version__}"
         " are served.",
-        "Each was tried out as a miniature with random weights, which was cut in two and gave the logits of"
+        "Each was tested as a small model with random weights: split into two parts, it gave the same logits as"
         " transformers'",
-        "own model. `swarm-node models check MODEL` does the same with a model's own `config.json`, before anything is",
-        "downloaded, and `join --model` before it meets peers. Encoders were tried with `is_decoder`.",
+        "own model. `swarm-node models check MODEL` runs the same test with a model's own `config.json` before the",
+        "weights are downloaded, and `join --model` before it joins. Encoders were tested with `is_decoder`.",
         "",
         "## Served",
         "",
@@ -86,8 +86,8 @@ def page(verdicts: list[Verdict]) -> str:
         lines += ["", f"## {about}", "", f"{len(found)} families.", "", "| family | reason |", "|---|---|"]
         lines += [f"| `{verdict.family}` | {verdict.reason.replace('|', '/')[:120]} |" for verdict in found]
     lines[lines.index("## Not tried") + 2] += (
-        " Their default config is not whole, or has no miniature. A model of theirs is tried with its own config, and"
-        " its blocks are compared with transformers' when they are loaded."
+        " Their default config is incomplete, or cannot be scaled down. A model of such a family is tested with its own"
+        " config, and its blocks are compared with transformers' when they are loaded."
     )
     return "\n".join(lines) + "\n"
 

@@ -46,29 +46,27 @@ ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 # options of several commands
 RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
 SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
-EXPIRES = {"--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d)."}
-NEW_FILE = {
-    "--out FILE": "Write it to a new file that only you can read, instead of to stdout (with --json: to stderr)."
-}
-FOR_NODE = {"--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there."}
+EXPIRES = {"--expires TIME": "Validity, such as 30d, 12h or 90m; at most 366d (default: 30d)."}
+NEW_FILE = {"--out FILE": "Write it to a new file that only you can read, instead of to stdout (with --json: stderr)."}
+FOR_NODE = {"--for-node NODE": "Make it valid only for this peer id, as swarm-node identity shows it on that machine."}
 COMMANDS = (
     Command(
         name="seed",
-        purpose="Run a seed: the peer that others join through, and that relays for nodes behind a NAT.",
+        purpose="Run a seed: a peer that others join through, and that relays for nodes behind a NAT.",
         code="swarm_node.commands.daemons:seed",
         settings=DAEMON,
         example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
     ),
     Command(
         name="join",
-        purpose="Join a network with this machine: train a run, serve a model, or help where help is needed most.",
+        purpose="Join a network: train a run, serve a model, or do the work that the network needs most.",
         code="swarm_node.commands.daemons:join",
         settings=(*DAEMON, *WORK, *TRAINING),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
         name="run init",
-        purpose="Write a new run file for you to edit, with every setting, its meaning and its default.",
+        purpose="Write a new run file to edit, with every setting, its meaning and its default.",
         code="swarm_node.commands.run:init",
         settings=HERE,
         example="swarm-node run init story.toml",
@@ -79,15 +77,16 @@ COMMANDS = (
     ),
     Command(
         name="run sign",
-        purpose="Check a run file, pin its data and its checkpoint, and sign it, so that others can join the run.",
+        purpose="Check a run file, pin its data and checkpoint, and sign it, so that others can join the run.",
         code="swarm_node.commands.run:sign",
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
         options={
             "PATH": "The run file (default: run.toml).",
             **SIGNER,
-            "--pin": "Pin a data set of the hub by its tokens as well as its commit: download and tokenize it now.",
-            "--unpinned": "Do not pin the data: members may then train on different data.",
+            "--pin": "Pin a hub data set by the digest of its tokens as well as its commit: download and tokenize it "
+            "now.",
+            "--unpinned": "Do not pin the data; members may then train on different data.",
         },
     ),
     Command(
@@ -100,7 +99,7 @@ COMMANDS = (
     ),
     Command(
         name="run watch",
-        purpose="Follow the outer steps and the members of a run, without training it.",
+        purpose="Follow the outer steps and members of a run without training it.",
         code="swarm_node.commands.run_watch:watch",
         settings=("home", "peers", "network_id", "invite", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
@@ -108,7 +107,7 @@ COMMANDS = (
     ),
     Command(
         name="run export",
-        purpose="Write a run's certified state, from checkpoints or from its members, as a Hugging Face model.",
+        purpose="Export a run's certified state, from checkpoints or from its members, as a Hugging Face model.",
         code="swarm_node.commands.run:export",
         settings=(*HERE, "tokenizer", "peers", "network_id", "invite"),
         example="swarm-node run export story.toml --step 200",
@@ -117,7 +116,8 @@ COMMANDS = (
             "--out DIR": "The directory to create (default: RUN_ID-step-STEP in the current directory).",
             "--step STEP": "The outer step to export (default: the newest one available).",
             "--checkpoint DIR": "Export from this checkpoint, or from a directory of a run's checkpoints, offline.",
-            "--publish NAME": "Publish the model under NAME, too, with the key of this home (see models publish).",
+            "--publish NAME": "Also publish the model under NAME, signed with the key of this home (see models "
+            "publish).",
         },
     ),
     Command(
@@ -135,21 +135,23 @@ COMMANDS = (
     ),
     Command(
         name="run endorse",
-        purpose="Sign a run's newest state, by which newcomers know its history. Only the run's author can do it.",
+        purpose="Sign a run's newest state, so that newcomers can verify its history. Only the run's author can do "
+        "this.",
         code="swarm_node.commands.run_orders:endorse",
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
         options={
             **RUN_FILE,
             **SIGNER,
-            "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
-            "--every TIME": "Endorse again and again, after this time, such as 30m or 1h, until the run is finished.",
-            "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
+            "--members FILE": "Ask only these peers for the run's state, one peer id a line (default: all that train "
+            "it).",
+            "--every TIME": "Repeat the endorsement at this interval, such as 30m or 1h, until the run is finished.",
+            "--yes": "Sign and deliver the endorsement; without this, only show what would be signed.",
         },
     ),
     Command(
         name="run invite",
-        purpose="Print an invitation to a run: whoever has it skips probation. For the run's author and its inviters.",
+        purpose="Print an invitation to a run, with which nodes skip probation. For the run's author and its inviters.",
         code="swarm_node.commands.run_invite:invite",
         settings=(*HERE, "network_id"),
         example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
@@ -157,55 +159,58 @@ COMMANDS = (
             **RUN_FILE,
             **SIGNER,
             **EXPIRES,
-            "--uses NUMBER": "How many nodes may enter with it (default: 1).",
+            "--uses NUMBER": "Maximum number of nodes that may use it (default: 1).",
             **FOR_NODE,
             **NEW_FILE,
         },
     ),
     Command(
         name="run revoke",
-        purpose="Revoke invitations to a run, or a key that may invite. Only the run's author can do it.",
+        purpose="Revoke invitations to a run, or an inviter. Only the run's author can do this.",
         code="swarm_node.commands.run_invite:revoke",
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
         options={
             **RUN_FILE,
             **SIGNER,
-            "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat it for several.",
-            "--inviter NODE": "The peer id of an inviter whose invitations no longer let anybody in.",
+            "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat the option for "
+            "several.",
+            "--inviter NODE": "Peer id of an inviter, all of whose invitations become invalid.",
         },
     ),
     Command(
         name="run vouch",
-        purpose="Sign for a newcomer to a run as one of its members, so that it skips probation.",
+        purpose="As a member of a run, vouch for a newcomer, so that it skips probation.",
         code="swarm_node.commands.run_invite:vouch",
         settings=(*HERE, "network_id"),
         example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
         options={
             **RUN_FILE,
-            "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it there.",
+            "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it on that machine.",
             **EXPIRES,
             **NEW_FILE,
         },
     ),
     Command(
         name="evidence list",
-        purpose="List the evidence that this home keeps against members of runs and servers, with its files.",
+        purpose="List the evidence against members of runs and servers in this home, with its files.",
         code="swarm_node.commands.evidence_files:show",
         settings=HERE,
         example="swarm-node evidence list",
     ),
     Command(
         name="evidence verify",
-        purpose="Check an evidence file offline. Exit code 0: it proves a lie; 1: it does not; 2: it cannot be judged.",
+        purpose="Check an evidence file offline. Exit code 0: it proves a lie; 1: it does not; 2: it cannot be "
+        "checked.",
         code="swarm_node.commands.evidence_files:verify",
         settings=(*HERE, "data", "tokenizer"),
         example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",
         options={
-            "PATH": "The evidence file, as a home keeps it (see: swarm-node evidence list).",
-            "--run FILE": "The run file that the evidence must be of (default: the one that it holds).",
-            "--state DIR": "Believe no findings about an interval: compute it from this checkpoint of its start.",
-            "--model DIR": "Judge a server's answer: compute it with the published model in this directory.",
+            "PATH": "The evidence file (see: swarm-node evidence list).",
+            "--run FILE": "The run file that the evidence must belong to (default: the one in the evidence file).",
+            "--state DIR": "Do not trust the members' findings about an interval: recompute it from this checkpoint "
+            "of its start.",
+            "--model DIR": "Check a server's answer: recompute it with the published model in this directory.",
         },
     ),
     Command(
@@ -217,7 +222,7 @@ COMMANDS = (
     ),
     Command(
         name="models check",
-        purpose="Check, from its config and the headers of its weights, whether a model can be served on this machine.",
+        purpose="Check from a model's config and weight headers whether it can be served on this machine.",
         code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
@@ -225,15 +230,16 @@ COMMANDS = (
     ),
     Command(
         name="models publish",
-        purpose="Sign a manifest of a model's files, so that clients can tell the model from others of its name.",
+        purpose="Sign a manifest of a model's files, so that clients can tell it from other models with its name.",
         code="swarm_node.commands.models:publish",
         settings=HERE,
         example="swarm-node models publish ~/models/story --name story",
         options={
             "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
-            "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
+            "--name NAME": "The published name (default: the directory's name, or NAME on the hub).",
             **SIGNER,
-            "--out FILE": "Write the manifest to a new file as well as beside the model, as swarm-model.manifest.",
+            "--out FILE": "Also write the manifest to this new file; it is always written to swarm-model.manifest "
+            "beside the model.",
         },
     ),
     Command(
@@ -248,20 +254,21 @@ COMMANDS = (
     ),
     Command(
         name="chat",
-        purpose="Chat with a model of a network. A question on standard input gets one answer.",
+        purpose="Chat with a model of a network. With a question on standard input, print one answer and exit.",
         code="swarm_node.commands.chat:run",
         settings=(*HERE, "peers", "network_id", "invite", "publisher", "text_at_home", "blocks_at_home"),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
-            "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
-            "--system SYSTEM": "System message: instructions to the model before the conversation.",
-            "--temperature TEMPERATURE": "Sampling temperature, from 0 (the likeliest token) to 2 (default: 0.7).",
+            "MODEL": "The model's name, or NAME@REVISION if several revisions are served.",
+            "--system SYSTEM": "System message: instructions for the model.",
+            "--temperature TEMPERATURE": "Sampling temperature, from 0 (always the likeliest token) to 2 (default: "
+            "0.7).",
             "--max-tokens TOKENS": "Maximum tokens of an answer (default: 512).",
         },
     ),
     Command(
         name="gateway",
-        purpose="Serve the models of a network over OpenAI's HTTP API, to any OpenAI client.",
+        purpose="Serve the models of a network over an OpenAI-compatible HTTP API.",
         code="swarm_node.commands.daemons:gateway",
         settings=(
             *DAEMON,
@@ -282,18 +289,18 @@ COMMANDS = (
     ),
     Command(
         name="dashboard",
-        purpose="Serve web pages that show a network live: its models, runs and nodes. They are read-only.",
+        purpose="Serve a read-only web dashboard that shows a network's models, runs and nodes live.",
         code="swarm_node.commands.daemons:dashboard",
         settings=(*DAEMON, *LINK, *HTTP),
         example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8001",
     ),
     Command(
         name="top",
-        purpose="Show a network live in the terminal: its models, runs and nodes. ? shows the keys, q quits.",
+        purpose="Show a network's models, runs and nodes live in the terminal. ? shows the keys, q quits.",
         code="swarm_node.top.command:run",
         settings=("home", "peers", "url", "network_id", "invite"),
         example=f"swarm-node top --peers {ADDR}",
-        options={"--once": "Print the overview once as plain text and exit. Without a terminal this is always done."},
+        options={"--once": "Print the overview once as plain text and exit. This is the default without a terminal."},
     ),
     Command(
         name="invite create",
@@ -302,11 +309,12 @@ COMMANDS = (
         settings=(*HERE, "peers"),
         example="swarm-node invite create --rights join,ask --out alice.invitation",
         options={
-            "--new-network": "Make a new private network, which this home owns. Its key is never overwritten.",
-            "--rights RIGHTS": "What its node may do: some of join, serve, train, ask (default: all).",
+            "--new-network": "Create a new private network, owned by this home. An existing network key is never "
+            "overwritten.",
+            "--rights RIGHTS": "What the invited node may do: a list of join, serve, train, ask (default: all).",
             **EXPIRES,
             **FOR_NODE,
-            "--note NOTE": "A word for your own list, such as whom it is for.",
+            "--note NOTE": "A note for your own list, such as whom it is for.",
             **NEW_FILE,
         },
     ),
@@ -319,7 +327,7 @@ COMMANDS = (
     ),
     Command(
         name="invite revoke",
-        purpose="Revoke an invitation: its nodes are dropped, and told so by those that they ask.",
+        purpose="Revoke an invitation to the private network of this home. Other nodes then refuse nodes that use it.",
         code="swarm_node.commands.invite:revoke",
         settings=(*HERE, "peers"),
         example="swarm-node invite revoke 0123456789abcdef",
@@ -327,53 +335,54 @@ COMMANDS = (
     ),
     Command(
         name="status",
-        purpose="Show what the daemon of this home does, its limits, and its connections.",
+        purpose="Show the activity, limits and connections of this home's daemon.",
         code="swarm_node.commands.this_node:status",
         settings=HERE,
         example="swarm-node status --json",
     ),
     Command(
         name="drain",
-        purpose="Let the daemon of this home finish its work in flight, and leave.",
+        purpose="Make this home's daemon finish its work in flight and leave.",
         code="swarm_node.commands.this_node:drain",
         settings=HERE,
         example="swarm-node drain",
     ),
     Command(
         name="stop",
-        purpose="End the daemon of this home at once, without finishing its work.",
+        purpose="Stop this home's daemon at once, without finishing its work.",
         code="swarm_node.commands.this_node:stop",
         settings=HERE,
         example="swarm-node stop --home /srv/swarm",
     ),
     Command(
         name="doctor",
-        purpose="Check this machine for problems that keep a node from working, and say how to solve them.",
+        purpose="Check this machine for problems that keep a node from working, and say how to fix them.",
         code="swarm_node.commands.doctor:run",
         settings=(*NETWORK, "mdns"),
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(
         name="plan",
-        purpose="Show which node would serve which blocks of a model, and how fast, before any node joins.",
+        purpose="Show which blocks of a model each node would serve, and how fast, before any node joins.",
         code="swarm_node.commands.plan:run",
         settings=("home", "model", "dtype"),
         example="swarm-node plan --model ~/models/story --nodes nodes.toml",
         options={
-            "--nodes FILE": "TOML file: a [[nodes]] for each, with name, memory, decode_ms_per_block or tokens_per_s."
+            "--nodes FILE": "TOML file with a [[nodes]] table for each node: name, memory, decode_ms_per_block or "
+            "tokens_per_s."
         },
     ),
     Command(
         name="simulate",
-        purpose="Simulate a network of thousands of nodes that join and leave, and report how it performs.",
+        purpose="Simulate a network of thousands of nodes that join and leave, and report its performance.",
         code="swarm_node.commands.simulate:run",
         settings=(),
         example="swarm-node simulate scenario.toml --out report",
         options={
             "PATH": "The scenario file (TOML).",
-            "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report).",
+            "--out FILE": "Write FILE.html and FILE.json (default: the scenario file's name with -report).",
             "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
-            "--processes N": "Processes that share the work (default: 2 from 2,000 nodes on). Reports depend on it.",
+            "--processes N": "Number of processes (default: 2 from 2,000 nodes on). Reports depend on it.",
         },
     ),
     Command(
@@ -386,7 +395,7 @@ COMMANDS = (
     ),
     Command(
         name="demo",
-        purpose="Try everything on this machine: train and serve a model together, and kill a node in between.",
+        purpose="Demonstrate everything on this machine: nodes train a model together and serve it, and one is killed.",
         code="swarm_node.demo.command:demo",
         settings=(),
         example="swarm-node demo --nodes 4 --keep demo",

@@ -33,9 +33,8 @@ SERIES = (
     "`replicas/MODEL` (of its weakest block); of each run `training_tokens_per_s/RUN` and `members/RUN`."
 )
 EVENTS = (
-    "Server-sent events: `overview` with an Overview whenever the collector has looked, about once a second; "
-    "`heartbeat` with `{at}` after 10 s without. What more there is, the other routes tell. A stream ends after "
-    "15 minutes at the latest."
+    "Server-sent events: `overview` with an Overview after each collection, about once a second; `heartbeat` with "
+    "`{at}` after 10 s without another event. The other routes give details. A stream ends after at most 15 minutes."
 )
 
 Name = Annotated[str, Path(max_length=MAX_NAME_CHARS)]

@@ -90,7 +90,7 @@ class Gateway:
         return json_response(await self._models.one(model))
 
     async def health(self) -> Response:
-        """200 while some model is served whole. Else 503 with the missing blocks."""
+        """Return 200 if at least one model has a server for every block, otherwise 503 with the missing blocks."""
         health = await self._models.health(self._answerer.slots.num_running)
         return json_response(health, 200 if health.status == "ok" else 503)
 
@@ -99,7 +99,7 @@ class Gateway:
         return Response(self._registry.exposition(), media_type=CONTENT_TYPE)
 
     async def complete(self, body: CompletionRequest) -> Response:
-        """Continue one prompt or several, each `n` times."""
+        """Complete one or several prompts, each `n` times."""
         builder = CompletionBuilder(_head("cmpl", body, with_logprobs=body.logprobs is not None))
         batch = GenerationBatch(
             request=body,
@@ -110,7 +110,7 @@ class Gateway:
         return GenerationResponse(self._answerer, builder, batch)
 
     async def chat(self, body: ChatRequest) -> Response:
-        """Answer a conversation `n` times."""
+        """Generate `n` answers to a conversation."""
         builder = ChatBuilder(_head("chatcmpl", body, with_logprobs=body.logprobs))
         tools = body.offered_tools()
         batch = GenerationBatch(
@@ -123,7 +123,7 @@ class Gateway:
         return GenerationResponse(self._answerer, builder, batch)
 
     async def show_trace(self, trace_id: str) -> Trace:
-        """The servers that answer, or answered, the request of this id (also in its `x-swarm-trace` header)."""
+        """Return the servers that work or worked on the request with this id (also in its `x-swarm-trace` header)."""
         trace = self._answerer.traces.get(trace_id)
         if trace is None:
             raise HttpError(404, f"no trace of '{trace_id}': only the newest are kept", code="not_found")

@@ -207,18 +207,18 @@ class ServedRevision(BaseModel):
 
     revision: str
     num_servers: int
-    is_whole: bool = Field(description="each block is served by somebody")
+    is_whole: bool = Field(description="whether every block has a server")
 
 
 class ServedModel(Model):
     """A model that can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits
     or more."""
 
-    revision: str = Field(description="digest of the weights that answer")
+    revision: str = Field(description="digest of the weights in use")
     publisher: str | None = Field(description="peer id of the node that signed the model's manifest; null: unpublished")
     manifest: str | None = Field(description="digest of the manifest")
-    standing: str = Field(description="why the publisher is believed: pinned, remembered, new or unpublished")
-    other_revisions: list[ServedRevision] = Field(description="other weights that are served under the same name")
+    standing: str = Field(description="why the publisher is trusted: pinned, remembered, new or unpublished")
+    other_revisions: list[ServedRevision] = Field(description="other revisions served under the same name")
 
 
 class ModelList(BaseModel):
@@ -234,7 +234,7 @@ class ModelHealth(BaseModel):
     id: str
     num_blocks: int
     missing_blocks: list[tuple[int, int]]
-    age_s: float = Field(description="age in seconds of the oldest server record that this is based on; 30 s is usual")
+    age_s: float = Field(description="age in seconds of the oldest server record used; usually up to 30 s")
 
 
 class GatewayHealth(BaseModel):
@@ -250,7 +250,7 @@ class TokenList(BaseModel):
     """The tokens of a text, as vLLM's `/tokenize` gives them."""
 
     count: int
-    max_model_len: int = Field(description="how many tokens the model's context has")
+    max_model_len: int = Field(description="maximum context length in tokens")
     tokens: list[int]
     token_strs: None
 

@@ -111,9 +111,9 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     home: Path = _setting(default_home, parsers.parse_path, "DIR", example="~/swarm")
-    """The node's directory: identity, control socket, cache, checkpoints, log."""
+    """The node's directory, for its identity, control socket, cache, checkpoints and log."""
     name: str = _setting(_host_name, parsers.parse_node_name, "NAME", example="attic")
-    """Name that other nodes show. Default: this machine's name."""
+    """The node's display name. Default: this machine's host name."""
     network_id: str = _setting("swarm", parsers.parse_network_id, "ID")
     """Id of the network. Nodes of other networks are refused."""
     peers: tuple[str, ...] = _setting(
@@ -123,99 +123,101 @@ class Config(BaseModel):
         many=True,
         example="/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",
     )
-    """Address of a peer to join through, as `seed` prints it, or a DNS name that leads to peers, such as
-    swarm.example.org. Not needed if the node remembers peers or finds some by mdns."""
+    """Address of a peer to join through, as `seed` prints it, or a DNS name with peers' addresses, such as
+    swarm.example.org. Not needed if the node remembers peers or finds some by mDNS."""
     invite: Parsed[NetworkInvitation] | None = _setting(
         None, invitation_words.parse_invite, "STRING|FILE", example="invitation"
     )
-    """Invitation to a private network, as its owner's `swarm-node invite` printed it, or the file that holds it.
-    A node that has joined keeps it in its home."""
+    """Invitation to a private network, as the owner's `swarm-node invite` printed it, or a file with it. After joining,
+    a node keeps it in its home."""
     url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
     """Read from the dashboard at this address, instead of from peers."""
     listen: tuple[str, ...] = _setting(
         ("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True, example="/ip4/0.0.0.0/tcp/4001"
     )
     """Address to listen on. Port 0: any free port; 0.0.0.0, or :: for IPv6: all interfaces. Without this setting, a
-    node that joins through a peer beyond this machine listens on /ip4/0.0.0.0/tcp/0, and on /ip6/::/tcp/0 if this
-    machine has a public IPv6 address, or a peer's address is IPv6."""
+    node that joins through a peer on another machine listens on /ip4/0.0.0.0/tcp/0, and also on /ip6/::/tcp/0 if this
+    machine has a public IPv6 address or a peer's address is IPv6."""
     announce: tuple[str, ...] = _setting(
         (), check_announce_addr, "ADDR", many=True, example="/ip4/203.0.113.7/tcp/4001"
     )
-    """Address to tell other nodes, instead of the listen address."""
+    """Address to advertise to other nodes instead of the listen address."""
     mdns: bool = _switch(default=True)
-    """Find nodes of the local network, and be found by them. Only for a node that listens beyond this machine."""
+    """Discover nodes on the local network by mDNS, and be discovered by them. Has no effect if the node listens only on
+    loopback."""
     relay: Literal["auto", "use", "none"] = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
-    """When other nodes reach this one through relays. auto: while they cannot connect to it; once they can, it relays
-    for others. use: always. none: never. With use and none it does not relay for others."""
+    """Be reachable through relays. auto: only while other nodes cannot connect to this one directly; once they can, it
+    relays for others. use: always. none: never. With use and none, it does not relay for others."""
     relay_rate: int = _setting(12_500_000, parsers.parse_relay_rate, "RATE", example="100mbit")
-    """Maximum rate at which this node relays for others, and at most half of max-upload and max-download."""
+    """Maximum rate at which this node relays for others; never more than half of max-upload and max-download."""
     run: Path | Parsed[parsers.RunId] | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
-    """Train this run: its signed file, or its id, in which case a member of the run sends the file."""
+    """Train this run: its signed file, or its id. With an id, the file is fetched from a member of the run."""
     invitation: tuple[Parsed[RunInvitation], ...] = _setting(
         (), invitation_words.parse_run_word, "STRING|FILE", many=True, example="alice.invitation"
     )
-    """Invitation to the run, as `run invite` printed it, or the file that holds it. Or a member's vouch, as `run vouch`
-    printed it; if the run wants several, give the option for each."""
+    """Invitation to the run, as `run invite` printed it, or a member's vouch, as `run vouch` printed it; or a file with
+    either. If the run requires several vouches, repeat the option."""
     then_serve: bool = _switch()
-    """Once the run is finished, serve the trained model."""
+    """Serve the trained model after the run has finished."""
     model: Path | Parsed[parsers.HubId] | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
-    """Hugging Face model whose blocks are served: a directory, or OWNER/NAME[@REVISION] on a hub."""
+    """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
     manifest: Path | None = _setting(None, parsers.parse_path, "FILE", example="story.manifest")
-    """The publisher's signed manifest of the model: its files are checked against it. Default: swarm-model.manifest
-    beside the model, if there is one."""
+    """Check the model's files against this signed manifest of its publisher. Default: swarm-model.manifest in the
+    model's directory, if it exists."""
     take: Take = _setting("any", parsers.one_of(*get_args(Take)), "WHAT")
-    """Work to look for if neither a run nor a model is given: any, models, runs or nothing."""
+    """Work to look for if neither --run nor --model is given: any, models, runs or nothing."""
     dtype: Dtype = _setting(
         "float32",
         parsers.one_of(*get_args(Dtype), synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}),
         "DTYPE",
     )
-    """Number format of the weights: float32, bfloat16, float16, int8 or int4. int8 and int4 compute in bfloat16.
-    Servers with different formats give different answers."""
+    """Data type of the weights: float32, bfloat16, float16, int8 or int4. int8 and int4 compute in bfloat16. Servers
+    with different data types give different answers."""
     blocks: tuple[int, int] | None = _setting(None, parsers.parse_span, "START:END", example="0:8")
-    """Serve exactly the blocks from START up to, but not including, END."""
+    """Serve exactly the blocks START to END - 1."""
     max_blocks: int = _setting(0, parsers.whole_number(0, 4096), "N", example="8")
     """Serve at most this many blocks; 0: no limit."""
     max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
-    """Use at most this much memory while serving, including the program itself; 0: no limit, so most of the free
-    memory is used."""
+    """Maximum memory to use while serving, including the program itself; 0: no limit, most of the free memory is
+    used."""
     max_upload: int = _setting(0, parsers.parse_rate_limit, "RATE", example="20mbit")
-    """Send at most this much per second, such as 20mbit or 2.5MB/s; 0: no limit."""
+    """Maximum upload rate, such as 20mbit or 2.5MB/s; 0: no limit."""
     max_download: int = _setting(0, parsers.parse_rate_limit, "RATE", example="100mbit")
-    """Receive at most this much per second, such as 100mbit; 0: no limit."""
+    """Maximum download rate, such as 100mbit; 0: no limit."""
     monthly_traffic: int = _setting(0, parsers.parse_monthly_traffic, "SIZE", example="500GB")
-    """Take no new work once 98 % of this much was sent and received in a calendar month; 0: no limit."""
+    """Traffic budget for a calendar month, sent and received; 0: no limit. The node takes no new work after 98 % of
+    it."""
     hours: tuple[Parsed[Window], ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
-    """Lend this machine only in these hours of the day, in local time; several with commas between. Default: always."""
+    """Work only during these hours of the day, in local time; separate several with commas. Default: always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Device to compute on: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")
-    """CPU threads to compute with; 0: no limit, one for each core."""
+    """CPU threads for computation; 0: no limit, one for each core."""
     probe: str = _setting("auto", parsers.one_of("auto", "fresh", "off"), "WHEN")
-    """When to measure this machine's speed: auto (once), fresh (at each start) or off."""
+    """When to measure this machine's speed: auto (once), fresh (at each start) or off (never)."""
     keep_checkpoints: int = _setting(2, parsers.whole_number(1, 1000), "N")
-    """Number of checkpoints to keep of each run."""
+    """Number of recent checkpoints to keep for each run."""
     keep_every: int = _setting(0, parsers.whole_number(0, 10_000_000), "N", example="100")
-    """Keep the checkpoint of every N-th outer step for good, for `run export`; 0: none."""
+    """Also keep the checkpoint of every N-th outer step permanently, for `run export`; 0: none."""
     data: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/books")
-    """What to train on, for a run whose members bring their own data: a file, or a folder of text, .jsonl, .parquet or
-    .arrow files. Its tokens are cached in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
+    """Training data, for a run whose members use their own: a file, or a folder of text, .jsonl, .parquet or .arrow
+    files. Tokens are cached in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
     tokenizer: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/models/story")
-    """Tokenizer, for a run whose members bring their own: a tokenizer.json, or its directory."""
+    """Tokenizer, for a run whose members use their own copy: a tokenizer.json, or its directory."""
     start: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/models/story")
-    """This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory."""
+    """Local copy of the checkpoint that the run starts from: a Hugging Face model directory."""
     devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
-    """Train on several devices as one member, such as cuda:0,cuda:1. Name cpu once for each process."""
+    """Train on several devices as one member, such as cuda:0,cuda:1. For several CPU processes, repeat cpu."""
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
-    """Samples to compute at once in training; 0: no limit, the whole batch."""
+    """Samples per forward and backward pass in training; 0: no limit, the whole batch."""
     autocast: bool = _switch()
-    """Train with matrix products in bfloat16. The weights stay float32."""
+    """Train with mixed precision: matrix products in bfloat16, weights in float32."""
     checkpoint_activations: bool = _switch()
-    """Train with less memory: compute the activations a second time for the gradient."""
+    """Train with activation checkpointing: less memory, more computation."""
     compile: bool = _switch()
-    """Compile the model with torch before training, which pays off in long runs."""
+    """Compile the model with torch.compile before training; worthwhile for long runs."""
     tensorboard: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/curves")
-    """Write the run's curves to this directory as TensorBoard event files, in a folder for each run and node."""
+    """Write the run's metrics as TensorBoard event files to this directory, in a folder for each run and node."""
     host: str = _setting("127.0.0.1", str, "HOST")
     """Address for the HTTP server to listen on; 0.0.0.0: all interfaces."""
     port: int = _setting(8000, parsers.whole_number(0, 65535), "PORT")
@@ -223,26 +225,25 @@ class Config(BaseModel):
     allowed_hosts: tuple[str, ...] = _setting(
         (), parsers.parse_host_name, "NAME…", many=True, example="swarm.example.org"
     )
-    """Public host name under which the HTTP server answers, for example behind a proxy. *.NAME: all names directly
-    below NAME; *: any name. Requests under an IP address or a name without a dot are always answered, under any other
-    name refused."""
+    """Host name that the HTTP server accepts in requests, for example behind a proxy. *.NAME: all names directly below
+    NAME; *: any name. IP addresses and names without a dot are always accepted, other names are refused."""
     trusted_proxies: tuple[str, ...] = _setting((), parsers.parse_proxy, "ADDR…", many=True, example="127.0.0.1")
-    """Address or network of a proxy in front of the HTTP server, whose X-Forwarded-For or Forwarded header names the
-    client. These headers are ignored if they come from others."""
+    """Address or network of a trusted proxy in front of the HTTP server. The client's address is taken from its
+    X-Forwarded-For or Forwarded header. From other senders these headers are ignored."""
     api_keys: Path | None = _setting(None, parsers.parse_path, "FILE", example="keys.txt")
-    """Require API keys. The file has lines of `name key [requests_per_min] [tokens_per_min]` and is read again when it
-    changes."""
+    """Require API keys from this file. Each line is `name key [requests_per_min] [tokens_per_min]`. The file is
+    reloaded when it changes."""
     open_to_all: bool = _switch()
     """Accept requests from other machines without an API key."""
     requests_per_min: int | None = _setting(None, parsers.whole_number(0, 10**9), "N", example="60")
-    """Maximum requests a minute for each key without its own limit, or for each address if no keys are required; 0: no
-    limit. Default: 600 if other machines need no key, else 0."""
+    """Maximum requests per minute for each key without its own limit, or for each client address if no keys are
+    required; 0: no limit. Default: 600 if other machines need no key, else 0."""
     tokens_per_min: int = _setting(0, parsers.whole_number(0, 10**9), "N", example="100000")
-    """Maximum tokens a minute, of prompts and answers together, for the same; 0: no limit."""
+    """Maximum tokens per minute, prompts and answers together, for each key or client address as above; 0: no limit."""
     pin_model: tuple[Parsed[parsers.ModelPin], ...] = _setting(
         (), parsers.parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f"
     )
-    """Use only this revision of a model, whatever else is served under its name; see `swarm-node models`."""
+    """Use only this revision of a model, even if others are served under the same name; see `swarm-node models`."""
     publisher: tuple[str, ...] = _setting(
         (),
         parsers.parse_publisher_pin,
@@ -250,42 +251,43 @@ class Config(BaseModel):
         many=True,
         example="story=12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",
     )
-    """Use a model only as this publisher has signed it; without MODEL, every model. Default: the publisher of the
-    model that was used first under a name."""
+    """Use a model only if this publisher signed it; without MODEL, applies to every model. Default: for each name, the
+    publisher of the model that was used first."""
     spot_check: float = _setting(0.01, parsers.number(0, 1), "SHARE", example="0.02")
-    """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""
+    """Share of answers to spot-check: afterwards, other servers recompute them; 0: none."""
     text_at_home: tuple[Parsed[parsers.KeptSource], ...] = _setting(
         (), parsers.parse_kept, "[MODEL=]SOURCE", many=True, example="story=~/models/story"
     )
-    """Keep the text of requests to this model on this machine: run its first and last blocks here, from SOURCE, a
-    directory or OWNER/NAME[@REVISION] on a hub, and let servers run the others. Other models are refused then. Without
-    MODEL, the model is served under the source's own name. The guide "Keep text at home" says what this hides, and
-    what not."""
+    """Keep the text of requests to this model on this machine: run its first and last blocks here, and let servers run
+    the others. SOURCE is a directory, or OWNER/NAME[@REVISION] on a hub. Requests to other models are then refused.
+    Without MODEL, the model has the name of its source. The guide "Keep text at home" says what this hides, and what it
+    does not."""
     blocks_at_home: int = _setting(1, parsers.whole_number(1, 4096), "N", example="2")
-    """Number of first blocks to run here for --text-at-home. The more, the costlier it is to compute the text."""
+    """Number of first blocks to run here with --text-at-home. More blocks make it costlier for servers to reconstruct
+    the text."""
     dashboard: bool = _switch(default=True)
-    """Show the network at /, to everyone who can reach the gateway."""
+    """Serve the dashboard at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")
-    """Where the dashboard keeps its history: a file, or a database such as postgresql+pg8000://user@host/swarm.
-    Default: history.sqlite in the home."""
+    """Storage of the dashboard's history: a file, or a database such as postgresql+pg8000://user@host/swarm. Default:
+    history.sqlite in the home."""
     checkpoints: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/swarm/checkpoints")
-    """Let visitors of the dashboard download the checkpoints in this directory. It has a folder for each run, named by
-    the run's id."""
+    """Let visitors of the dashboard download checkpoints from this directory, which has a folder for each run, named
+    after the run's id."""
     tethered: bool = _switch()
-    """Leave at once when standard input ends, because the process that started this node has ended."""
+    """Leave at once when standard input closes, which means that the parent process has ended."""
     drain_s: float = _setting(30.0, parsers.length_of_time(0, 3600, "such as 30s or 5m", bare_seconds=True), "TIME")
-    """Time that work in flight gets to finish when the node leaves, such as 30s or 5m; 0: none. A number alone is
+    """Maximum time to finish work in flight when the node leaves, such as 30s or 5m; 0: none. A number alone means
     seconds."""
     metrics: Parsed[parsers.Endpoint] | None = _setting(
         None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401"
     )
     """Serve Prometheus metrics at this address, under /metrics; port 0: any free port. Default: no metrics."""
     otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
-    """Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP."""
+    """Send traces of requests and rounds to this OpenTelemetry collector by OTLP over HTTP."""
     log_format: str = _setting("human", parsers.one_of("human", "json"), "FORMAT")
     """Format of log lines: human or json."""
     log_level: str = _setting("info", parsers.one_of("debug", "info", "warning", "error"), "LEVEL")
-    """Least severe level that is logged: debug, info, warning or error."""
+    """Minimum log level: debug, info, warning or error."""
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @property

@@ -72,56 +72,56 @@ class RunConfig:
 
     name: str = field(
         metadata=describe(
-            "Beginning of the run's id. The rest is a digest of all settings, of who signed them, and when.",
+            "First part of the run's id. The rest is a digest of all settings, the signer and the time of signing.",
             matching(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"),
             f"use a name such as my-run: {_NAME_RULE}",
         )
     )
-    seed: int = whole(0, 0, (1 << 63) - 1, "Seed of the model's first weights and of the order of the samples.")
+    seed: int = whole(0, 0, (1 << 63) - 1, "Random seed of the initial weights and of the order of the samples.")
     outer_steps: int = whole(
-        40, 1, 10_000_000, "How often the members' work is put together before the run is finished."
+        40, 1, 10_000_000, "Number of outer steps of the run; in each, the members' contributions are aggregated."
     )
-    interval_steps: int = whole(
-        20, 1, 100_000, "Inner steps that each member takes on its own between two outer steps."
-    )
+    interval_steps: int = whole(20, 1, 100_000, "Inner steps of each member between two outer steps.")
     interval_s: float = number(
         0.0,
         0.0,
         86400.0,
-        "An interval also ends after this many seconds, so that slow members bring what they can; 0: no limit.",
+        "Maximum seconds of an interval; slow members then contribute what they have. 0: no limit.",
     )
     # more fragments than most models have layers; a fragment of a few layers is already small
     fragments: int = whole(
-        1, 1, 64, "Each outer step moves one of this many parts of the model, in turn (Streaming DiLoCo); 1: all of it."
+        1,
+        1,
+        64,
+        "Number of fragments of the model; each outer step updates one, in turn (Streaming DiLoCo). 1: the whole "
+        "model.",
     )
-    overlap_steps: int = whole(
-        0, 0, 100_000, "Inner steps that members take while a round is under way; 0: they wait for it."
-    )
+    overlap_steps: int = whole(0, 0, 100_000, "Inner steps that members take during a round; 0: they wait for its end.")
     mixing: float = number(
-        0.0, 0.0, 0.9999, "Share of its own weights that a member keeps when it takes in a result; for overlap_steps."
+        0.0, 0.0, 0.9999, "Share of its own weights that a member keeps when it applies a result; for overlap_steps."
     )
-    codec: str = choice("int8", CODECS, f"How contributions are sent: {', '.join(CODECS)}.")
+    codec: str = choice("int8", CODECS, f"Encoding of the contributions: {', '.join(CODECS)}.")
     error_feedback: bool = setting(
         False,
-        "Add what the codec loses of a contribution to the next one.",
+        "Add the codec's rounding error of each contribution to the next one.",
         lambda value: isinstance(value, bool),
         "use true or false",
     )
     aggregator: str = choice(
-        DEFAULT_AGGREGATOR, aggregator_names(), f"How contributions are put together: {', '.join(aggregator_names())}."
+        DEFAULT_AGGREGATOR, aggregator_names(), f"Aggregation of the contributions: {', '.join(aggregator_names())}."
     )
     fallback: str = setting(
         DEFAULT_AGGREGATOR,
-        "The aggregator of a round with fewer contributions than the one above needs, with its default parameters.",
+        "Aggregator for rounds with too few contributions for the one above; it uses its default parameters.",
         lambda value: value in ("", *aggregator_names()),
         f'use one of {", ".join(aggregator_names())}, or "" for none',
         implied="",
     )
     pre_aggregation: str = setting(
         DEFAULT_MIXING,
-        "What is done to the contributions before the aggregator, for members with unlike data: nearest_neighbours "
-        "replaces each by the mean of those nearest to it, bucketing by the mean of some drawn ones. The mean, which "
-        "believes everybody, goes without.",
+        "Mixing of contributions before aggregation, for members with different data: nearest_neighbours replaces "
+        "each contribution by the mean of the nearest ones, bucketing by the mean of a random bucket. Not used with "
+        "the aggregator mean.",
         lambda value: value in mixing_names(),
         f"use one of {', '.join(mixing_names())}",
         implied=NO_MIXING,
@@ -130,29 +130,29 @@ class RunConfig:
         DEFAULT_LIAR_SHARE,
         0.0,
         MOST_LIARS,
-        "The most that liars may have of a round's work. How much is mixed follows from it and from the group's size; "
-        "votes hold with fewer than a third of liars.",
+        "Largest share of a round's work that may come from lying members. It determines the mixing, together with "
+        "the group's size. Votes tolerate less than a third of lying members.",
         implied=DEFAULT_LIAR_SHARE,
     )
     neighbour_reach: float = number(
         1.2,
         1.0,
         100.0,
-        "nearest_neighbours also takes in those that are at most this many times as far away as the farthest of the "
-        "nearest 1 - liar_share. 1: none beyond these.",
+        "nearest_neighbours takes the nearest 1 - liar_share of the contributions, and also those at most this many "
+        "times as far away as the farthest of these. 1: no others.",
         implied=1.2,
     )
     member_momentum: float = number(
         0.0,
         0.0,
         0.99,
-        "Each member contributes the moving average of its pseudo-gradients with this momentum, so that liars have "
-        "less noise to hide in; 0: each one as it is. With an outer momentum, use less of both.",
+        "Momentum of the moving average of pseudo-gradients that each member contributes; less noise makes lies "
+        "easier to detect. 0: no average. With an outer momentum, lower both.",
         implied=0.0,
     )
     admission: tuple[str, ...] = setting(
         (),
-        'The peer ids that may contribute; empty: anyone may (unless invitations = "required").',
+        'Peer ids that may contribute; empty: anyone may (unless invitations = "required").',
         are_peers,
         "use a list of distinct peer ids, or leave it out",
     )
@@ -160,61 +160,62 @@ class RunConfig:
         0.0,
         0.0,
         0.5,
-        "Share of the members' intervals that another member, drawn by the step's outcome, computes once more. Members "
-        "that sent something else are banned. 0: none. validation_interval is another thing: the held-out loss.",
+        "Share of the members' intervals that another member, drawn from the step's outcome, recomputes. Members "
+        "that sent a different result are banned. 0: none. Not to be confused with validation_interval, the held-out "
+        "loss.",
         implied=0.0,
     )
     validation_tolerance: float = number(
         0.5,
         0.0,
         2.0,
-        "How far a contribution may be from its recomputation: the norm of the difference, relative to that of the "
-        "recomputed one. Devices round differently.",
+        "Maximum distance between a contribution and its recomputation: norm of the difference, relative to the norm "
+        "of the recomputation. Devices round differently.",
         implied=0.5,
     )
     ban_steps: int = whole(
         0,
         0,
         10_000_000,
-        "Outer steps for which a member that evidence convicts of a lie is kept out of the run; 0: for good.",
+        "Outer steps for which a member that evidence convicts of lying is banned; 0: permanently.",
         implied=0,
     )
     probation_steps: int = whole(
         4,
         0,
         limits.MAX_PROBATION_STEPS,
-        "Outer steps that a node joining a running run must contribute to before it counts fully: until then its work "
-        "counts for less, and its votes not at all. Never more than the run has made when it joins, so that those who "
-        "begin a run count at once. Not for the peers of admission. 0: everybody counts fully at once.",
+        "Outer steps that a node joining a running run must contribute to before its probation ends. Until then its "
+        "work has a lower weight and its votes do not count. Never more than the run's outer steps when the node "
+        "joins, so a run's first members have no probation. Not used with admission. 0: no probation.",
         implied=0,
     )
     newcomer_share: float = number(
         0.25,
         0.01,
         0.5,
-        "The most that all on probation together have of a step's weight, and of max_group.",
+        "Maximum share of a step's weight, and of max_group, for all members on probation together.",
         implied=0.25,
     )
     absence_steps: int = whole(
         100,
         0,
         limits.MAX_ABSENCE_STEPS,
-        "Outer steps for which a member that counts fully may be away and still count fully when it comes back; never "
-        "more than it has contributed to. 0: one that misses a step is on probation again.",
+        "Outer steps for which a full member may be absent without a new probation; never more than it has "
+        "contributed to. 0: a member that misses a step is on probation again.",
         implied=0,
     )
     invitations: str = setting(
         "welcome",
-        "What invitations of the author and the inviters, and vouches of members, are good for. welcome: whoever has "
-        "one skips probation. required: only peers with one, and those of admission, may contribute. none: nothing. "
-        "With admission, only required lets others in.",
+        "Effect of invitations by the author or inviters, and of vouches by members. welcome: nodes with one have "
+        "entry_steps in place of probation_steps. required: only nodes with one, and those in admission, may "
+        "contribute. none: no effect. With admission, other nodes can enter only if this is required.",
         lambda value: value in INVITATIONS,
         f"use one of {', '.join(INVITATIONS)}",
         implied="none",
     )
     inviters: tuple[str, ...] = setting(
         (),
-        "The peer ids that may invite, beside the author.",
+        "Peer ids that may issue invitations, besides the author.",
         lambda value: are_peers(value) and len(value) <= MAX_INVITERS,
         f"use a list of at most {MAX_INVITERS} distinct peer ids, or leave it out",
         implied=[],
@@ -223,62 +224,60 @@ class RunConfig:
         0,
         0,
         limits.MAX_PROBATION_STEPS,
-        "Outer steps of probation for whoever enters by an invitation or by vouches, where probation_steps is more.",
+        "Outer steps of probation for nodes that enter by an invitation or by vouches; at most probation_steps.",
         implied=0,
     )
     vouchers: int = whole(
         0,
         0,
         limits.MAX_VOUCHERS,
-        "Members that have to vouch for a newcomer, each of which counts fully and has contributed to probation_steps "
-        "outer steps. A member that vouched for one later convicted is on probation again. 0: none can.",
+        "Members that must vouch for a newcomer; each must be a full member that has contributed to probation_steps "
+        "outer steps. If the newcomer is later convicted, they are on probation again. 0: no vouching.",
         implied=0,
     )
     vouch_budget: int = whole(
-        1, 1, 64, "Newcomers for whom a member may vouch within vouch_steps outer steps.", implied=1
+        1, 1, 64, "Maximum newcomers that a member may vouch for within vouch_steps outer steps.", implied=1
     )
-    vouch_steps: int = whole(
-        100, 1, 10_000_000, "Outer steps in which a member may vouch for no more than vouch_budget.", implied=100
-    )
+    vouch_steps: int = whole(100, 1, 10_000_000, "Number of outer steps that vouch_budget applies to.", implied=100)
     held_out_scores: int = whole(
         2,
         0,
         limits.MAX_SCORED,
-        "Contributions of each outer step, drawn by its outcome, of which all other members measure what they do to "
-        "the loss on held-out data. Members' scores follow from that, and are shown. 0: none.",
+        "Contributions per outer step, drawn from its outcome, for which all other members measure the effect on the "
+        "held-out loss. The members' scores follow from these measurements. 0: none.",
         implied=0,
     )
     discount_low_scores: bool = setting(
         True,
-        "Whether the work of members whose score is low, a tenth of the median one or less, counts for a tenth. "
-        "Otherwise scores only tell.",
+        "Divide the weight of members by ten if their score is at most a tenth of the median score. Otherwise scores "
+        "are only shown.",
         lambda value: isinstance(value, bool),
         "use true or false",
         implied=False,
     )
-    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs this many members.")
-    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most this many members.")
+    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "Minimum members of a round.")
+    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "Maximum members of a round.")
     cluster_size: int = whole(
         8,
         1,
         limits.MAX_GROUP_MEMBERS,
-        "Trainers beyond max_group: each member of a round brings the work of a cluster of this many, itself included. "
-        "So max_group * cluster_size can train. 1: no clusters.",
+        "Trainers per cluster, for more trainers than max_group: each member of a round contributes the work of its "
+        "cluster, its own included. Up to max_group * cluster_size can train. 1: no clusters.",
         implied=1,
     )
     quorum_grace_s: float = number(
         2.0,
         0.0,
         600.0,
-        "Seconds that a round waits at least for more members once min_group are there. It waits for a quarter of the "
-        "interval's duration where that is longer, up to 30 s. 0: it waits for nobody.",
+        "Minimum seconds that a round waits for more members once min_group are present. It waits for a quarter of "
+        "the interval's duration if that is longer, up to 30 s. 0: no wait.",
     )
     majority_after_s: float = number(
         60.0,
         0.0,
         MAX_MAJORITY_S,
-        "Seconds that a round waits for two thirds of the last step's members. Then a majority of them is enough, and "
-        "the run no longer withstands lying members; 0: never.",
+        "Seconds that a round waits for two thirds of the last step's members. After that, a majority of them is "
+        "enough, but does not protect against lying members. 0: always two thirds.",
         implied=60.0,
     )
     validation_interval: int = whole(
@@ -286,7 +285,7 @@ class RunConfig:
         0,
         10_000_000,
         "Outer steps between two measurements of the loss on held-out data; 0: only before the first and after the "
-        "last step. validation_rate is another thing: the recomputation of intervals.",
+        "last step. Not to be confused with validation_rate, the recomputation of intervals.",
         implied=10,
     )
     model: Mapping[str, Any] = field(
@@ -300,19 +299,18 @@ class RunConfig:
     )
     start: StartConfig = field(
         default_factory=StartConfig,
-        metadata=describe(
-            "The weights that the run begins with. To train a checkpoint further: run init --start CHECKPOINT."
-        ),
+        metadata=describe("The initial weights. To continue training a checkpoint: run init --start CHECKPOINT."),
     )
-    data: DataConfig = field(default_factory=DataConfig, metadata=describe("What is trained on."))
+    data: DataConfig = field(default_factory=DataConfig, metadata=describe("The training data."))
     inner: InnerConfig = field(default_factory=InnerConfig, metadata=describe("The optimizer of each member."))
     outer: OuterConfig = field(
-        default_factory=OuterConfig, metadata=describe("What is made of the group's aggregated pseudo-gradient.")
+        default_factory=OuterConfig,
+        metadata=describe("The outer optimizer, which applies the aggregated pseudo-gradient."),
     )
     aggregation: Mapping[str, float] = field(
         default_factory=dict,
         metadata=describe(
-            "Parameters of the aggregator, where it has any; those left out get their defaults.",
+            "Parameters of the aggregator, if it has any; omitted ones have their defaults.",
             lambda value: isinstance(value, Mapping),
             "write its keys below a line [aggregation]",
         ),

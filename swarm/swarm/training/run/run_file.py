@@ -48,7 +48,7 @@ from swarm.trust.aggregators import get_aggregator, parameters_of
 _WIDTH = 110  # of a comment, in characters
 _HEAD = """\
 # A run: what is trained, on what, and how. All its members share these settings.
-# Every setting is here as it is by default: change what you need. Signing writes down those left out. Then:
+# Every setting has its default: change what you need. Signing adds the settings that you leave out. Then:
 #
 #     swarm-node run sign {path}
 #     swarm-node join --run {path} --peers ADDR

@@ -51,17 +51,17 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
 MODEL_KEYS: Mapping[str, str] = {
-    "model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
-    "vocab_size": "Tokens: 256 are the bytes; with a tokenizer, at least as many as it has.",
+    "model_type": "Model family, as in a config.json: llama, qwen3, gpt2, …",
+    "vocab_size": "Vocabulary size: 256 for bytes; with a tokenizer, at least the tokenizer's size.",
     "hidden_size": "Width of the hidden states.",
     "intermediate_size": "Width of each layer's MLP.",
-    "num_hidden_layers": "Layers.",
-    "num_attention_heads": "Attention heads, which divide hidden_size.",
-    "num_key_value_heads": "Heads of keys and values, which divide num_attention_heads.",
-    "max_position_embeddings": "Longest context, at least data.window_tokens.",
-    "tie_word_embeddings": "Input and output embeddings are the same weights.",
-    "bos_token_id": "Token before a document.",
-    "eos_token_id": "Token that ends a document.",
+    "num_hidden_layers": "Number of layers.",
+    "num_attention_heads": "Number of attention heads; must divide hidden_size.",
+    "num_key_value_heads": "Number of key and value heads; must divide num_attention_heads.",
+    "max_position_embeddings": "Maximum context length; at least data.window_tokens.",
+    "tie_word_embeddings": "Whether input and output embeddings share weights.",
+    "bos_token_id": "Id of the token at the beginning of a document.",
+    "eos_token_id": "Id of the token at the end of a document.",
 }
 """The explanations of the keys that every kind of model has."""
 
@@ -80,20 +80,20 @@ class StartConfig:
 
     checkpoint: str = setting(
         "",
-        'OWNER/NAME on the Hugging Face hub, or "local": each member names the directory of its own copy (join '
-        "--start); empty: weights drawn from the seed.",
+        'OWNER/NAME on the Hugging Face hub, or "local": each member gives the directory of its own copy (join '
+        "--start). Empty: random weights from the seed.",
         lambda value: value in ("", LOCAL) or is_hub_id(value),
         'use OWNER/NAME or "local", or leave it out',
         implied="",
     )
-    revision: str = setting(
-        "", "Its branch, tag or commit on the hub; run sign puts the commit in its place.", implied=""
+    revision: str = setting("", "Branch, tag or commit on the hub; run sign replaces it by the commit.", implied="")
+    digest: str = setting(
+        "", "Digest of the weights: nodes with other weights are refused. Filled in by run sign.", implied=""
     )
-    digest: str = setting("", "Pins the weights: a node with others is refused. Filled in by run sign.", implied="")
     genesis: str = setting(
         "",
-        "Pins the run's first state, of whatever weights: nobody can hand out another beginning. Filled in by run sign "
-        "for models of up to 256 million parameters, and from a checkpoint; empty: not pinned.",
+        "Digest of the run's initial state: a newcomer cannot be given another one. Filled in by run sign for runs "
+        "from a checkpoint, and for models of up to 256 million parameters. Empty: not pinned.",
         lambda value: value == "" or is_digest(value),
         "leave it to run sign",
         implied="",
@@ -125,27 +125,31 @@ class DataConfig:
         f"{', '.join(_SOURCES)}: the standard library's source, each member's own files (join --data; text, JSON "
         "lines, parquet or arrow), or a data set of the Hugging Face hub.",
     )
-    hub_id: str = setting("", 'OWNER/NAME of the data set, with source = "hub".')
-    hub_config: str = setting("", "Which of the data set's configurations, if it has several.")
-    split: str = setting("train", "Which of the data set's splits.", _is_column, _COLUMN_RULE)
+    hub_id: str = setting("", 'OWNER/NAME of the data set; for source = "hub".')
+    hub_config: str = setting("", "Configuration of the data set, if it has several.")
+    split: str = setting("train", "Split of the data set.", _is_column, _COLUMN_RULE)
     text_key: str = setting(
-        "text", "Which column of the data set, or key of JSON lines, holds the text.", _is_column, _COLUMN_RULE
+        "text", "Column of the data set, or key of JSON lines, that contains the text.", _is_column, _COLUMN_RULE
     )
-    revision: str = setting("", "Its branch, tag or commit; run sign puts the commit in its place.", implied="")
+    revision: str = setting(
+        "", "Branch, tag or commit of the data set; run sign replaces it by the commit.", implied=""
+    )
     tokenizer: str = setting(
         "bytes",
-        '"bytes", OWNER/NAME on the hub, or "local": each member names the directory of its own copy.',
+        '"bytes", OWNER/NAME on the hub, or "local": each member gives the directory of its own copy.',
         lambda value: value in ("bytes", LOCAL) or is_hub_id(value),
         'use "bytes", "local", or OWNER/NAME',
     )
-    tokenizer_revision: str = setting("", "The tokenizer's branch, tag or commit on the hub, likewise.", implied="")
+    tokenizer_revision: str = setting(
+        "", "Branch, tag or commit of the tokenizer on the hub; run sign replaces it by the commit.", implied=""
+    )
     digest: str = setting(
         "",
-        "Pins the data: a node with other data is refused. Filled in by run sign, if the data is there.",
+        "Digest of the data: nodes with other data are refused. Filled in by run sign, if the data is available.",
         lambda value: value == "" or is_digest(value),
         "use the 64 hexadecimal digits of the corpus, or leave it out",
     )
-    window_tokens: int = whole(128, 1, 1 << 20, "Tokens of one sample.")
+    window_tokens: int = whole(128, 1, 1 << 20, "Tokens per sample.")
 
     def __post_init__(self) -> None:
         checks, is_hub = check_fields(self, "data"), self.source == "hub"
@@ -172,20 +176,22 @@ class InnerConfig:
     optimizer: str = choice(
         "adamw",
         _INNER_OPTIMIZERS,
-        f"{' or '.join(_INNER_OPTIMIZERS)}: Muon moves the hidden layers' matrices, AdamW the rest.",
+        f"{' or '.join(_INNER_OPTIMIZERS)}: Muon updates the hidden layers' matrices, AdamW the rest.",
     )
-    batch_windows: int = whole(4, 1, 1 << 16, "Samples of one inner step.")
+    batch_windows: int = whole(4, 1, 1 << 16, "Samples per inner step.")
     learning_rate: float = number(3e-3, 1e-9, 1.0, "Peak learning rate.")
-    warmup_steps: int = whole(20, 0, 1 << 20, "A replica's own inner steps over which the learning rate rises.")
+    warmup_steps: int = whole(
+        20, 0, 1 << 20, "Inner steps of a replica over which its learning rate rises to the peak."
+    )
     schedule: str = choice(
         "constant",
         _SCHEDULES,
-        f"Course of the learning rate from the run's first step: {', '.join(_SCHEDULES)}. The warm-up multiplies it.",
+        f"Learning rate schedule over the run: {', '.join(_SCHEDULES)}; multiplied by the warm-up.",
     )
-    final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate, as a share of the peak.")
-    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay, of matrices only.")
-    beta1: float = number(0.9, 0.0, 0.9999, "AdamW's first moment.")
-    beta2: float = number(0.95, 0.0, 0.99999, "AdamW's second moment.")
+    final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate as a fraction of the peak; for linear and cosine.")
+    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay; applied to matrices only.")
+    beta1: float = number(0.9, 0.0, 0.9999, "Decay rate of AdamW's first moment.")
+    beta2: float = number(0.95, 0.0, 0.99999, "Decay rate of AdamW's second moment.")
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
     fresh_moments: bool = setting(
         False,
@@ -195,7 +201,7 @@ class InnerConfig:
         "use true or false",
         implied=False,
     )
-    clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; longer gradients are scaled down.")
+    clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; larger gradients are scaled down.")
 
     def __post_init__(self) -> None:
         check_fields(self, "inner").finish()
@@ -209,11 +215,14 @@ class OuterConfig:
     optimizer: str = choice(
         "nesterov",
         _OUTER_OPTIMIZERS,
-        f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the aggregate as it is.",
+        f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov momentum, or the aggregate unchanged.",
     )
-    learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of Nesterov.")
+    learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of the Nesterov optimizer.")
     momentum: float = number(
-        0.6, 0.0, 0.9999, "Momentum of Nesterov. 0.6 suits tens of outer steps, DiLoCo's own 0.9 hundreds."
+        0.6,
+        0.0,
+        0.9999,
+        "Momentum of the Nesterov optimizer. 0.6 suits tens of outer steps; DiLoCo's 0.9 suits hundreds.",
     )
 
     def __post_init__(self) -> None:

@@ -367,7 +367,7 @@ def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Pa
     assert load_checked_run(path) == run
     assert (run.config.outer_steps, run.config.data.digest) == (3, "ab" * 32)
     text = path.read_text()
-    assert text.startswith(edited[: edited.index("# Pins the data")])
+    assert text.startswith(edited[: edited.index("# Digest of the data")])
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
     path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
     with pytest.raises(IntegrityError, match="not what its author signed"):

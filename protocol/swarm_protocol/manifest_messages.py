@@ -1,9 +1,10 @@
-"""A model's manifest, which its publisher signs, and the messages by which servers prove that they hold its files.
+"""Defines a model's manifest, which its publisher signs, and the messages by which servers prove that they hold its
+files.
 
 The manifest names every file of a model by its sha256. A weight file is also named by the root of the hash tree
-(`swarm_protocol.hash_tree`) over its chunks of CHUNK_BYTES, the last of which may be shorter. So a server can show any
-one chunk to somebody who has the manifest alone. The manifest also says which bytes of which file belong to which
-block, so that a server of a few blocks is asked about these only.
+(`swarm_protocol.hash_tree`) over its chunks of CHUNK_BYTES, the last of which may be shorter. So a server can prove any
+single chunk to a peer that has only the manifest. The manifest also says which bytes of which file belong to which
+block, so that a server of a few blocks is asked only about these.
 
 A manifest is named by the sha256 of its bytes. Its signature is over `b"swarm-manifest:"` and these bytes; it belongs
 to no network and does not expire. `swarm.serving.manifest` makes, checks and uses them.
@@ -33,7 +34,7 @@ POSSESSION_METHOD = "serving.possession"
 """A call: PossessionRequest / PossessionResponse. The model's name follows after a slash."""
 
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-"""The kinds of weights that servers make of a checkpoint, as `swarm.serving.server.deployment` names them."""
+"""The kinds of weights in which servers hold a checkpoint, as `swarm.serving.server.deployment` names them."""
 
 POSSESSION_PURPOSE = "possession"
 
@@ -153,7 +154,7 @@ class ModelManifest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedManifest(wire.WireMessage):
-    """The bytes of a ModelManifest, and its publisher's signature. Only `open_manifest` checks it."""
+    """The bytes of a ModelManifest with its publisher's signature. Only `open_manifest` checks the signature."""
 
     PROTO = manifest_pb2.SignedManifest
     MAX_BYTES = limits.MAX_MANIFEST_BYTES + limits.MAX_OPEN_BYTES
@@ -200,19 +201,21 @@ def open_manifest(data: bytes) -> PublishedManifest:
 
 
 def manifest_revision(digest: bytes, dtype: str) -> str:
-    """Return the revision that servers of the manifest with that digest announce with weights in `dtype`."""
+    """Return the revision that servers announce if their weights follow from the manifest with that `digest`, in
+    `dtype`."""
     return hashlib.blake2b(b"manifest\0" + digest + dtype.encode(), digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=8192)
 def manifest_dtype(digest: bytes, revision: str) -> str:
-    """Return the kind of weights by which `revision` follows from the manifest with that digest; "" if it does not."""
+    """Return the dtype with which `revision` follows from the manifest with that `digest`, or "" if it does not follow
+    from it."""
     return next((dtype for dtype in WEIGHT_DTYPES if manifest_revision(digest, dtype) == revision), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelManifestRequest(wire.WireMessage):
-    """Ask for the signed manifest with that digest."""
+    """Asks for the signed manifest with this digest."""
 
     PROTO = manifest_pb2.ModelManifestRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -234,7 +237,7 @@ Nonce = Annotated[bytes, sized(limits.DIGEST_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PossessionRequest(wire.WireMessage):
-    """Ask a server to show the `drawn` chunks. The nonce is random, so that no older answer fits."""
+    """Asks a server to show the `drawn` chunks. The nonce is random, so that no older answer is valid."""
 
     PROTO = manifest_pb2.PossessionRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -262,17 +265,17 @@ class ChunkPath(Checked):
 
     @property
     def proof(self) -> list[bytes]:
-        """The digests beside the path, one by one."""
+        """The digests beside the path, as a list."""
         size = limits.DIGEST_BYTES
         return [self.siblings[at : at + size] for at in range(0, len(self.siblings), size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PossessionStatement(wire.WireMessage):
-    """The signed part of an answer: to whom and to which request it is, and for each drawn chunk its path.
+    """The signed part of an answer: the peer and the request that it answers, and the path of each drawn chunk.
 
-    Signed with a path that does not lead to the manifest's root, it shows to anybody that its signer announced files
-    that it did not have.
+    If a signed path does not lead to the manifest's root, it proves to anybody that the signer announced files that it
+    did not have.
     """
 
     PROTO = manifest_pb2.PossessionStatement

@@ -1,5 +1,5 @@
-"""The messages between two members of a run beside its rounds: where each is, states and result parts by digest, and
-those between a head and the trainers that follow it, over one stream for each.
+"""Defines the messages between two members of a run outside its rounds: where each is, states and result parts by
+digest, and the messages between a head and its followers, over one stream for each.
 
 The answers to `PartRequest`, `ManifestRequest` and `ChunkRequest` are the bytes themselves, which the peer that asked
 checks against the digest.
@@ -24,9 +24,9 @@ FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRequest(wire.WireMessage):
     """Asks for the receiver's state. The sender is at `attempt` of `step`. With `hurry`, its group is forming, and the
-    receiver should join with what it has.
+    receiver should join with the work that it has.
 
-    A sender that only `watches` is no member: the receiver should not wait for it.
+    A sender that only `watches` is no member, and the receiver should not wait for it.
     """
 
     PROTO = training_pb2.StandingRequest
@@ -44,7 +44,7 @@ class Standing(wire.WireMessage):
     """The committed state that a peer holds, and the certificate that committed it (empty: the run's initial state).
 
     While the run's first group forms, `known` are other peers that it has met, and `attempt` is its present attempt.
-    `endorsement` is the newest one of the run's author that it knows, as it was signed (empty: none).
+    `endorsement` is the newest endorsement of the run's author that it knows, as signed (empty: none).
     """
 
     PROTO = training_pb2.Standing
@@ -92,8 +92,8 @@ class ChunkRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRequest(wire.WireMessage):
-    """A trainer that holds `state_digest` opens a stream to its head, over which it will bring its work of `step`. A
-    newcomer may show a `credential`."""
+    """The first message on a trainer's stream to its head, over which the trainer will bring its work of `step` from
+    the state `state_digest`. A newcomer may show a `credential`."""
 
     PROTO = training_pb2.FollowRequest
     MAX_BYTES = limits.MAX_FOLLOW_BYTES
@@ -128,7 +128,8 @@ class FollowReply(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerWork(wire.WireMessage):
-    """Holds what a follower brings to its head, as in a `Contribution`. Its encoded frames follow, if it has tokens."""
+    """A follower's work for its head, with the fields of a `Contribution`. The encoded frames follow, if it has
+    tokens."""
 
     PROTO = training_pb2.FollowerWork
     MAX_BYTES = limits.MAX_REQUEST_BYTES

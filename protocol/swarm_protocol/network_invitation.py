@@ -1,8 +1,9 @@
-"""Invitations to a private network: certificates that its owner signs, with rights, an expiry and a serial.
+"""Makes and checks invitations to a private network: certificates that its owner signs, with rights, an expiry and a
+serial.
 
 A private network is named by its owner's key, `private-` and the owner's peer id, so that everyone who knows the name
-can check who is a member. The owner signs a certificate for an *invitation key*; who holds that key, which the
-invitation's text contains, signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a
+can check who is a member. The owner signs a certificate for an *invitation key*, which the invitation's text contains.
+The holder of that key signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a
 node's key in each connection, so nobody else can use a chain that was seen. A certificate that is *bound* names the
 node's key itself, and no link continues it.
 
@@ -54,7 +55,7 @@ MAX_TEXT_CHARS = 8192
 SECRET_BYTES = 32
 NONCE_BYTES = 12
 SEAL_BYTES = NONCE_BYTES + 16
-"""Number of bytes by which a sealed message is longer than its content."""
+"""Number of bytes that sealing adds to a message."""
 
 _NUM_NAME_CHARS = 32
 _MAX_REMEMBERED_NAMES = 4096
@@ -66,7 +67,7 @@ def network_id_of(owner_id: str) -> str:
 
 
 def owner_of(network_id: str) -> str | None:
-    """Return the peer id of a private network's owner; None for an open network."""
+    """Return the peer id of a private network's owner, or None for an open network."""
     owner_id = network_id.removeprefix(_NETWORK)
     if owner_id == network_id:
         return None
@@ -78,7 +79,8 @@ def owner_of(network_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationTerms(WireMessage):
-    """Says what a certificate grants. Every one has the right to join; `is_bound`: to the holder of the key alone."""
+    """The terms of a certificate. Every certificate grants the right to join. If `is_bound`, it does so for the holder
+    of the named key only."""
 
     PROTO = private_pb2.InvitationTerms
     MAX_BYTES = limits.MAX_INVITATION_TERMS_BYTES
@@ -105,7 +107,8 @@ class Revocations(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateGreeting(WireMessage):
-    """Holds what both sides of a connection in a private network show each other; with a `refusal` nothing else."""
+    """The message that both sides of a connection in a private network send each other. With a `refusal` it has nothing
+    else."""
 
     PROTO = private_pb2.PrivateGreeting
     MAX_BYTES = limits.MAX_PRIVATE_GREETING_BYTES
@@ -118,7 +121,7 @@ class PrivateGreeting(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability(Checked):
-    """Holds what a chain that was checked gives to `peer_id`, until `expires_at` (Unix seconds) or a revocation."""
+    """The rights that a checked chain gives to `peer_id`, until `expires_at` (Unix seconds) or a revocation."""
 
     peer_id: str
     serial: int
@@ -126,12 +129,12 @@ class Capability(Checked):
     expires_at: float
 
     def holds(self, revoked: frozenset[int], now: float) -> bool:
-        """Return whether it still counts."""
+        """Return whether the capability has neither expired nor been revoked."""
         return now < self.expires_at and self.serial not in revoked
 
 
 class NetworkSecret:
-    """The secret of a network: 32 random bytes, and what follows from them. `repr` does not show them."""
+    """The secret of a network: 32 random bytes, and the keys that follow from them. `repr` does not show them."""
 
     __slots__ = ("_key", "_names", "_secret")
 
@@ -144,7 +147,8 @@ class NetworkSecret:
         self._key = ChaCha20Poly1305(_derived(secret, b"seal"))
 
     def protocol_name(self, name: str) -> str:
-        """Return the name under which a method is served on the wire: 160 bits that only the secret leads to."""
+        """Return the name under which a method is served on the wire: 160 bits that can only be derived with the
+        secret."""
         return _hidden(self._names, name)
 
     @property
@@ -153,12 +157,13 @@ class NetworkSecret:
         return _hidden(self._names, "multicast DNS").removeprefix("/")
 
     def seal(self, content: bytes, about: bytes) -> bytes:
-        """Encrypt `content` for the members; `about` is not sent, and has to be the same to open it."""
+        """Encrypt `content` for the members. `about` is not sent, and must be the same to open it."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._key.encrypt(nonce, content, about)
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Return the content. Raises PeerViolation for what was not sealed with this secret, about this."""
+        """Decrypt and return the content. Raises PeerViolation unless it was sealed with this secret and this
+        `about`."""
         try:
             return self._key.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about)
         except (InvalidTag, ValueError):
@@ -179,7 +184,7 @@ def _hidden(key: bytes, name: str) -> str:
 class NetworkInvitation(WireMessage):
     """An invitation to a private network, which is itself the secret: `repr` shows its serial only.
 
-    Raises ValueError if its parts do not belong together; whether it has expired is not looked at.
+    Raises ValueError if its parts do not belong together. Its expiry is not checked.
     """
 
     PROTO = private_pb2.NetworkInvitation
@@ -223,7 +228,8 @@ class NetworkInvitation(WireMessage):
         return NetworkSecret(self.secret)
 
     def chain_for(self, peer_id: str) -> tuple[bytes, ...]:
-        """Return the chain that makes a node of `peer_id` a member. Raises ConfigError if it is bound to another."""
+        """Return the chain that makes the node `peer_id` a member. Raises ConfigError if the invitation is bound to
+        another node."""
         envelope, terms = self._opened()
         if terms.is_bound:
             if peer_id != envelope.subject:
@@ -278,13 +284,13 @@ def invite(
 
 
 def parse_invitation(text: str) -> NetworkInvitation:
-    """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
+    """Read an invitation's text. Raises ConfigError, which never quotes the text, since that is a secret."""
     decode = NetworkInvitation.from_bytes
     return from_word(TEXT_PREFIX, text, decode, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
 
 
 def given_invitation(given: object) -> NetworkInvitation | None:
-    """Return the invitation that a caller gave, as it is or as its text. Raises ConfigError."""
+    """Return the invitation that a caller gave as an object or as its text, or None. Raises ConfigError."""
     if given is None or isinstance(given, NetworkInvitation):
         return given
     if not isinstance(given, str):
@@ -293,10 +299,10 @@ def given_invitation(given: object) -> NetworkInvitation | None:
 
 
 def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: float) -> Capability:
-    """Return what `chain` gives to `peer_id`, whose key the connection has proved.
+    """Return the capability that `chain` gives to `peer_id`, whose key the connection has proved.
 
-    Raises PeerRefused if it has expired, PeerViolation or IntegrityError if it is no chain of this network and peer.
-    Revocations are for the caller to look at (`Capability.holds`).
+    Raises PeerRefused if it has expired, and PeerViolation or IntegrityError if it is no chain of this network and
+    peer. The caller must check revocations (`Capability.holds`).
     """
     if not 1 <= len(chain) <= 2:
         raise PeerViolation("there is no chain of certificates", peer_id=peer_id)
@@ -362,7 +368,8 @@ def seal_revocations(owner: Identity, revocations: Revocations, now: float) -> b
 
 
 def open_revocations(data: bytes, *, network_id: str, now: float) -> Revocations:
-    """Return the list that the network's owner signed; it has no end. Raises PeerViolation or IntegrityError."""
+    """Return the list that the network's owner signed, which does not expire. Raises PeerViolation or
+    IntegrityError."""
     envelope = unseal(
         data,
         purpose=LIST_PURPOSE,

@@ -1,8 +1,9 @@
-"""The messages by which members of a round prove what they have reduced, audit each other, and convict one that lied.
+"""Defines the messages by which members of a round prove what they have reduced, audit each other, and convict a member
+that lied.
 
-`swarm.training.allreduce.audit` says how an audit goes, `swarm.training.evidence.evidence` what evidence must show. A
-vote and a report travel in messages that hold more than is signed; in an `Equivocation` they are what is signed, so
-that this evidence has a few hundred bytes.
+`swarm.training.allreduce.audit` describes audits, and `swarm.training.evidence.evidence` what evidence must show.
+Messages with a vote or a report hold more than is signed; an `Equivocation` holds only the signed content, so that this
+evidence has a few hundred bytes.
 
 Members sign commitments to slices, reports to a coordinator, and votes. What they sign begins with its purpose. Every
 field after it has one length, or ends with a zero byte, which no name holds, or follows its own number of items, or is
@@ -48,8 +49,9 @@ Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatement(wire.WireMessage):
-    """Its signer, an owner or backup, has reduced `part` of the group `group_digest` from the slices that the group's
-    contributors have committed to. `result_root` is that of the hash tree over the leaves of the result."""
+    """A statement of its signer, an owner or backup, that it has reduced `part` of the group `group_digest` from the
+    slices to which the group's contributors have committed. `result_root` is the root of the hash tree over the leaves
+    of the result."""
 
     PROTO = proofs_pb2.PartStatement
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -64,7 +66,7 @@ class PartStatement(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraw(wire.WireMessage):
-    """After the PartStatement: an auditor asks for all contributors' slices of one `leaf` of the vector."""
+    """An auditor's request, after the PartStatement, for all contributors' slices of one `leaf` of the vector."""
 
     PROTO = proofs_pb2.AuditDraw
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -74,7 +76,8 @@ class AuditDraw(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedSlice(wire.WireMessage):
-    """One contributor's encoded slice of a leaf. `proof` shows that it is under the contributor's committed root."""
+    """One contributor's encoded slice of a leaf. `proof` shows that the slice is under the contributor's committed
+    root."""
 
     PROTO = proofs_pb2.AuditedSlice
     MAX_BYTES = limits.MAX_AUDITED_SLICE_BYTES
@@ -85,8 +88,8 @@ class AuditedSlice(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(wire.WireMessage):
-    """Holds what convicts a member of a lie, whatever the lie is: `body` is the message of this `kind`. Each kind has a
-    checker of its own; who does not know a kind does not take it."""
+    """The evidence that convicts a member of any kind of lie: `body` is the message of this `kind`. Each kind has its
+    own checker, and readers reject kinds that they do not know."""
 
     PROTO = proofs_pb2.Evidence
     MAX_BYTES = limits.MAX_EVIDENCE_BYTES
@@ -119,8 +122,8 @@ class WrongReduction(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalFinding(wire.WireMessage):
-    """Its signer has computed the interval of `peer` once more, which contributed to the group `origin_digest`, and
-    what follows is far from what `peer` committed to."""
+    """A statement of its signer that it has computed the interval of `peer`, which contributed to the group
+    `origin_digest`, once more, and that the result is far from what `peer` committed to."""
 
     PROTO = proofs_pb2.IntervalFinding
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -177,8 +180,8 @@ class BadSlice(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceRequest(wire.WireMessage):
-    """Asks a member for the evidence that it holds against peers that are banned now, without that against `known`.
-    Each answer is one Evidence; then the stream ends."""
+    """Asks a member for the evidence that it holds against currently banned peers, except those in `known`. Each answer
+    is one Evidence; then the stream ends."""
 
     PROTO = proofs_pb2.EvidenceRequest
     MAX_BYTES = limits.MAX_EVIDENCE_REQUEST_BYTES
@@ -189,9 +192,9 @@ class EvidenceRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFile(wire.WireMessage):
-    """Evidence as it lies on a disk, with all that its check needs: the network's id, and the run's signed file.
+    """Evidence as stored on disk, with everything that its check needs: the network's id, and the run's signed file.
 
-    Evidence about a server is of no run: `run` is empty. A `wrong_possession` proves itself, and the check of a
+    Evidence about a server belongs to no run: `run` is empty. A `wrong_possession` proves itself, and the check of a
     `wrong_answer` needs the model's files.
     """
 
@@ -241,7 +244,7 @@ class StatedVote(wire.WireMessage):
 
     @classmethod
     def of(cls, vote: Vote) -> StatedVote:
-        """Raises ValueError if nobody has signed `vote`."""
+        """Return the signed content of `vote`. Raises ValueError if it has no signature."""
         return cls(outcome_digest=vote.outcome.digest(), **shared_fields(vote, cls))
 
 
@@ -261,13 +264,13 @@ class StatedReport(wire.WireMessage):
 
 
 def slices_message(network_id: str, run: str, step: int, state_digest: bytes, root: bytes) -> bytes:
-    """Return what a member signs to commit to its slices of `step` of `run`."""
+    """Return the message that a member signs to commit to its slices of `step` of `run`."""
     return SLICES_DOMAIN + _round(network_id, run, step) + state_digest + root
 
 
 def report_message(network_id: str, place: Group | Ready, sequence: int, report: Contribution) -> bytes:
-    """Return what a member signs to report ready for the attempt of `place`, the report itself or a group that carries
-    it. By that it promises to vote in no earlier attempt at the step.
+    """Return the message that a member signs to report ready for the attempt of `place`, which is the report itself or
+    a group that carries it. By signing it, the member promises to vote in no earlier attempt at the step.
 
     `sequence` is that of the last resume order that it knows. The member itself is named by the key that signs.
     """
@@ -278,7 +281,7 @@ def report_message(network_id: str, place: Group | Ready, sequence: int, report:
 
 
 def stated_report_message(network_id: str, run: str, stated: StatedReport) -> bytes:
-    """Return what the signature of this report in `run` is of."""
+    """Return the message that the signature of this report in `run` covers."""
     report = stated.report
     locked, commitment = report.locked, report.commitment
     return b"".join(
@@ -317,7 +320,7 @@ def stated_report_message(network_id: str, run: str, stated: StatedReport) -> by
 
 
 def _entrance(report: Contribution) -> bytes:
-    """Return what a report says of who enters the run and who loses standing; empty if it says nothing of either."""
+    """Return the bytes for the peers that enter the run or lose standing by a report; empty if there are none."""
     if not report.credentials and not report.demoted:
         return b""
     digests = b"".join(each.digest() for each in report.credentials)
@@ -325,12 +328,12 @@ def _entrance(report: Contribution) -> bytes:
 
 
 def vote_message(network_id: str, vote: Vote) -> bytes:
-    """Return what a member signs to vote."""
+    """Return the message that a member signs to vote."""
     return _vote_message(network_id, vote.run, vote, vote.outcome.digest())
 
 
 def stated_vote_message(network_id: str, run: str, vote: StatedVote) -> bytes:
-    """Return what the signature of this vote in `run` is of."""
+    """Return the message that the signature of this vote in `run` covers."""
     return _vote_message(network_id, run, vote, vote.outcome_digest)
 
 

@@ -1,7 +1,7 @@
-"""The records that a peer publishes about itself, and the DHT keys under which they are found.
+"""Defines the records that a peer publishes about itself, and the DHT keys under which they are found.
 
 This module holds the payloads; `envelope` seals and opens them. All numbers are claims of the peer: a decision that
-uses one caps it by what the peer has proved.
+uses one limits it to what the peer has proved.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
 Pause: TypeAlias = Literal["", "hours", "budget"]
 Role: TypeAlias = Literal["seed", "gateway", "volunteer", "visitor", ""]
 PathKind: TypeAlias = Literal["direct", "dialled back", "punched", "relayed"]
-"""Says how a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a
-relay."""
+"""The way in which a connection was made: by a dial, by a dial back from the side that cannot be dialled, by hole
+punching, or by a relay."""
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 OuterStep: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP)]
 Loss: TypeAlias = Annotated[float, number(limits.MAX_LOSS, low=-limits.MAX_LOSS)]
@@ -78,7 +78,7 @@ LinkMs: TypeAlias = Annotated[Mapping[str, float], _by_peer(limits.MAX_RTT_PEERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCounts(Checked):
-    """Says how many peers a node is connected to, by the path to them."""
+    """The numbers of peers that a node is connected to, by the kind of path."""
 
     direct: NumConnected = 0
     dialled_back: NumConnected = 0
@@ -188,7 +188,7 @@ class ServeRecord(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(Checked):
-    """A contribution, or a member, that was refused in a round, and why, in the words of who refused it."""
+    """A refusal in a round of a contribution or a member, with the reason in the words of the peer that refused."""
 
     peer_id: PeerId
     reason: Annotated[str, one_line(limits.MAX_REFUSAL_CHARS, empty=False)]
@@ -255,7 +255,7 @@ class TrainerRecord(wire.WireMessage):
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord
 
 _LEVEL = "#"
-"""Begins the digits of a key. No name has it, so that no model's name looks like another's key."""
+"""The character before the digits of a key. No name contains it, so that no model's name looks like another's key."""
 
 
 def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
@@ -282,7 +282,7 @@ def _path_of(peer_id: str, depth: int) -> str:
 
 
 def lookup_key(kind: Kind, name: str = "") -> str:
-    """Return the key of depth 0 of records of `kind`: of every node, or of the model or run `name`. Raises
+    """Return the key of depth 0 for records of `kind`: of every node, or of the model or run `name`. Raises
     ValueError."""
     check_choice(kind, "kind", get_args(Kind))
     if kind == "nodes" and name:
@@ -292,6 +292,6 @@ def lookup_key(kind: Kind, name: str = "") -> str:
 
 
 def child_keys(key: str) -> tuple[str, ...]:
-    """Return the keys below `key`, where the records are that it has no room for. None below MAX_KEY_DEPTH."""
+    """Return the keys below `key`, which have the records that do not fit under it; empty below MAX_KEY_DEPTH."""
     depth = len(key) - key.index(_LEVEL) - 1
     return tuple(f"{key}{child}" for child in range(limits.NUM_CHILD_KEYS)) if depth < limits.MAX_KEY_DEPTH else ()

@@ -1,15 +1,14 @@
-"""Defines what lets a newcomer into a training run without probation: an invitation by its author, or vouches of its
-members.
+"""Defines the credentials that let a newcomer into a training run without probation: an invitation by its author, or
+vouches of its members.
 
 An invitation is a certificate for an *invitation key*, signed by the run's author or by a key that the run's file names
-as an inviter, with a serial, an expiry and a number of uses. Its text holds that key, and who has the text signs a link
-from it to its own peer id: the form of the invitations to private networks (`network_invitation`). A certificate that
-is *bound* names the newcomer's own key, and no link continues it. A vouch is a member's signature that names the
-newcomer.
+as an inviter, with a serial, an expiry and a number of uses. Its text holds that key, and the holder of the text signs
+a link from the key to its own peer id, as for private networks (`network_invitation`). A certificate that is *bound*
+names the newcomer's own key, and no link continues it. A vouch is a member's signature that names the newcomer.
 
 Credentials travel in signed groups, so that every reader of a certificate can check them: they have to be valid when
-the group was signed, by its coordinator's clock. Whether the run's state honours them is for
-`swarm.training.standing.entrance`.
+the group was signed, by its coordinator's clock. `swarm.training.standing.entrance` decides whether the run's state
+honours them.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _COPY_IT = "copy the whole line that swarm-node run invite or run vouch printed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTerms(WireMessage):
-    """Holds what the certificate of an invitation grants: that `max_uses` peers enter `run`; `is_bound`: the holder of
-    the key alone."""
+    """The terms of an invitation's certificate: `max_uses` peers may enter `run`. If `is_bound`, only the holder of the
+    named key may."""
 
     PROTO = credentials_pb2.RunTerms
     MAX_BYTES = limits.MAX_RUN_TERMS_BYTES
@@ -55,7 +54,7 @@ class RunTerms(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRevocation(WireMessage):
-    """Holds what the author takes back in `run`: the invitations with these `serials`, and the right of these
+    """A revocation by the author of `run`: of the invitations with these `serials`, and of the right of these
     `inviters`."""
 
     PROTO = credentials_pb2.RunRevocation
@@ -72,7 +71,8 @@ class RunRevocation(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCredential(Checked):
-    """Holds what `peer_id` shows: a `chain` of a certificate and a link, or of a bound certificate; or `vouches`."""
+    """The credential that `peer_id` shows: a `chain` of a certificate and a link, or of a bound certificate; or
+    `vouches`."""
 
     peer_id: PeerId
     chain: Annotated[tuple[bytes, ...], up_to(2)] = ()
@@ -92,8 +92,8 @@ class RunCredential(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Holds what a credential says once it is read: the `serial`, `inviter` and uses of an invitation, or the sorted
-    `vouchers`. Times are Unix seconds. Only `check_credential` looks at signatures and times."""
+    """The content of a credential: the `serial`, `inviter` and uses of an invitation, or the sorted `vouchers`. Times
+    are Unix seconds. Only `check_credential` checks signatures and times."""
 
     peer_id: str
     serial: int = 0
@@ -105,8 +105,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunInvitation(WireMessage):
-    """Holds what is given to a newcomer as one word: an invitation, which is itself the secret unless it is bound, or a
-    `vouch`. `repr` shows neither. Raises ValueError if its parts do not belong together."""
+    """An invitation or a `vouch`, which a newcomer gets as one word. An invitation is a secret unless it is bound.
+    `repr` shows neither. Raises ValueError if its parts do not belong together."""
 
     PROTO = credentials_pb2.RunInvitation
     MAX_BYTES = MAX_TEXT_CHARS
@@ -138,7 +138,7 @@ class RunInvitation(WireMessage):
 
     @property
     def terms(self) -> RunTerms | None:
-        """Those of an invitation. Raises ValueError."""
+        """The terms of an invitation, or None for a vouch. Raises ValueError."""
         if self.vouch:
             return None
         try:
@@ -178,7 +178,8 @@ def invite_to_run(
 def vouch_for(
     member: Identity, run: str, newcomer: str, *, network_id: str, now: float, lifetime_s: float
 ) -> RunInvitation:
-    """Sign, as a member of `run`, for the peer id `newcomer`. Raises ValueError if anything is out of bounds."""
+    """Sign a vouch, as a member of `run`, for the peer id `newcomer`. Raises ValueError if anything is out of
+    bounds."""
     vouch = seal_now(
         member,
         network_id,
@@ -192,13 +193,14 @@ def vouch_for(
 
 
 def parse_run_invitation(text: str) -> RunInvitation:
-    """Read the word of an invitation or a vouch. Raises ConfigError, of which no word repeats the text."""
+    """Read the word of an invitation or a vouch. Raises ConfigError, which never quotes the text, since that is a
+    secret."""
     return from_word(TEXT_PREFIX, text, RunInvitation.from_bytes, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
 
 
 def check_given(given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str) -> None:
-    """Raises ConfigError if one of the invitations and vouches is to another run, or for another network or node than
-    `peer_id`, which is empty for a node that has no key yet."""
+    """Check the given invitations and vouches. Raises ConfigError if one is for another run or network, or for another
+    node than `peer_id`, which is empty for a node that has no key yet."""
     for each in given:
         envelope, terms = each.envelope, each.terms
         what = "vouch" if each.vouch else "invitation"
@@ -227,7 +229,7 @@ def check_given(given: Sequence[RunInvitation], peer_id: str, run: str, *, netwo
 def credential_of(
     given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str, now: float
 ) -> RunCredential | None:
-    """Return what the node `peer_id` shows of what it was given for `run`: an invitation if there is one, else its
+    """Return the credential that the node `peer_id` shows for `run`: an invitation if it was given one, else its
     vouches; None if all have expired at `now`. Raises ConfigError if one is for another run, network or node."""
     check_given(given, peer_id, run, network_id=network_id)
     usable = [each for each in given if each.envelope.expires_at > now]
@@ -246,7 +248,7 @@ def credential_of(
 
 
 def grant_of(credential: RunCredential) -> Grant:
-    """Read what a credential says; no signature is checked. Raises ValueError if it is malformed."""
+    """Read a credential without checking signatures. Raises ValueError if it is malformed."""
     if credential.vouches:
         envelopes = [Envelope.parse(each) for each in credential.vouches]
         vouchers = tuple(each.peer_id for each in envelopes)
@@ -325,7 +327,7 @@ def sign_revocation(author: Identity, revocation: RunRevocation, *, network_id: 
 
 
 def read_revocation(data: bytes, run: str, *, network_id: str, author: str, now: float) -> RunRevocation:
-    """Return what the author of `run` has revoked; it has no end. Raises PeerViolation or IntegrityError."""
+    """Return the revocation by the author of `run`, which does not expire. Raises PeerViolation or IntegrityError."""
     envelope = unseal(
         data,
         purpose=REVOCATION_PURPOSE,
@@ -343,8 +345,8 @@ def read_revocation(data: bytes, run: str, *, network_id: str, author: str, now:
 
 
 def revocation_in(data: bytes) -> RunRevocation | None:
-    """Return what a revocation says, no matter who signed it: those in signed groups were checked. None for none, and
-    for what cannot be read."""
+    """Read a revocation without checking its signature: those in signed groups were checked. Return None for empty
+    bytes and for a malformed one."""
     if not data:
         return None
     try:

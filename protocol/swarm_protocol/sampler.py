@@ -50,10 +50,11 @@ class Grammar(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler(Checked):
-    """The penalties count the tokens of the answer so far; `repetition_penalty` counts those of `prompt_ids`, too.
+    """The settings of a session's draws. The penalties count the tokens of the answer so far; `repetition_penalty` also
+    counts those of `prompt_ids`.
 
-    `end_ids` end the answer: they are not drawn among its first `min_tokens`, and with a grammar only where it is
-    fulfilled. `bias_values` are added to the logits of `bias_ids`.
+    `end_ids` end the answer: they are not drawn among its first `min_tokens`, and with a grammar only where it may end.
+    `bias_values` are added to the logits of `bias_ids`.
     """
 
     presence_penalty: Penalty = 0.0

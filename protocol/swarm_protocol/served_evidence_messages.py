@@ -1,16 +1,16 @@
-"""Commitments of servers to their answers, and evidence about servers: a wrong proof of possession, which travels,
-and a wrong answer, which does not.
+"""Defines servers' commitments to their answers, and evidence about servers: a wrong proof of possession, which nodes
+pass on, and a wrong answer, which they do not.
 
-Of an answer a server signs which rows it took, and which rows or tokens it made of them, when the client closes the
-sequence: before it can know whether the answer is checked. Each position has a digest of its own, so that what was run
-ahead of the client can be left out. `swarm.serving.checking` compares a commitment with what the client has.
+When the client closes the sequence, a server signs which rows it took, and which rows or tokens it made from them:
+before it can know whether the answer is checked. Each position has its own digest, so that positions run ahead of the
+client can be left out. `swarm.serving.checking` compares a commitment with what the client has.
 
-A `wrong_possession` is what a server signed and the manifest that it contradicts, so anybody can judge it:
-`swarm.serving.manifest.possession`. Nodes pass it on.
+A `wrong_possession` holds a server's signed statement and the manifest that it contradicts, so anybody can check it
+(`swarm.serving.manifest.possession`). Nodes pass it on.
 
-A `wrong_answer` is what a server signed of an answer, and what that is of. Everyone with the model's files can compute
-it once more: `swarm.serving.server.answer_replay`. It holds the inputs of a client's request, which for a model's first
-blocks are its prompt, so nobody sends it to others by itself.
+A `wrong_answer` holds a server's signed commitment to an answer, and the rows of that answer. Anyone with the model's
+files can compute them once more (`swarm.serving.server.answer_replay`). It holds the inputs of a client's request,
+which for a model's first blocks are its prompt, so no node sends it to others on its own.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ SERVER_BANS_METHOD = "serving.bans"
 COMMITMENT_PURPOSE = "answer"
 
 COMMITMENT_LIFETIME_S = 30 * 86400.0
-"""Time for which a commitment can convict its signer: as long as a client remembers a failed check, and more."""
+"""Seconds for which a commitment can convict its signer: longer than a client remembers a failed check."""
 
 POSITION_BYTES = 16
-"""Bytes of the digest of one position's row or draw: nobody looks for two rows with one digest within a session."""
+"""Bytes of the digest of one position's row or draw: nobody can find two rows with one digest within a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCommitment(wire.WireMessage):
-    """Its signer ran blocks `[start, end)` for one sequence.
+    """A statement of its signer that it ran blocks `[start, end)` for one sequence.
 
-    It took the rows of positions `[inputs_from, inputs_to)` as they came, and gave those of `[outputs_from,
-    outputs_to)`; the server of the last block drew the tokens that follow these positions. What it held before
-    `inputs_from` came from its cache.
+    It got the rows of positions `[inputs_from, inputs_to)`, and sent those of `[outputs_from, outputs_to)`; the server
+    of the last block drew the tokens that follow these positions. Earlier positions than `inputs_from` came from its
+    cache.
     """
 
     PROTO = session_pb2.AnswerCommitment
@@ -97,7 +97,7 @@ class AnswerCommitment(wire.WireMessage):
 class PositionDigests:
     """The digests of consecutive positions, the first of them `start`.
 
-    Positions that come again take the place of those that were there; a gap begins all anew.
+    Positions that are added again replace the old ones; after a gap, only the new positions are kept.
     """
 
     start: int = 0
@@ -165,7 +165,7 @@ class ShownDraw(Checked):
 
     @property
     def draw(self) -> TokenDraw:
-        """Raises ValueError for one that nobody can have asked for."""
+        """Return the draw that was asked for. Raises ValueError for an impossible one."""
         return TokenDraw(**shared_fields(self, TokenDraw))
 
     @property
@@ -175,7 +175,7 @@ class ShownDraw(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEvidence(wire.WireMessage):
-    """Holds what a server signed, and the rows that it is of. It is the body of Evidence of the kind `wrong_answer`.
+    """A server's commitment with the rows that it covers: the body of Evidence of the kind `wrong_answer`.
 
     `commitment` is its AnswerCommitment in the envelope. `inputs` are all rows from position 0 on that it says it took,
     in `codec` (token ids for the first block), and `outputs` those that it gave; the server of the last block gave
@@ -214,7 +214,7 @@ class WrongPossession(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerBansRequest(wire.WireMessage):
-    """Asks a server for the evidence about servers that it holds, without that against `known`. Each answer is one
+    """Asks a server for the evidence about servers that it holds, except about those in `known`. Each answer is one
     Evidence; then the stream ends."""
 
     PROTO = served_evidence_pb2.ServerBansRequest

@@ -1,4 +1,4 @@
-"""Messages of the serving calls beside sessions: a model's small files, handovers, and stateless passes.
+"""Defines the messages of the serving calls outside sessions: a model's small files, handovers, and stateless passes.
 
 - Files: a client starts from the small files of a model.
 - Handover: a sequence's keys and values go from a server that leaves to the one that takes over.
@@ -25,7 +25,7 @@ FILES_METHOD = "serving.files"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesRequest(wire.WireMessage):
-    """Ask for the small files of `model`: config and tokenizer."""
+    """Asks for the small files of `model`: config and tokenizer."""
 
     PROTO = serving_pb2.FilesRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -72,7 +72,7 @@ KV_METHOD = "serving.kv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRequest(wire.WireMessage):
-    """Ask for the keys and values of this sequence on blocks `[start, end)`; its client has allowed it."""
+    """Asks for the keys and values of this sequence on blocks `[start, end)`, which its client has allowed."""
 
     PROTO = session_pb2.KvRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -88,7 +88,8 @@ class KvRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvHeader(wire.WireMessage):
-    """The sequence holds `length` positions. The layout of the bytes is private to one version of the software."""
+    """The header of a handover: the sequence holds `length` positions. The layout of the bytes is private to one
+    version of the software."""
 
     PROTO = session_pb2.KvHeader
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -106,11 +107,12 @@ FORWARD_CODECS = ("raw", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(wire.WireMessage):
-    """Run blocks `[start, end)` on `num_sequences` of `num_positions` each; `[0, 0)` are the input embeddings.
+    """A request to run blocks `[start, end)` on `num_sequences` of `num_positions` each; `[0, 0)` are the input
+    embeddings.
 
-    Logits come of the `num_last` positions of each sequence, 0 for all. With `num_top` a row is not all logits but as
-    many of the largest, then their token ids, then the logarithm of the sum of the exponentials of all logits divided
-    by `temperature`, where 0 stands for 1.
+    Logits are computed for the last `num_last` positions of each sequence, or for all if it is 0. With `num_top`, a row
+    has the `num_top` largest logits, then their token ids, then the log-sum-exp of all logits divided by `temperature`,
+    where 0 stands for 1.
     """
 
     PROTO = forward_pb2.Compute
@@ -145,7 +147,8 @@ class Compute(wire.WireMessage):
         return self.num_sequences * self.num_positions
 
     def answer_shape(self, num_columns: int, *, has_logits: bool) -> tuple[int, int, int]:
-        """Return sequences, positions and columns of a forward answer, of rows of `num_columns` or of logits."""
+        """Return the numbers of sequences, positions and columns of a forward answer, whose rows have `num_columns` or
+        are logits."""
         num_positions = self.num_last if has_logits and self.num_last else self.num_positions
         if has_logits and self.num_top:
             num_columns = 2 * min(self.num_top, num_columns) + 1
@@ -154,7 +157,7 @@ class Compute(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPiece:
-    """Rows of a tensor, after those of the piece before."""
+    """A piece of a tensor: rows that follow those of the piece before."""
 
     rows: Rows
 
@@ -165,7 +168,7 @@ class TensorPiece:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TensorPiece:
-        """Raises PeerViolation. The payload is a view of `data`."""
+        """Decode a piece. Raises PeerViolation. The payload is a view of `data`."""
         return wire.decode_with_payload(
             data,
             forward_pb2.TensorPiece,

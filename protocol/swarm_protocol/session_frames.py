@@ -1,8 +1,8 @@
-"""The frames that the peers of one model exchange on a multiplexed connection.
+"""Defines the frames that the peers of one model exchange on a multiplexed connection.
 
-A *sequence* is one session's part on one server: its cache and its length. The client makes up an id for each, which
-counts together with the client's peer id. The reader of a frame must check who may send it, and when. `frames` encodes
-them.
+A *sequence* is one session's part on one server: its cache and its length. The client chooses a random id for each,
+which is unique together with the client's peer id. The reader of a frame must check who may send it, and when. `frames`
+encodes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SESSION_METHOD = "serving.lane"
 """A stream of `Frames` both ways. The model's name follows after a slash."""
 
 Spent: TypeAlias = tuple[float, float]
-"""Milliseconds that a step was computed, and that it waited for its turn."""
+"""The milliseconds of a step's computation, and of its wait before that."""
 
 PAGE_KEY_BYTES = 16
 
@@ -39,7 +39,7 @@ WantedOutput: TypeAlias = Literal["nothing", "last", "all", "token"]
 
 
 def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
-    """Raises ValueError. Two servers may have taken the same time."""
+    """Check the times of servers before. Raises ValueError. Equal times are valid."""
     if len(upstream_ms) > limits.MAX_UPSTREAM:
         raise ValueError(f"{field} is of {len(upstream_ms)} servers, more than {limits.MAX_UPSTREAM}")
     for spent in upstream_ms:
@@ -56,7 +56,7 @@ FINGERPRINT_LOGITS = 16
 
 
 def check_fingerprint(value: bytes, field: str) -> None:
-    """Raises ValueError. The content is checked when it is used."""
+    """Check the size of a fingerprint. Raises ValueError. Its content is checked when it is used."""
     if len(value) % 8 or len(value) > 8 * FINGERPRINT_LOGITS:
         raise ValueError(f"{field} has {len(value)} bytes, and may have 8 for each of {FINGERPRINT_LOGITS} logits")
 
@@ -71,7 +71,7 @@ class SequenceRef(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraw(Checked):
-    """Says how to draw a token: the draw at `index`, with the `num_logprobs` likeliest tokens, or None for no
+    """The parameters of the draw of a token at `index`, with the `num_logprobs` likeliest tokens, or None for no
     probabilities.
 
     `ahead` more tokens may be drawn after it without being asked for, each of them the next input.
@@ -94,7 +94,7 @@ class TokenDraw(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken(Checked):
-    """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest.
+    """A drawn token. If asked for, `logprob` is its natural log probability, and `top` has the likeliest tokens.
 
     Each draw at an index that FINGERPRINT_EVERY divides has a `fingerprint`: up to FINGERPRINT_LOGITS token ids of 4
     bytes and then their logits, float32, little-endian. A spot check compares it with what another server computes.
@@ -113,11 +113,11 @@ class SampledToken(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSequence(Checked):
-    """Ask for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
+    """Asks for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
-    `page_keys` name the full pages of the prompt that the server may still hold. `take_over`: begin with that
-    sequence's keys and values instead. `sampler`: how the sequence of the last block changes the logits of its draws.
-    Answered by SequenceReady or SequenceEnded.
+    `page_keys` name the full pages of the prompt that the server may still hold. With `take_over`, it begins with the
+    keys and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits of
+    its draws. SequenceReady or SequenceEnded answers it.
     """
 
     sequence_id: SequenceId
@@ -139,10 +139,10 @@ class OpenSequence(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest(Checked):
-    """Run these rows, the first one at `position`. Answered by StepResult.
+    """A request to run these rows, the first one at `position`. StepResult answers it.
 
-    `want` says which outputs the client needs. `forward`: it needs all of them, and so does the next server if one is
-    linked.
+    `want` says which outputs the client needs. With `forward`, it needs all of them, and so does the next server if one
+    is linked.
     """
 
     sequence_id: SequenceId
@@ -158,7 +158,8 @@ class StepRequest(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUpdate(Checked):
-    """Take pushes from `previous` and push to `next` from now on; None stands for no server. LinkAck answers it.
+    """A request to take pushes from `previous` and push to `next` from now on; None stands for no server. LinkAck
+    answers it.
 
     The last server pushes the tokens that it draws to the first one or, if it is the first one itself, to the same
     sequence.
@@ -171,7 +172,7 @@ class LinkUpdate(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowHandover(Checked):
-    """Allow `to_peer_id` to fetch the sequence's keys and values."""
+    """Allows `to_peer_id` to fetch the sequence's keys and values."""
 
     sequence_id: SequenceId
     to_peer_id: PeerId
@@ -179,7 +180,7 @@ class AllowHandover(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens(Checked):
-    """The answer's tokens so far, for a sequence with a sampler that takes the answer over. Not answered.
+    """The answer's tokens so far, for a sequence with a sampler that takes over the answer. It has no answer.
 
     `token_ids` are 4 bytes each, little-endian.
     """
@@ -190,7 +191,7 @@ class AnswerTokens(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSequence(Checked):
-    """Free the sequence. With `commit_to` Commitment answers it, about the positions before that."""
+    """Frees the sequence. With `commit_to`, a Commitment answers it, which covers the positions before that."""
 
     sequence_id: SequenceId
     commit_to: Position = 0
@@ -207,14 +208,15 @@ class SequenceReady(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult(Checked):
-    """The sequence holds `position` positions; `rows` are the outputs of the last ones, hidden states or logits, as
-    wanted.
+    """The result of a step: the sequence holds `position` positions, and `rows` are the wanted outputs of the last
+    ones, hidden states or logits.
 
-    `push_failed`: the next server did not take some of them. `codec_error`: the loss of the codec, relative to the root
-    mean square of the rows. `passed_on`: the result is of single tokens that went on to the next server. Their times
-    come with the last server's result, whose `upstream_ms` are compute and queue of the servers before, the nearest
-    last, as far as they are known. `looped`: the token is on its way to the first server. `num_links`: how many
-    LinkUpdates the sequence had received when it passed these rows on.
+    `push_failed` is set if the next server did not take some of the rows. `codec_error` is the error of the codec,
+    relative to the root mean square of the rows. `passed_on` is set if the result is of single tokens that were pushed
+    to the next server. Their times come with the last server's result, whose `upstream_ms` are the compute and queue
+    times of the servers before, the nearest last, as far as they are known. `looped` is set if the token is on its way
+    to the first server. `num_links` is the number of LinkUpdates that the sequence had received when it pushed these
+    rows.
     """
 
     sequence_id: SequenceId
@@ -247,8 +249,8 @@ class LinkAck(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commitment(Checked):
-    """Holds what the server of a closed sequence took and gave, as an AnswerCommitment in an envelope. Nothing follows
-    it."""
+    """A signed AnswerCommitment to the inputs and outputs of a closed sequence. It is the last frame of the
+    sequence."""
 
     sequence_id: SequenceId
     signed: Annotated[bytes, filled(limits.MAX_OPEN_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES)]
@@ -256,7 +258,8 @@ class Commitment(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceEnded(Checked):
-    """There is no such sequence, or none any more. `failure` says why, see `swarm_protocol.failure_messages`."""
+    """Says that the sequence does not exist, or has ended. `failure` is the reason (see
+    `swarm_protocol.failure_messages`)."""
 
     sequence_id: SequenceId
     failure: Failure
@@ -278,7 +281,7 @@ class Push(Checked):
     """A StepRequest from the server before, with what the client wants; or a drawn token from the last server to the
     first.
 
-    `source_id` is the sequence that it comes from. `upstream_ms` are compute and queue of the servers so far, the
+    `source_id` is the sequence that pushes. `upstream_ms` are the compute and queue times of the servers so far, the
     nearest last, as far as they are known.
     """
 
@@ -297,7 +300,7 @@ class Push(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushRefused(Checked):
-    """What was pushed to this sequence from `position` on was not taken."""
+    """Says that the rows pushed to this sequence from `position` on were refused."""
 
     client_peer_id: PeerId
     sequence_id: SequenceId

@@ -1,12 +1,13 @@
-"""The messages between the members of a round before they vote: reports, groups, and the streams of a reduction.
+"""Defines the messages between the members of a round before they vote: reports, groups, and the streams of a
+reduction.
 
-Votes and certificates are in `commit_messages`, requests for states, and what heads and followers say to each other,
-in `member_messages`.
+`commit_messages` has votes and certificates; `member_messages` has requests for states, and the messages of heads and
+followers.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
 Digests of groups are over the bytes of their signed envelopes. Weights and losses are claims, which their users must
-cap.
+bound.
 """
 
 from __future__ import annotations
@@ -65,16 +66,16 @@ Credentials: TypeAlias = Annotated[tuple[RunCredential, ...], up_to(limits.MAX_C
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
-    """Return what the envelopes of this round's group and statements are about."""
+    """Return the subject of the envelopes of this round's group and statements."""
     return f"{run}/{step}/{attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower(Checked):
-    """A trainer whose work a member of the round, its head, brings. `place` is its index in the step's leases.
+    """A trainer whose head, a member of the round, brings its work. `place` is its index in the step's leases.
 
-    One that is `leaving` takes part for the last time. 0 tokens: it is there, and contributes nothing. `steps_left` is
-    that of a `Contribution`.
+    A `leaving` follower takes part for the last time. With 0 tokens it is present, but contributes nothing.
+    `steps_left` is as in `Contribution`.
     """
 
     place: Annotated[int, whole(limits.MAX_TRAINERS - 1)]
@@ -101,29 +102,29 @@ class SliceCommitment(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution(Checked):
-    """Holds what one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens:
-    nothing.
+    """One member's contribution: tokens trained on, samples of its lease used, mean training loss. With 0 tokens it
+    contributes nothing.
 
-    A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
-    `Ready`), from which every member computes the same part sizes.
+    A `leaving` member takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see `Ready`), from
+    which every member computes the same part sizes.
 
-    A head contributes for its cluster: tokens, samples and loss are those of its `followers` and its own together.
-    `newcomers` are trainers that ask it to be taken into the run.
+    A head contributes for its cluster: tokens, samples and loss combine those of its `followers` with its own.
+    `newcomers` are trainers that ask it for admission to the run.
 
-    `commitment` is to the slices that it will send; a member with tokens has one. `locked` names the lock that it
-    holds, if it holds one. `signature` is the member's of all this, for one attempt
+    `commitment` covers the slices that it will send; a member with tokens has one. `locked` names the lock that it
+    holds, if it holds one. `signature` is the member's signature of all this, for one attempt
     (`proof_messages.report_message`).
 
-    A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
-    does. The state says how many (see `swarm.training.standing.entrance`).
+    A member on probation must contribute to `steps_left` steps, this one included, before it counts fully; 0: it counts
+    fully. The state says how many (see `swarm.training.standing.entrance`).
 
-    `credentials` are of itself and of its newcomers, where they enter the run by an invitation or by vouches. `demoted`
-    are members that it names for having vouched for a peer that evidence has convicted (see
+    `credentials` are those of itself and of its newcomers, if they enter the run by an invitation or by vouches.
+    `demoted` are members that it names for having vouched for a peer that evidence has convicted (see
     `swarm.training.standing.entrance`).
 
     `effects` are what the member measured of the contributions that the state names as drawn, in their order: how much
-    its own part of each lowers the held-out loss, in millionths of a nat; empty if it measured nothing. `discounted`:
-    by the state's scores it counts for less (see `swarm.training.standing.held_out_scores`).
+    its own part of each lowers the held-out loss, in millionths of a nat; empty if it measured nothing. If
+    `discounted`, it counts for less by the state's scores (see `swarm.training.standing.held_out_scores`).
     """
 
     peer_id: PeerId
@@ -154,7 +155,7 @@ class Contribution(Checked):
 
     @property
     def own_tokens(self) -> int:
-        """The tokens without those of the followers."""
+        """The member's own tokens, without those of its followers."""
         return self.num_tokens - sum(each.num_tokens for each in self.followers)
 
     @property
@@ -164,15 +165,15 @@ class Contribution(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(wire.WireMessage):
-    """A member tells the coordinator that it holds `state_digest`, and what it contributes.
+    """A member's report to the coordinator: it holds `state_digest`, and makes this contribution.
 
-    `accused` are peers that broke the protocol at this step, or could not be reached. `lock` is the highest
-    lock that the member holds at this step, with `origin`, the signed group that its outcome is from: the outcome may
-    have been committed, so it takes precedence. `signature` is of the report as a group carries it, see
-    `contribution_of`. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
-    `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
-    `followers`, `newcomers`, `commitment`, `steps_left`, `credentials`, `demoted`, `effects` and `discounted` are those
-    of the `Contribution`. `revocation` is one of the author's that the state does not know yet.
+    `accused` are peers that broke the protocol at this step, or could not be reached. `lock` is the highest lock that
+    the member holds at this step, with `origin`, the signed group that its outcome is from: the outcome may have been
+    committed, so it takes precedence. `signature` covers the report as a group carries it (see `contribution_of`).
+    `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` belongs to the
+    author's last resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`,
+    `commitment`, `steps_left`, `credentials`, `demoted`, `effects` and `discounted` are those of the `Contribution`.
+    `revocation` is the author's, and not known to the state yet.
     """
 
     PROTO = training_pb2.Ready
@@ -211,7 +212,7 @@ class Ready(wire.WireMessage):
             raise ValueError("its lock is of a later attempt")
 
     def contribution_of(self, peer_id: str) -> Contribution:
-        """Return what a group carries of this report of `peer_id`."""
+        """Return the part of this report of `peer_id` that a group carries."""
         locked = self.lock.claim if self.lock else None
         return Contribution(peer_id=peer_id, locked=locked, **shared_fields(self, Contribution))
 
@@ -283,7 +284,7 @@ class Group(wire.WireMessage):
 
     @property
     def resumes(self) -> Outcome | None:
-        """The outcome that it finishes; None if it makes a new one."""
+        """The outcome that the group finishes, or None if it makes a new one."""
         return self.lock.outcome if self.lock else None
 
     @property
@@ -292,8 +293,8 @@ class Group(wire.WireMessage):
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members that decide after this round: all proven ones that stay, or all of those if none stays; of a
-        group without proven ones all."""
+        """The members that decide after this round: all proven ones that stay, or all proven ones if none stays; in a
+        group without proven members, all members."""
         demoted = set(self.demoted)
         proven = [member for member in self.members if member.is_proven and member.peer_id not in demoted]
         proven = proven or list(self.members)
@@ -314,7 +315,7 @@ class Group(wire.WireMessage):
 
     @property
     def credentials(self) -> tuple[RunCredential, ...]:
-        """The credentials of all that enter the run with this group."""
+        """The credentials of all peers that enter the run with this group."""
         return tuple(each for member in self.members for each in member.credentials)
 
     @property
@@ -327,7 +328,7 @@ class Group(wire.WireMessage):
 
     @property
     def num_values(self) -> int:
-        """The values of the vector that it reduces."""
+        """The number of values of the vector that it reduces."""
         return sum(self.part_values)
 
     @property
@@ -336,12 +337,12 @@ class Group(wire.WireMessage):
 
     @property
     def num_trainers(self) -> int:
-        """The members and their followers."""
+        """The number of members and their followers."""
         return len(self.members) + sum(len(member.followers) for member in self.members)
 
     @property
     def num_on_probation(self) -> int:
-        """Those of the members and their followers that are on probation."""
+        """The number of members and followers on probation."""
         followers = (each for member in self.members for each in member.followers)
         return len(self.on_probation) + sum(each.steps_left > 0 for each in followers)
 
@@ -390,8 +391,8 @@ class GroupRequest(wire.WireMessage):
 class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
-    `origin` is the group of the outcome that this one resumes, if it resumes one. `order` is the resume order of the
-    run's author that it names, and `sequence` that order's number; 0 if it names none.
+    `origin` is the group of the outcome that this one resumes, or None. `order` is the resume order of the run's author
+    that it names, and `sequence` is that order's number, or 0 if it names none.
     """
 
     group: Group

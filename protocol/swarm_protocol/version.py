@@ -1,4 +1,4 @@
-"""The first message between two peers, and the check whether they can work together."""
+"""Defines the first message between two peers, and checks whether they can work together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swarm_protocol.checks import check_name, number, one_line, whole
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.proto import hello_pb2
 
-# Goes up when peers that differ in it cannot work together: other methods, other meanings, other bounds.
+# Increases when peers with different versions cannot work together: other methods, other meanings, other bounds.
 PROTOCOL_VERSION = 5
 
 
 @cache
 def software_version() -> str:
-    """Return the installed distribution's version, for people and for logs; nothing is decided by it."""
+    """Return the installed distribution's version, for people and logs only: no decision depends on it."""
     return metadata.version("swarm-node")
 
 
@@ -44,9 +44,11 @@ class Hello(wire.WireMessage):
 
 
 def check_hello(ours: Hello, theirs: Hello, peer_id: str) -> None:
-    """Raises PeerRefused, with the remedy, if `peer_id` is in another network, of another protocol, or of another time.
+    """Check a peer's greeting. Raises PeerRefused, with the remedy, if `peer_id` is in another network, or its protocol
+    version or clock differs.
 
-    A skew of clocks within MAX_CLOCK_SKEW_S is fine: records carry times, and would look expired or not yet issued.
+    Clocks may differ by MAX_CLOCK_SKEW_S. Beyond that, records, which carry times, would look expired or not yet
+    issued.
     """
     if theirs.network_id != ours.network_id:
         raise PeerRefused(

@@ -1,4 +1,4 @@
-"""The step between bytes and values: size check, message version, protobuf, dataclass.
+"""Converts between bytes and values: size check, message version, protobuf, dataclass.
 
 Every message that stands alone on the wire is one version byte and then a protobuf message, mirrored by a frozen
 dataclass whose fields have the message's names. To add one:
@@ -14,15 +14,15 @@ dataclass whose fields have the message's names. To add one:
 4. give an example in `tests/protocol/<topic>_examples.py`: property tests and the fuzzer run over `decoders.py` there.
 
 `writer` and `reader` compile one function for each message type, as dataclasses compile their `__init__`: messages are
-encoded and decoded for every token, and a loop would look up the kind of each field each time. They carry scalars,
-repeated scalars (tuple), maps (dict), optional scalars (None when absent), and messages in messages, one or repeated,
-where the field's annotation names their dataclass. One that is absent is refused unless the annotation allows None.
+encoded and decoded for every token, and a loop would look up the kind of each field each time. Messages carry scalars,
+repeated scalars (tuple), maps (dict), optional scalars (None if absent), and nested messages, single or repeated, if
+the field's annotation names their dataclass. An absent nested message is refused unless the annotation allows None.
 
-Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
-reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
-takes a new MESSAGE_VERSION, which every decoder refuses by name.
+Unknown protobuf fields are ignored, even in signed records: the signature covers the bytes as they were sent, and no
+reader encodes a record again, so an older node keeps working beside a newer one. A change that an older reader would
+misread needs a new MESSAGE_VERSION, which an older decoder refuses by name.
 
-Bulk belongs in one `bytes` field, or behind the message (`encode_with_payloads`) where each copy counts: a message of
+Bulk data belongs in one `bytes` field, or after the message (`encode_with_payloads`) if each copy counts: a message of
 more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 """
 
@@ -79,7 +79,7 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
 
 
 def encode_with_payloads(message: Message, payloads: Sequence[bytes | bytearray | memoryview]) -> bytes:
-    """Return bulk beside a header: the version, the header's length in 4 bytes, the header, the payloads."""
+    """Return a message with bulk data: the version, the header's length in 4 bytes, the header, the payloads."""
     header = message.SerializeToString(deterministic=True)
     return b"".join((bytes([MESSAGE_VERSION]), len(header).to_bytes(_LENGTH_BYTES, "little"), header, *payloads))
 
@@ -132,7 +132,7 @@ def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NO_FORMS) -> 
             names[f"write_{name}"] = _inner_writer(inner[name], field)
         lines.append(_writing_line(field, form, is_inner=name in inner and form is None))
     if not any(line.startswith("sent.") and " = " in line for line in lines):
-        lines.append("sent.SetInParent()")  # a message of which no field is set is there, too
+        lines.append("sent.SetInParent()")  # marks the message as present even if no field is set
     write: Callable[[Any, Any], None] = made_function("write", "sent, value", lines, names)
     return write
 
@@ -154,7 +154,7 @@ def _writing_line(field: Any, form: FieldForm | None, *, is_inner: bool) -> str:
 
 def _inner_writer(value_type: Any, field: Any) -> Callable[[Any, Any], None]:
     """Return `write(sent, value)`, which fills a field's message, or adds one to the message that has a repeated field.
-    Of a class whose values are `REMEMBERED` each is encoded once."""
+    For a class whose values are `REMEMBERED`, each value is encoded once."""
     write = writer(value_type, field.message_type)
     if not field.is_repeated:
         return write
@@ -178,8 +178,8 @@ def _inner_writer(value_type: Any, field: Any) -> Callable[[Any, Any], None]:
 
 
 def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
-    """Return what makes a `value_type` of its message. Of a class whose values are `REMEMBERED` each is decoded, and
-    checked, once."""
+    """Return the function that makes a `value_type` from its message. For a class whose values are `REMEMBERED`, each
+    value is decoded and checked once."""
     read, message_type = reader(value_type, descriptor), descriptor._concrete_class
     if not hasattr(value_type, "REMEMBERED"):
         return read
@@ -189,7 +189,7 @@ def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
 
 
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
-    """Return a function that makes a `value_type` of a message that has its fields, one to one."""
+    """Return a function that makes a `value_type` from a message with the same fields."""
     arguments, given, names = (
         list[str](),
         list[str](),
@@ -209,7 +209,7 @@ def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FOR
             names[f"read_{name}"] = _inner_reader(inner[name], field.message_type)
             read_one = f"read_{name}({'each' if field.is_repeated else content})"
             if field.is_repeated and (most := max_items_of(hints[name])) is not None:
-                names["check_num_items"] = check_num_items  # too many are refused before each is read
+                names["check_num_items"] = check_num_items  # too many items are refused before any is read
                 content = f"check_num_items({content}, {name!r}, max_items={most})"
             content = f"tuple([{read_one} for each in {content}])" if field.is_repeated else read_one
         elif field.is_repeated:
@@ -229,8 +229,8 @@ def _absent(field: str) -> NoReturn:
 
 @cache
 def maker(value_type: Callable[..., T]) -> Callable[..., T]:
-    """Return what makes a `value_type` of its fields, checked: the same one for the same fields, of the last
-    `REMEMBERED` that were made, if the class says how many. Peers send some values again and again."""
+    """Return the function that makes a checked `value_type` from its fields. If the class is `REMEMBERED`, equal fields
+    give the same object, among that many of the last ones. Peers send some values repeatedly."""
     most = getattr(value_type, "REMEMBERED", 0)
     return lru_cache(maxsize=most)(value_type) if most else value_type
 
@@ -249,7 +249,7 @@ def _hints_of(value_type: Any) -> dict[str, Any]:
 
 
 def _dataclass_in(hint: Any) -> type[Any] | None:
-    """Return the dataclass that an annotation names, alone, as one of a tuple, or beside None."""
+    """Return the dataclass that an annotation names by itself, in a tuple, or with None."""
     if isinstance(hint, type) and is_dataclass(hint):
         return hint
     return next((found for inner in get_args(hint) if (found := _dataclass_in(inner))), None)
@@ -286,13 +286,14 @@ def encoded(message: WireMessage) -> bytes:
 
 
 class _Handed(bytes):
-    """Stands for the bytes of `message`: it has their length, and their content only where that was encoded, too."""
+    """A placeholder for the bytes of `message`. It has their length, but their content only if that was encoded,
+    too."""
 
     message: WireMessage
 
 
 def handed(message: WireMessage, content: int | bytes) -> bytes:
-    """Return what stands for the bytes of `message` while messages of its type are handed over. `content` are these
+    """Return the placeholder for the bytes of `message` while messages of its type are handed over. `content` are these
     bytes, or their number."""
     stand_in = _Handed(content)
     stand_in.message = message
@@ -300,7 +301,7 @@ def handed(message: WireMessage, content: int | bytes) -> bytes:
 
 
 def message_in(data: bytes) -> WireMessage | None:
-    """Return the message that `data` stands for; None if `data` are bytes like any others."""
+    """Return the message that `data` stands for, or None if `data` are ordinary bytes."""
     return data.message if isinstance(data, _Handed) else None
 
 
@@ -334,7 +335,7 @@ def _codec(message_type: Any) -> _Codec:
 
 def _check_num_values(data: bytes, message_type: type[Message]) -> None:
     most = limits.MAX_MESSAGE_VALUES
-    # each value takes a byte at least, so a short message has few
+    # each value takes at least a byte, so a short message has few values
     if len(data) > most and count_values(data, 1, message_type.DESCRIPTOR, most=most) > most:
         raise ValueError(f"it has more than {most} values")
 
@@ -346,10 +347,10 @@ _COUNTED_AS_ONE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
-    """Count the fields in `data` from `start` on, in messages within it too, and the numbers packed into them.
+    """Count the fields in `data` from `start` on, including those of nested messages and the numbers packed into them.
 
-    Texts and bytes count as one, and so does whatever `descriptor` does not know. Stops soon after `most`; a packed
-    number counts for each of its bytes. Raises ValueError where no field can be.
+    Texts and bytes count as one, and so does any field that `descriptor` does not know. Counting stops soon after
+    `most`; a packed number counts once for each of its bytes. Raises ValueError for invalid fields.
     """
     num_values = 0
     open_messages = [(start, len(data), descriptor)]

@@ -202,7 +202,8 @@ def check_is_model(config: Any) -> None:
             size = None
         if type(size) is not int:
             raise ConfigError(
-                f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
+                f"{config.model_type} is not a language model with transformer blocks",
+                remedy="serve a causal language model",
             )
         if size < 1:
             raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")

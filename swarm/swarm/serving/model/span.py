@@ -91,7 +91,7 @@ class Span:
         except Exception as error:  # a family's own code raises what it likes
             raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
         if sorted(recorder.shapes) != list(range(self.end - self.start)):
-            raise ConfigError(f"{family} keeps something else than keys and values", remedy=OTHER_FAMILY)
+            raise ConfigError(f"{family} caches something other than keys and values", remedy=OTHER_FAMILY)
         return tuple(recorder.shapes[layer] for layer in sorted(recorder.shapes))
 
     @cached_property

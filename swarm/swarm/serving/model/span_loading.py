@@ -152,7 +152,7 @@ def is_close(found: Tensor | None, expected: Tensor | None) -> bool:
 
 
 def check_computes(span: Span, family: str) -> None:
-    """Raises ConfigError, which names the family and the block, if one gives something else than transformers'."""
+    """Raises ConfigError, which names the family and the block, if one gives another result than transformers'."""
     generator = torch.Generator().manual_seed(0)
     pool = span.new_pool(1)
     for block in range(span.start, span.end):
@@ -165,7 +165,7 @@ def check_computes(span: Span, family: str) -> None:
             ) from error
         if not is_same:
             raise ConfigError(
-                f"block {block} of this {family} gives something else than transformers' own modules",
+                f"block {block} of this {family} gives another result than transformers' own modules",
                 remedy="serve another family",
             )
 

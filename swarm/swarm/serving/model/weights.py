@@ -289,13 +289,13 @@ def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
     base = model.base_model
     if base is model:
         raise ConfigError(
-            f"{model.config.model_type} keeps no model apart from its head", remedy="serve another family"
+            f"{model.config.model_type} does not separate the model from its head", remedy="serve another family"
         )
     for path, module in base.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
             parent_path, _, _ = path.rpartition(".")
             return path, base.get_submodule(parent_path), module
-    raise ConfigError(f"{model.config.model_type} keeps its blocks in no list", remedy="serve another family")
+    raise ConfigError(f"{model.config.model_type} has no list of its blocks", remedy="serve another family")
 
 
 def block_pattern(model: Any) -> re.Pattern[str]:

@@ -102,7 +102,7 @@ def test_open_config_of_a_newer_model_says_that_transformers_does_not_know_it(co
 
 def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(ConfigError, match=r"^clip is not a language model of blocks") as caught:
+    with pytest.raises(ConfigError, match=r"^clip is not a language model with transformer blocks") as caught:
         open_model(copied)
     assert "\n" not in str(caught.value)
 

@@ -298,7 +298,7 @@ def test_load_of_a_span_whose_cache_gives_something_else_names_family_and_block(
     monkeypatch.setattr(GatheredCache, "update", shifted)
     monkeypatch.setattr(span_loading, "find_ways", lambda *_: (False, False))
     load_span(open_model(llama_dir), 2, 3)
-    with pytest.raises(ConfigError, match="block 3 of this llama gives something else than transformers' own modules"):
+    with pytest.raises(ConfigError, match="block 3 of this llama gives another result than transformers' own modules"):
         load_span(open_model(llama_dir), 2, 4)
 
 

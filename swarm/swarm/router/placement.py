@@ -243,7 +243,7 @@ def choose_move(
 
 
 def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
-    """Return the blocks of `span` that no other peer than `peer_id` serves without being about to leave."""
+    """Return the blocks of `span` that no other peer serves, or that all others are about to leave."""
     is_served_B = np.zeros(num_blocks, dtype=np.bool_)
     for other, record in servers.items():
         if other != peer_id and record.state == "serving" and not record.next_end:

@@ -79,7 +79,7 @@ def manifest_of(record: ServeRecord) -> bytes:
 def revisions(servers: Mapping[str, ServeRecord], failing: Collection[str] = ()) -> list[Revision]:
     """Return the revisions served under one name, the best first: the fewest blocks missing, then the most servers.
 
-    Servers that are `failing` count as gone first; ties are decided with them.
+    Blocks are first counted as if the `failing` servers were gone; ties are decided with all servers.
     """
     groups: dict[tuple[str, int, bytes], dict[str, ServeRecord]] = {}
     for peer_id, record in servers.items():

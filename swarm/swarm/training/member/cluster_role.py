@@ -1,6 +1,7 @@
 """Makes a member the head of its cluster for one step, or a follower that brings its work to a head (`ClusterRole`).
 
-A member of a run without clusters is neither. `cluster_head` does the work of a head.
+A member of a run without clusters is neither, nor is a trainer that takes a vacant place in the round. `cluster_head`
+does the work of a head.
 
 A follower has no place in the round (`StepFollower`). It opens a stream to its first head at once, and turns to the
 second one if the first is gone or has no room. Work that it has begun to send to a head is sent to no other head, so

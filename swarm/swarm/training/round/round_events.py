@@ -183,8 +183,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Ask these absent members where they are. With `hurry`, ask them to end their intervals, and end this member's
-    own."""
+    """Ask these absent members where they are, and with `hurry` to end their intervals. If `peers` include this member,
+    its own interval ends."""
 
     peers: tuple[str, ...]
     hurry: bool

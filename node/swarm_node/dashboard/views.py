@@ -293,7 +293,7 @@ class Series(View):
 
 
 class Overview(View):
-    """`at` is when the records were last looked at; `stale` says why they are older than they should be."""
+    """`at` is when the records were last looked at; `stale` says why figures are old or missing."""
 
     at: float
     stale: str | None

@@ -50,6 +50,7 @@ WORDS = MappingProxyType(
         "string_too_long": "it may have {max_length} characters at most",
         "string_too_short": "it needs {min_length} characters or more",
         "string_type": "it is not a text",
+        "string_unicode": "it is not a text in Unicode",
         "too_long": "it may have {max_length} at most",
         "too_short": "it needs {min_length} or more, and has {actual_length}",
         "union_tag_invalid": "its type is none of {expected_tags}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,14 @@ def test_later_version_is_refused_with_one_line(place: Path | str) -> None:  # n
     with pytest.raises(HistoryError, match=r"schema 'next', which a newer version of Swarm wrote: update") as told:
         open_store(place)
     assert "\n" not in str(told.value)
+
+
+def test_file_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "bookmarks.sqlite"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("CREATE TABLE bookmarks (url TEXT)")
+        other.commit()
+        with pytest.raises(HistoryError, match=r"the database of another program: it has the table 'bookmarks'"):
+            open_store(file)
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
+    assert not list(tmp_path.glob("*damaged*"))

@@ -323,7 +323,7 @@ def _opened(place: Path | str, shown: str) -> Store:
     try:
         with writer.begin() as connection:
             if file is not None:
-                _check_pages(connection, shown)
+                _check_file(connection, shown)
             migrate(connection, shown)
         return Store(shown, writer, engine_for(url, reads_only=True), file)
     except BaseException:
@@ -351,10 +351,16 @@ def migrate(connection: Connection, place: str) -> None:
     connection.execute(update(version).values(version_num=VERSIONS[-1]))
 
 
-def _check_pages(connection: Connection, shown: str) -> None:
-    """Raises DatabaseDamage, or what SQLite raises where it cannot even begin."""
+def _check_file(connection: Connection, shown: str) -> None:
+    """Raises DatabaseDamage or what SQLite raises where it cannot begin; HistoryError for another program's file."""
     found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
         raise DatabaseDamage(
             f"the history in {shown} is damaged: {found}", remedy="it is put aside when it is opened again"
+        )
+    tables = inspect(connection).get_table_names()
+    if tables and version.name not in tables:
+        raise HistoryError(
+            f"{shown} is the database of another program: it has the table {tables[0][:40]!r}",
+            remedy="choose another place for the history",
         )

@@ -118,10 +118,9 @@ class RoundService:
         if self._is_member(peer):
             self._convictions.heard.report(peer, ready)
         origin = None
-        if ready.lock is not None:  # off the loop, as its group can have the credentials of many
-            check = self._context.signatures.check_origin
-            origin = await asyncio.to_thread(
-                check, ready.origin, ready.lock.outcome, ready.step, ready.state_digest, now
+        if ready.lock is not None:
+            origin = self._context.signatures.check_origin(
+                ready.origin, ready.lock.outcome, ready.step, ready.state_digest, self._context.network.now()
             )
         return (await self._answer(peer, ready, origin)).to_bytes()
 

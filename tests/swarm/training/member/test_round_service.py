@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.round_scripts import COORDINATOR, STEP, locked, ready, signed
+from support.round_scripts import COORDINATOR, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_service import RoundService
@@ -81,32 +80,6 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
             await service._answer(COORDINATOR, ready())
 
     virtual_time.run(main())
-
-
-def test_group_behind_the_lock_of_a_report_is_read_off_the_loop() -> None:
-    """Strangers show some, with as many credentials as a group may have."""
-    threads = list[str]()
-    passes = dict.fromkeys(
-        ("check_report", "check_credentials", "check_revocation", "check_slices"), lambda *_, **__: None
-    )
-    group = signed()
-    report = ready(lock=locked(group), origin=group.data)
-
-    async def main() -> None:
-        service = make_service(STEP)
-        replica, context = cast(Any, service._context.replica), cast(Any, service._context)
-        replica.roster, replica.digest, replica.certificate = (), bytes(32), b""
-        replica.config = SimpleNamespace(max_group=4)
-        context.run, context.network.now = report.run, lambda: NOW
-        context.signatures = SimpleNamespace(
-            **passes, check_origin=lambda *_: threads.append(threading.current_thread().name)
-        )
-        reply = ReadyReply.from_bytes(await service._on_ready("stranger", report.to_bytes()))
-        assert reply.kind == "behind"
-
-    asyncio.run(main())
-    assert len(threads) == 1
-    assert threads != [threading.current_thread().name]
 
 
 def test_certificate_of_a_group_is_no_resume_order_before_any_of_it_is_checked() -> None:

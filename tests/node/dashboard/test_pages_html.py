@@ -90,6 +90,18 @@ def test_pages_say_plainly_what_was_not_seen_yet() -> None:
         assert f"at block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
 
 
+def test_overview_without_a_history_does_not_say_that_one_grows() -> None:
+    source = example_source(8)
+    source.all_series.clear()
+    with opened(source) as client:
+        assert "It grows while this dashboard runs" in client.get("/").text
+        source.change(stale="the history cannot be used")
+        html = client.get("/").text
+    assert "Some figures are old or missing.</strong> the history cannot be used" in html
+    assert "No history can be shown now" in html
+    assert "It grows" not in html
+
+
 @pytest.mark.parametrize(("num_validated", "said"), [(1, "The loss on held-out"), (2, "Dashed: the loss on held-out")])
 def test_legend_names_a_dashed_line_only_where_one_is_drawn(num_validated: int, said: str) -> None:
     source = example_source(8)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import round_scripts
 from support.work_count import num_lines
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.clusters import draw_clusters
@@ -32,7 +33,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState, attempt_beacon, coordinator_of
+from swarm.training.round.round_state import RoundState, attempt_beacon, coordinator_of
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings
@@ -44,23 +45,15 @@ from swarm_protocol.training_messages import Contribution, Follower, Group, Read
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
 DIGEST = bytes(32)
-TERMS = RoundSetup(
-    run="run",
-    me=A,
+TERMS = round_scripts.setup(
+    A,
     step=5,
-    first_attempt=0,
-    state_digest=DIGEST,
     roster=(A, B, C, D),
     leased=(A, B, C, D),
-    admission=(),
-    succession=Succession(min_group=2),
     max_group=4,
-    samples_per_member=10,
-    tokens_per_sample=4,
     num_values=10_000,
     grace_s=1.0,
     patience_s=11.0,
-    reduce_s=20.0,
     vote_s=10.0,
 )
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support import round_scripts
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_formation import absent_members, awaited_peers, on_reported
 from swarm.training.round.group_members import TOO_MANY_ENTER, cluster_overclaim, complaint, form_group
-from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
-from swarm.training.round.round_state import RoundSetup
 from swarm.training.round.state_machine import begin
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings
@@ -24,23 +23,15 @@ LEASED = HEADS + FOLLOWERS
 DIGEST = bytes(32)
 CLUSTERS = draw_clusters(DIGEST, HEADS, frozenset(LEASED), max_group=4, size=4)
 HEAD = HEADS[0]
-SETUP = RoundSetup(
-    run="run",
-    me=HEAD,
+SETUP = round_scripts.setup(
+    HEAD,
     step=5,
-    first_attempt=0,
-    state_digest=DIGEST,
     roster=HEADS,
     leased=LEASED,
-    admission=(),
-    succession=Succession(min_group=2),
     max_group=4,
-    samples_per_member=10,
-    tokens_per_sample=4,
     num_values=10_000,
     grace_s=1.0,
     patience_s=11.0,
-    reduce_s=20.0,
     vote_s=10.0,
     clusters=CLUSTERS,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support import round_scripts
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.group_members import MISSTATED, NO_SEAT, complaint, form_group
-from swarm.training.round.quorum import Succession
-from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
@@ -17,23 +16,15 @@ from swarm_protocol.training_messages import Contribution, Group, Ready, SignedG
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(16)))
 PROVEN, FRESH = PEERS[4:8], (*PEERS[:4], *PEERS[8:])
 ME = PROVEN[0]
-SETUP = RoundSetup(
-    run="run",
-    me=ME,
+SETUP = round_scripts.setup(
+    ME,
     step=5,
-    first_attempt=0,
-    state_digest=bytes(32),
     roster=PROVEN,
     leased=PEERS,
-    admission=(),
-    succession=Succession(min_group=2),
     max_group=16,
-    samples_per_member=10,
-    tokens_per_sample=4,
     num_values=10_000,
     grace_s=1.0,
     patience_s=11.0,
-    reduce_s=20.0,
     vote_s=10.0,
     standings=TrainerStandings(rule=Probation(steps=4), known=PEERS, left=dict.fromkeys(FRESH, 3), outer_step=4),
 )

@@ -103,7 +103,7 @@ class Collector:
         self._found_early: set[str] = set()  # nodes that came while others were still being found
         self._changed = asyncio.Event()
         self._gone: dict[str, tuple[NodeView, float]] = {}  # with the time at which it was heard of last
-        self._turnover = Turnover(joins=0, leaves=0)
+        self._turnover: Turnover | None = None
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
@@ -221,14 +221,11 @@ class Collector:
     def _publish(self, problem: str) -> None:
         history_problem = self._history.problem
         at = self._views.overview.at
-        began = at if self._turnover.since is None else self._turnover.since
         problems = [each for each in (problem, history_problem and shown(str(history_problem))) if each]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
-                "joins_24h": self._turnover.joins,
-                "leaves_24h": self._turnover.leaves,
-                "turnover_since": began if began > at - DAY_S else None,
+                **_counts(self._turnover, at),
                 "happenings": self._recent_changes,
             }
         )
@@ -314,6 +311,18 @@ class Collector:
 
     def _names(self) -> dict[str, str]:
         return {peer_id: node.name for peer_id, node in self._nodes.items()}
+
+
+def _counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:
+    """Return an overview's fields of who came and who went, which are not known before the history was read."""
+    if turnover is None:
+        return {}
+    began = at if turnover.since is None else turnover.since
+    return {
+        "joins_24h": turnover.joins,
+        "leaves_24h": turnover.leaves,
+        "turnover_since": began if began > at - DAY_S else None,
+    }
 
 
 def check_history(config: Config) -> None:

@@ -310,8 +310,8 @@ class Overview(View):
     training_tokens_per_s: float | None  # trained, over all runs
     first_token_p50_s: float | None  # of the gateways' requests of the last minutes
     first_token_p95_s: float | None
-    joins_24h: int
-    leaves_24h: int
+    joins_24h: int | None  # null while the history has not been read
+    leaves_24h: int | None
     turnover_since: float | None = None  # when these counts begin, if the history is younger than 24 hours
     happenings: tuple[ChangeEvent, ...]  # newest first, at most 20
     join_command: str

@@ -267,8 +267,8 @@ class Config(BaseModel):
     the text."""
     dashboard: bool = _switch(default=True)
     """Serve the dashboard at /, to everyone who can reach the gateway."""
-    history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")
-    """Storage of the dashboard's history: a file, or a database such as postgresql+pg8000://user@host/swarm. Default:
+    history: str = _setting("", str, "FILE|URL", example="postgresql://user@host/swarm")
+    """Storage of the dashboard's history: a file, or a database such as postgresql://user@host/swarm. Default:
     history.sqlite in the home."""
     checkpoints: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/swarm/checkpoints")
     """Let visitors of the dashboard download checkpoints from this directory, which has a folder for each run, named

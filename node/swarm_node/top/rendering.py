@@ -115,8 +115,8 @@ def overview(view: Overview, width: int) -> Iterator[Text]:
     yield Text(nodes)
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
     period = "24 h" if view.turnover_since is None else f"since {_clock(view.turnover_since)}"
-    turnover = f"{period}: {view.joins_24h} joined, {view.leaves_24h} left"
-    yield Text(f"{reached} · {turnover}", "dim")
+    turnover = "" if view.joins_24h is None else f" · {period}: {view.joins_24h} joined, {view.leaves_24h} left"
+    yield Text(f"{reached}{turnover}", "dim")
     if sum(view.paths.values()):
         yield Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim")
     if view.num_paused:

@@ -468,7 +468,7 @@ async def test_history_that_fails_is_told_and_everything_else_goes_on(found: Wor
     await asyncio.sleep(5)
     overview = found.collector.overview()
     assert overview.stale == "the database is locked: end the other program"
-    assert (overview.num_nodes, overview.joins_24h, overview.happenings) == (1, 0, ())
+    assert (overview.num_nodes, overview.joins_24h, overview.happenings) == (1, None, ())
     detail = await found.collector.node(alder)
     assert detail is not None
     assert (detail.presence, detail.uptime_share) == ((), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import signal
 import sqlite3
@@ -13,13 +14,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from support.history_places import postgres  # noqa: F401
 from support.postgres_server import PostgresServer
 from swarm_node.dashboard.history import store
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.recorder import SamplesFact, SeriesSample
-from swarm_node.dashboard.history.store import HistoryError, open_store, reason
+from swarm_node.dashboard.history.store import HistoryError, open_store, reason, url_of
 from swarm_node.dashboard.history.writer import MAX_OFTEN, MAX_ONCE, WriteQueue, WriterTiming
 from swarm_node.dashboard.views import ChangeEvent
 from swarm_protocol.errors import ConfigError
@@ -116,9 +117,10 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
 def test_locked_while_running_is_read_and_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "BUSY_S", 0.2)
     file = tmp_path / "history.sqlite3"
+    heard: list[HistoryError] = []
 
     async def run() -> None:
-        async with DashboardHistory(file, timing=HASTY) as history:
+        async with DashboardHistory(file, timing=HASTY, on_warning=heard.append) as history:
             say(history, "one")
             assert await history.flushed(DEADLINE_S)
             with locked(file):
@@ -130,6 +132,10 @@ def test_locked_while_running_is_read_and_written_later(tmp_path: Path, monkeypa
 
     asyncio.run(run())
     assert kept(file) == ["one", "two", "three"]
+    assert [re.sub("[0-9].*", "", each.message.removeprefix(f"the history in {file} ")) for each in heard] == [
+        "cannot be used: another process holds its lock",
+        "works again; it could not be used for ",
+    ]
 
 
 def test_locked_until_the_end_loses_what_waits_and_delays_nothing(
@@ -151,9 +157,20 @@ def test_locked_until_the_end_loses_what_waits_and_delays_nothing(
     assert kept(file) == ["one"]
 
 
-@pytest.mark.parametrize("content", [b"this is no database at all" * 500, b"SQLite format 3\0" + b"\xff" * 9000])
-def test_file_that_is_no_database_is_put_aside(tmp_path: Path, content: bytes) -> None:
+def test_file_that_never_was_a_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("this is no database at all\n")
+    with pytest.raises(
+        HistoryError, match=r"notes\.txt is not a SQLite database, and is left as it is: choose another"
+    ):
+        open_store(file)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    assert file.read_text() == "this is no database at all\n"
+
+
+def test_database_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
+    content = b"SQLite format 3\0" + b"\xff" * 9000
     file.write_bytes(content)
     heard: list[HistoryError] = []
 
@@ -380,7 +397,16 @@ def test_slow_read_ends_at_its_deadline(tmp_path: Path) -> None:
     store.close()
 
 
-def test_text_without_a_scheme_is_a_path(tmp_path: Path) -> None:
+def test_text_without_a_scheme_is_a_path_and_shown_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "history.sqlite3"
     begun(file, "hello")
     assert kept(str(file)) == ["hello"]
+    monkeypatch.chdir(tmp_path)
+    opened, _ = open_store("history.sqlite3")
+    assert opened.place == str(file)
+    opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+pg8000"])
+def test_url_of_postgresql_needs_no_driver_in_it(scheme: str) -> None:
+    assert url_of(f"{scheme}://ada:secret@host/swarm") == make_url("postgresql+pg8000://ada:secret@host/swarm")

@@ -102,6 +102,15 @@ def test_overview_without_a_history_does_not_say_that_one_grows() -> None:
     assert "It grows" not in html
 
 
+def test_overview_without_a_history_counts_nobody_who_came_and_went() -> None:
+    source = example_source(8)
+    source.change(joins_24h=None, leaves_24h=None)
+    with opened(source) as client:
+        html = client.get("/").text
+    assert "no history can be read now" in html
+    assert "this history begins" not in html
+
+
 @pytest.mark.parametrize(("num_validated", "said"), [(1, "The loss on held-out"), (2, "Dashed: the loss on held-out")])
 def test_legend_names_a_dashed_line_only_where_one_is_drawn(num_validated: int, said: str) -> None:
     source = example_source(8)

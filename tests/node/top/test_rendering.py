@@ -204,3 +204,5 @@ def test_overview_says_since_when_it_counts_where_that_is_less_than_a_day() -> N
     view = swarm(8).overview().model_copy(update={"turnover_since": 1.7e9})
     since = datetime.fromtimestamp(1.7e9).strftime("%H:%M:%S")
     assert f"since {since}: 2 joined, 1 left" in rendering.overview(view, 200).plain
+    unread = view.model_copy(update={"joins_24h": None, "leaves_24h": None})
+    assert "2 joined" not in rendering.overview(unread, 200).plain

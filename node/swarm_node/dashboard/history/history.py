@@ -45,10 +45,10 @@ _T = TypeVar("_T")
 
 class DashboardHistory:
     """The history in `place`: the path of a SQLite file, or a URL such as
-    `postgresql+pg8000://user:password@host/database`.
+    `postgresql://user:password@host/database`.
 
     A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the database takes
-    nothing, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
+    nothing, once it does again, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
     """
 
     def __init__(

@@ -41,6 +41,8 @@ from swarm_node.storage import home
 BUSY_S = 2.0
 """Time for which a statement waits for another process's lock. The writer tries again for longer."""
 
+_POSTGRESQL = ("postgresql", "postgres")
+_SQLITE_BEGINNING = b"SQLite format 3\0"
 _WAL_BYTES = 4 * 2**20
 _CACHE_KIB = 8192
 _POOL = "history"
@@ -54,7 +56,7 @@ _SQLITE = {
     "IOERR": ("the disk cannot be read or written", "check the disk's space and health, or choose another disk"),
     "CANTOPEN": ("it cannot be opened", "name a file in a directory that is writable for this user"),
     "CORRUPT": ("the file is damaged", "it is put aside, and a new one begun, when the history is opened again"),
-    "NOTADB": ("the file is not a database", "it is put aside, and a new one begun, when the history is opened again"),
+    "NOTADB": ("the file is damaged", "it is put aside, and a new one begun, when the history is opened again"),
     "INTERRUPT": ("it took too long", "try again; a faster disk, or PostgreSQL, helps a large site"),
 }
 
@@ -92,22 +94,25 @@ class DatabaseDamage(HistoryError):
 def url_of(place: Path | str) -> URL:
     """Return the URL of `place`.
 
-    A text without `://` is a path. Raises ConfigError for the URL of no database whose driver is installed.
+    A text without `://` is a path; a URL of PostgreSQL that names no driver gets the one that swarm-node[postgres]
+    installs. Raises ConfigError for the URL of no database whose driver is installed.
     """
     if isinstance(place, Path) or "://" not in place:
         return URL.create("sqlite", database=str(Path(place).absolute()))
     try:
         url = make_url(place)
+        if url.drivername in _POSTGRESQL:
+            url = url.set(drivername="postgresql+pg8000")
         url.get_dialect().import_dbapi()
     except ArgumentError as error:
         raise ConfigError(
             "the history's place is not the URL of a database",
-            remedy="give a file, or postgresql+pg8000://USER:PASSWORD@HOST/DATABASE",
+            remedy="give a file, or postgresql://USER:PASSWORD@HOST/DATABASE",
         ) from error
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
             f"no driver for {place.split(':', 1)[0]!r} is installed",
-            remedy="install swarm-node[postgres], and begin the URL with postgresql+pg8000://",
+            remedy="give a file, or install swarm-node[postgres] and give postgresql://USER:PASSWORD@HOST/DATABASE",
         ) from error
     if url.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigError(f"the history cannot be kept in {url.get_backend_name()}", remedy="use SQLite or PostgreSQL")
@@ -283,8 +288,8 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
     Raises ConfigError for a place that cannot be one, HistoryError for one that cannot be used now.
     """
     url = url_of(place)
-    shown = str(place) if isinstance(place, Path) else url.render_as_string(hide_password=True)
     file = sqlite_file(url)
+    shown = url.render_as_string(hide_password=True) if file is None else str(file)
     try:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -320,6 +325,8 @@ def put_aside(file: Path) -> HistoryError:
 def _opened(place: Path | str, shown: str) -> Store:
     url = url_of(place)
     writer, file = engine_for(url), sqlite_file(url)
+    if file is not None:
+        _check_beginning(file)
     try:
         with writer.begin() as connection:
             if file is not None:
@@ -349,6 +356,18 @@ def migrate(connection: Connection, place: str) -> None:
     for statement in MIGRATIONS[VERSIONS.index(found) :]:
         connection.execute(text(statement))
     connection.execute(update(version).values(version_num=VERSIONS[-1]))
+
+
+def _check_beginning(file: Path) -> None:
+    """Raises HistoryError for a file that never was a database, which is not ours to put aside."""
+    if not file.is_file():
+        return
+    with file.open("rb") as content:
+        beginning = content.read(len(_SQLITE_BEGINNING))
+    if beginning not in (b"", _SQLITE_BEGINNING):
+        raise HistoryError(
+            f"{file} is not a SQLite database, and is left as it is", remedy="choose another place for the history"
+        )
 
 
 def _check_file(connection: Connection, shown: str) -> None:

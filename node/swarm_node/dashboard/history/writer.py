@@ -21,6 +21,7 @@ from pathlib import Path
 from swarm_node.dashboard.history.recorder import Fact, FactRecorder, PresenceFact, SamplesFact
 from swarm_node.dashboard.history.retention import Retention, RetentionLimits
 from swarm_node.dashboard.history.store import HistoryError, Store, is_damage, open_store, reason
+from swarm_node.formatting import duration
 
 logger = logging.getLogger(__name__)
 
@@ -175,10 +176,7 @@ class HistoryWriter:
             facts = self.queue.take(0.0 if self._tidying else _IDLE_S)
             self._write(store, facts)
             facts = []
-            self._failing_since = None
-            if self.problem is not None:
-                self.problem = None
-                logger.warning("the history is in %s again", store.place)
+            self._works(store)
             self._tidy(store)
         except Exception as error:
             self._failed(error, facts)
@@ -186,6 +184,13 @@ class HistoryWriter:
         finally:
             self.queue.done()
         return True
+
+    def _works(self, store: Store) -> None:
+        """Tell that the database takes what is recorded, if it was told that it does not."""
+        if self.problem is not None and self._failing_since is not None:
+            lost = duration(time.monotonic() - self._failing_since)
+            self._warn(HistoryError(f"the history in {store.place} works again; it could not be used for {lost}"))
+        self._failing_since = self.problem = None
 
     def _open(self) -> Store:
         """Raises HistoryError."""

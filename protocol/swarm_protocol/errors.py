@@ -1,4 +1,4 @@
-"""Every failure Swarm can name, as one tree, and its form on the wire.
+"""Every failure that Swarm can name, as one tree.
 
     SwarmError
     ├── ConfigError        what the user asked for cannot be done; the remedy says what to change
@@ -6,15 +6,15 @@
     ├── PeerError          a remote peer did not do its part
     │   ├── PeerUnreachable    no connection, or it broke
     │   ├── PeerTimeout        connected, but no answer before the deadline
-    │   ├── PeerRefused        it said no, and perhaps when to ask again (`retry_after_s`)
-    │   └── PeerViolation      what it sent breaks the protocol: never retry with the same peer
+    │   ├── PeerRefused        the peer said no, and perhaps when to ask again (`retry_after_s`)
+    │   └── PeerViolation      the peer sent what breaks the protocol: never retry with the same peer
     ├── RoundError         an attempt at an outer step failed; the committed state is untouched
     ├── SessionError       an inference session cannot go on
     └── IntegrityError     bytes do not match their digest or signature
 
 `message` says what happened in one line, `remedy` what to do about it, `peer_id` who was involved.
-If a handler raises one of these, the same class is raised in its caller (see `swarm_protocol.failure_messages`, which
-holds the wire form).
+If a handler raises one of these, the same class is raised in its caller. `swarm_protocol.failure_messages` has the
+form on the wire.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class SwarmError(Exception):
-    """Base of everything Swarm raises on purpose. Anything else that escapes is a bug."""
+    """The base of every error that Swarm raises on purpose. Any other exception that escapes is a bug."""
 
     code: ClassVar[str] = "error"
 
@@ -41,7 +41,7 @@ class SwarmError(Exception):
 class ConfigError(SwarmError):
     """What the user asked for cannot be done; the remedy says what to change.
 
-    `field` names the setting of a request that is at fault, where one is. It does not cross the network.
+    `field` names the field of the request that is at fault, if there is one. `field` does not cross the network.
     """
 
     code = "config"
@@ -76,7 +76,7 @@ class PeerTimeout(PeerError):
 
 
 class PeerRefused(PeerError):
-    """The peer is healthy but will not do this now. `retry_after_s` 0 means: do not ask again."""
+    """The peer is healthy but will not do this now. A `retry_after_s` of 0 means: do not ask again."""
 
     code = "refused"
 
@@ -86,13 +86,13 @@ class PeerRefused(PeerError):
 
 
 class PeerViolation(PeerError):
-    """What the peer sent breaks the protocol. A request is not repeated with the same peer."""
+    """The peer sent something that breaks the protocol. A request is not repeated with the same peer."""
 
     code = "violation"
 
 
 class RoundError(SwarmError):
-    """`missing` names the members that were absent or at fault, as far as is known."""
+    """An attempt at an outer step failed. `missing` names the members known to be absent or at fault."""
 
     code = "round"
 
@@ -118,42 +118,41 @@ class IntegrityError(SwarmError):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file or device could not be used, for a message: what the system says, without errno and path.
+    """Return why a file or device could not be used: for an OSError, the system's text without errno and path.
 
-    Of other exceptions it is their text, as `text_of` gives it.
+    For any other exception, return what `text_of` returns, or the name of its class if the text is empty.
     """
     told = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
     return told or text_of(error) or type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text in one printable line: it may quote a file of a stranger.
+    """Return an exception's text as one printable line, since the text may quote a stranger's file.
 
-    Of a KeyError, whose text is the key alone, it says that there is none. What steers a terminal becomes a space.
+    The text of a KeyError is the key alone, so "there is no" is put before it.
     """
     return printable_line(f"there is no {error}" if isinstance(error, KeyError) and error.args else str(error))
 
 
 def one_line(error: BaseException) -> str:
-    """Return a library's message as a short line, for a message of ours."""
+    """Return an exception's text as one line of at most 300 characters."""
     return text_of(error)[:300]
 
 
 def printable_line(text: str) -> str:
-    """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
+    """Return `text` as one printable line: each run of spaces and unprintable characters becomes one space."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(printable.split())
 
 
 def first_few(names: Sequence[str], max_named: int, told: Callable[[str], str] = str) -> str:
-    """Return the first `max_named` of `names`, each as `told` gives it, with commas between, and how many more there
-    are."""
+    """Return the first `max_named` of `names`, each formatted by `told`, and the number of those left out."""
     num_more = len(names) - max_named
     return ", ".join(map(told, names[:max_named])) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the failure inside the exception groups that tasks wrap it in. Of several, prefer a SwarmError."""
+    """Return the failure inside nested exception groups. If a group holds several, prefer a SwarmError."""
     while isinstance(error, BaseExceptionGroup):
         ours = [each for each in error.exceptions if isinstance(each, SwarmError)]
         error = (ours or error.exceptions)[0]

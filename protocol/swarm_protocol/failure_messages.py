@@ -28,7 +28,7 @@ _ERRORS: dict[str, type[SwarmError]] = {
 def encode_failure(error: BaseException) -> bytes:
     """Encode an error. Never raises. Texts are cut to one printable line within the limits.
 
-    Any other exception becomes "internal" without its text, which may hold paths or secrets.
+    An exception that is no SwarmError becomes "internal" without its text, which may hold paths or secrets.
     """
     if not isinstance(error, SwarmError):
         error = PeerError("the peer failed internally", remedy="its log has the cause; ask another peer")
@@ -51,8 +51,8 @@ def encode_failure(error: BaseException) -> bytes:
 def decode_failure(data: bytes, peer_id: str) -> SwarmError:
     """Return the error that `peer_id` sent, for the caller to raise. Raises PeerViolation if `data` is malformed.
 
-    Its `peer_id` is the peer that the sender names, or else the sender. If a peer blames another one, that proves
-    nothing about the other one. A code that this version does not know becomes PeerError.
+    The error's `peer_id` is the peer that the sender names, or else the sender. A peer that blames another one proves
+    nothing about it. A code that this version does not know becomes PeerError.
     """
     try:
         return wire.decode(

@@ -1,8 +1,8 @@
 """Computes how many blocks of a model fit into a node's memory with room for sessions beside them. The module is pure.
 
-A block without cache is useless: every session keeps keys and values for each of its tokens on every block. So blocks
-are counted with the cache of as many sessions as a volunteer should be able to hold at once, or of one session if only
-that closes a gap.
+A block without cache is useless: every session keeps keys and values for each of its tokens on every block. So each
+block counts with its cache for as many sessions as a volunteer should hold at once, or for one session if the node can
+close a gap only in that way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PAGE_TOKENS = limits.PAGE_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeeds:
-    """The memory needs of a model: bytes of the largest block, of embedding and head together, and of one token's cache
-    on one block.
+    """The memory needs of a model: `block_bytes` of the largest block, `ends_bytes` of embedding and head together, and
+    `kv_bytes` of one token's cache on one block.
 
     `loading_bytes` are needed on top of a span's weights while it is loaded; after that the cache may use them.
     """
@@ -36,14 +36,15 @@ class ModelNeeds:
     loading_bytes: int = 0
 
     def weight_bytes(self, num_blocks: int) -> int:
-        """Return the bytes of a span's weights. It may come to hold either end of the model, so both are counted."""
+        """Return the bytes of a span's weights with both ends of the model, since a later span may include either
+        end."""
         return num_blocks * self.block_bytes + self.ends_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBudget:
-    """The blocks that fit: `num_blocks` leave room for many sessions, `max_blocks` for one. `reason` says what limits
-    the number."""
+    """The blocks that fit: `num_blocks` leave room for up to COMFORTABLE_SESSIONS sessions, `max_blocks` for one.
+    `reason` says what fits beside the blocks."""
 
     num_blocks: int
     max_blocks: int
@@ -112,8 +113,8 @@ def _in_words(needs: ModelNeeds, num_blocks: int, cache_bytes: int) -> str:
 
 
 def _fitting(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
-    """Return the maximum blocks that fit beside a cache for `num_tokens`, or beside the largest cache allowed if that
-    is smaller."""
+    """Return the maximum number of blocks that fit beside a cache for `num_tokens`, or beside the largest allowed cache
+    if that is smaller."""
     for num_blocks in range(needs.num_blocks, 0, -1):
         cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)
         if needs.weight_bytes(num_blocks) + max(cache_bytes, needs.loading_bytes) <= max_bytes:

@@ -1,19 +1,20 @@
 """Chooses the span that a node takes, and when it moves to another one. Keeping the model whole comes first. The module
 is pure.
 
-First every block gets a server, then every block a second one, since a block with one server dies with it. Beyond that,
-a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its slowest block
+First every block gets a server, then every block a second one, since a block with only one server is lost with it.
+Beyond that, a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its
+slowest block
 (Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations from the paper: the second server; speeds that
-differ by less than a tenth count as equal, and then the links to the servers before and after decide. A server with a
-limited upload adds no more than its upload carries, unless its span ends with the last block, which sends tokens
-instead of hidden states.
+differ by less than about a tenth count as equal, and then the round trips to the servers before and after decide. A
+server with a limited upload adds no more than its upload carries, unless its span ends with the last block, since its
+server sends tokens instead of hidden states.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
 spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since every peer computes all
 choices from the same proposals, all arrive at one plan. A move is announced before the new blocks are loaded. No move
 relies on a block that another node is about to leave, so two nodes never leave a gap behind. If two nodes want the same
 move, the one with the lower hash makes it. Each move leaves fewer blocks without a server, else fewer with only one,
-else a slowest block that is a third faster. So a swarm whose nodes stay comes to rest.
+else makes the slowest block a third faster. So the moves end while no node joins or leaves.
 `swarm.serving.server.span_placer` publishes and waits.
 
 Legend of shapes: B blocks, W windows.
@@ -34,21 +35,24 @@ from swarm.router.routing import DEFAULT_RTT_MS, MIN_BLOCK_MS, RELAY_MS, Floats,
 Indices = NDArray[np.intp]
 
 MIN_GAIN = 0.75
-"""Maximum ratio of the present to the future throughput for which a node moves, or takes fewer blocks than it could."""
+"""A node moves, or takes fewer blocks than it could, only if the slowest block's present speed is below this fraction
+of its speed afterwards."""
 
 PROMPT_SHARE = 2.0
 """Prompt tokens for each generated token in the expected requests."""
 
 FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
-"""Fractions of the blocks that fit that are tried as well: a server of fewer blocks runs each of them more often."""
+"""Smaller spans that a server also tries, as fractions of the blocks that fit: with fewer blocks it runs each of them
+more often."""
 
 MAX_PROPOSALS = 12
-"""Maximum joiners before this node whose choices it computes. If there are more, the rest is settled by moves."""
+"""Maximum joining peers, of those that choose before this node, whose choices it computes. Later moves correct for the
+others."""
 
 Span = tuple[int, int]
 
 SAME_SPEED = 1.1
-_LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
+_LOWEST = 1e-9  # tokens/s: below the speed of any server, whatever the server claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class Coverage:
         self.rate_B[slice(*span)] += tokens_per_s
 
     def health(self, *, beside: tuple[tuple[int, int], float] | None = None) -> CoverageSummary:
-        """Summarize the coverage, with one more server `beside` if given: its span and its tokens/s."""
+        """Summarize the coverage, with one more server if `beside` gives a span and its tokens/s."""
         cover = self
         if beside is not None:
             cover = self.copy()
@@ -110,13 +114,12 @@ class Coverage:
         rough_WB = np.rint(np.log(np.maximum(rate_WB, _LOWEST) / _LOWEST) / np.log(SAME_SPEED))
         kept = _highest(rough_WB)
         kept = kept[_highest(-np.round(_way(starts_W[kept], length, rtt_B))[:, None])]
-        # sums of the same speeds in another order differ in the last digits, but must still tie
+        # sums of the same speeds in another order differ in the last digits, but must compare as equal
         best = int(starts_W[kept[_highest(np.round(rate_WB[kept], 6))[0]]])
         return best, best + length
 
     def _coverage(self, starts_W: Indices, length: int) -> NDArray[np.int64]:
-        """Return for each window minus the number of blocks without servers, and minus the number with only one [W,
-        2]."""
+        """Return for each window the negated numbers of blocks without a server and with only one [W, 2]."""
         none_B, one_B = self.servers_B == 0, self.servers_B == 1
         num_none_W = none_B.sum() - _within(none_B, starts_W, length)
         num_one_W = one_B.sum() - _within(one_B, starts_W, length) + _within(none_B, starts_W, length)
@@ -130,7 +133,7 @@ def _within(is_so_B: NDArray[np.bool_], starts_W: Indices, length: int) -> NDArr
 
 
 def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
-    """Return the indices of the highest rows, compared column by column."""
+    """Return the indices of the lexicographically highest rows of `keys`."""
     rows: Indices = np.arange(len(keys))
     for column in range(keys.shape[1]):
         values = keys[rows, column]
@@ -141,7 +144,8 @@ def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
 
 
 def _way(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
-    """Return the mean round trip to each window's nearest neighbours; at the model's ends there is only one."""
+    """Return the mean round trip from each window to its nearest neighbours before and after [W]; at an end of the
+    model there is only one neighbour."""
     ends_W = starts_W + length
     has_before_W, has_after_W = starts_W > 0, ends_W < len(rtt_B)
     before_W = np.where(has_before_W, rtt_B[starts_W - 1], 0.0)
@@ -164,8 +168,8 @@ class Capacity:
     """The capacity of a peer: how many blocks it can hold, its time of a block for a token (see `work_ms`), and its
     round trips to others.
 
-    `num_blocks` leave comfortable room for sessions. `max_blocks` leave the minimum, and are only for a gap that would
-    otherwise remain. `send_ms` is the `send_ms_per_token` of a ServeRecord without the last block.
+    `num_blocks` leave room for many sessions. `max_blocks` leave the minimum, and are taken only to close a gap that
+    would otherwise remain. `send_ms` is the `send_ms_per_token` of a ServeRecord without the last block.
     """
 
     peer_id: str
@@ -188,18 +192,17 @@ def work_ms(decode_ms: float, prefill_ms: float) -> float:
 
 def tokens_per_s(block_ms: float, num_blocks: int, send_ms: float = 0.0) -> float:
     """Return the tokens/s that a server adds to each block of a span of `num_blocks`, if its upload takes `send_ms` for
-    a token. It sends while it computes the next tokens, and sends hidden states of prompts, too."""
+    a token. The server sends while it computes the next tokens, and sends the hidden states of prompts, too."""
     return 1000.0 / max(num_blocks * max(block_ms, MIN_BLOCK_MS), (1 + PROMPT_SHARE) * send_ms)
 
 
 def turn_hash(peer_id: str) -> str:
-    """Return the key by which peers that decide at the same time are ordered. It is a hash, so that no name is always
-    first."""
+    """Return the key that orders peers which decide at the same time: the SHA-256 digest of the peer id, in hex."""
     return hashlib.sha256(peer_id.encode()).hexdigest()
 
 
 def is_proposal(record: ServeRecord) -> bool:
-    """Return whether a joining peer may still move: it has reserved no cache room yet."""
+    """Return whether a record is only a proposal: its peer is joining and has reserved no cache room yet."""
     return record.state == "joining" and record.free_kv_tokens == 0
 
 
@@ -252,7 +255,7 @@ def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str
 
 
 def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
-    """Return the coverage by all peers but `me` and those with proposals.
+    """Return the coverage by all peers except `me`, those that are draining, and those with proposals.
 
     A peer that moves counts at its new span, or at its present one if `me` chooses before it.
     """
@@ -279,7 +282,8 @@ def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
 
 
 def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Floats:
-    """Return for each block the round trip to the nearest server that has it."""
+    """Return for each block the round trip to the nearest server that has it [B], or DEFAULT_RTT_MS if none is
+    known."""
     rtt_B = np.full(num_blocks, DEFAULT_RTT_MS)
     for peer_id, rtt_ms in me.rtt_ms.items():
         record = servers.get(peer_id)
@@ -322,7 +326,7 @@ def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> 
 
 
 def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
-    """Return the reason to move, or an empty text. A second server for few blocks is not worth loading many."""
+    """Return the reason to move, or an empty text. Giving a few blocks a second server is not worth loading many."""
     if then.num_missing < now.num_missing:
         return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
     num_secured = now.num_single - then.num_single

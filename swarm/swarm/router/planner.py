@@ -1,7 +1,6 @@
-"""Plans which blocks nodes would take that do not exist yet: they join one after another and then move. The module is
-pure.
+"""Plans which blocks hypothetical nodes would take: they join one after another and then move. The module is pure.
 
-`placement` decides and `routing` finds the chain, from made-up records of the nodes.
+It makes up a record for each node. From these records `placement` chooses the spans, and `routing` finds the chain.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from swarm.router.placement import (
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain, missing_spans
 
 MAX_ROUNDS = 50
-"""Maximum rounds of moves. A swarm comes to rest after a few; this bounds the case that it does not."""
+"""Maximum rounds of moves. Moves normally end after a few; this bounds the case in which they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +63,10 @@ class PlannedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """The result of planning. `lacking` has each span that no node would serve, with the memory in bytes of a node that
-    would close the gap.
+    """The result of planning. `lacking` has each span that no node would serve, with the memory in bytes that one node
+    needs to serve it.
 
-    `tokens_per_s` is that of the slowest block, for all requests together; 0 while blocks are missing.
+    `tokens_per_s` is the speed of the slowest block, for all requests together; 0 while blocks are missing.
     """
 
     taken: tuple[PlannedSpan, ...]
@@ -169,7 +168,8 @@ class _Swarm:
         return cover.health().slowest
 
     def _chain(self) -> Chain | None:
-        """Return the chain that the first client would get, with names instead of peer ids."""
+        """Return the chain that the first client would get, with names instead of peer ids; None if blocks are
+        missing."""
         rtts = {node.peer_id: node.client_rtt_ms for node in self._nodes}
         context = RoutingContext(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
         try:

@@ -1,10 +1,10 @@
 """Chooses the weights that a model's name stands for, if servers announce several revisions under one name. The module
 is pure.
 
-Anyone can announce anything under any name. So a user can pin a revision by `NAME@REVISION`, with its digest or the
-beginning of it, and a revision that was used before takes precedence over one with more servers. The revision of a
-published model follows from its manifest; `swarm.client.publishers` decides which publisher to believe about a name.
-Whether a server computes with the weights that it names is not checked here.
+Anyone can announce any weights under any name. So a user can pin a revision by `NAME@REVISION`, with its digest or the
+beginning of the digest, and a revision that was used before takes precedence over one with more servers. The revision
+of a published model follows from its manifest; `swarm.client.publishers` decides which publisher to believe about a
+name. This module does not check whether a server computes with the weights that it names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from swarm_protocol.records import ServeRecord
 from swarm.router.routing import NoChain, missing_spans
 
 MIN_PIN_CHARS = 8
-"""Minimum characters of a digest that pin a revision: few enough to type, and no two revisions share them by chance."""
+"""Minimum characters of a digest that pin a revision: few enough to type, and enough that no two revisions share them
+by chance."""
 
 SHORT_REVISION = 12
 
@@ -36,15 +37,15 @@ _PINNED = re.compile(rf"(.+)@([0-9a-f]{{{MIN_PIN_CHARS},{limits.MAX_REVISION_BYT
 def split_pin(model: str) -> tuple[str, str]:
     """Split `NAME@REVISION` into the name and the beginning of the pinned digest, which is empty without a pin.
 
-    A name that ends like a pin is always split, so that no server can take over a pinned name by announcing it as a
-    whole.
+    A name that ends like a pin is always split, so that no server can take over a pinned name by announcing a model
+    under the whole text.
     """
     pinned = _PINNED.fullmatch(model)
     return (pinned[1], pinned[2]) if pinned else (model, "")
 
 
 def short_revision(revision: str) -> str:
-    """Return the beginning of a revision, enough for people to tell revisions apart."""
+    """Return the beginning of a revision, by which people tell revisions apart."""
     return revision[:SHORT_REVISION]
 
 
@@ -71,7 +72,8 @@ class Revision:
 
 
 def manifest_of(record: ServeRecord) -> bytes:
-    """Return the digest of the manifest that a server announces; b"" if its revision does not follow from it."""
+    """Return the digest of the manifest that a server announces; b"" if its revision does not follow from the
+    manifest."""
     is_from_it = record.manifest and manifest_dtype(record.manifest, record.revision)
     return record.manifest if is_from_it else b""
 
@@ -79,7 +81,7 @@ def manifest_of(record: ServeRecord) -> bytes:
 def revisions(servers: Mapping[str, ServeRecord], failing: Collection[str] = ()) -> list[Revision]:
     """Return the revisions served under one name, the best first: the fewest blocks missing, then the most servers.
 
-    Blocks are first counted as if the `failing` servers were gone; ties are decided with all servers.
+    Missing blocks are first counted without the `failing` servers; ties are decided with all servers.
     """
     groups: dict[tuple[str, int, bytes], dict[str, ServeRecord]] = {}
     for peer_id, record in servers.items():
@@ -106,15 +108,15 @@ def choose(
 ) -> Revision | None:
     """Return the revision to use from `found`, which is sorted by merit, or None if there is none.
 
-    With a pin it is the pinned one or none. Otherwise it is the first used one that is whole without the `lost`
-    servers, else the best one that is whole without the `failing` servers, else one that was used, else the best.
-    Raises ConfigError for a pin that fits several.
+    With a pin, return the pinned revision or None. Otherwise return the first used one that is whole without the `lost`
+    servers, else the best one that is whole without the `failing` servers, else the first used one, else the best.
+    Raises ConfigError for a pin that fits several digests.
     """
     if pin:
         return _pinned(found, pin)
     known = [each for digest in used for each in found if each.digest == digest]
     whole = (each for each in known if not each.missing(lost))
-    # lazy, since anyone can make up thousands
+    # lazy, since anyone can announce thousands of revisions
     others = (each for each in found if not each.missing(failing))
     return next(chain(whole, others, known, found), None)
 

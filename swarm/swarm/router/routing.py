@@ -1,13 +1,13 @@
 """Chooses the servers that together answer for a model: the cheapest chain over (peer, block). The module is pure and
 keeps no state.
 
-Activations go from server to server. So a chain costs half a round trip for each link, from the client to the first
-server, between neighbours, and from the last server back, plus the time of a token on a limited upload or a slow link.
-It also costs the time of each block, which is higher where other sessions wait and where the cache is nearly full.
-Because blocks are charged and not nodes, a split of 20+20 blocks beats 38+2.
+Activations go from server to server. So a chain costs half a round trip for each link: from the client to the first
+server, between neighbours, and from the last server back. To these come the time to send a token over a limited upload
+or a slow link, and the time of each block, which is higher where other sessions wait and where the cache is nearly
+full. Because blocks are charged and not nodes, a split of 20+20 blocks beats 38+2.
 
 Every block is computed by one of the servers that have it, so Viterbi's algorithm finds the cheapest chain exactly. The
-session decides what to do when a chain breaks; the client knows its links and its own load.
+session decides what to do when a chain breaks. The client provides the round trips of its links and its own load.
 
 Legend of shapes: B blocks, P servers.
 """
@@ -29,8 +29,8 @@ Bools = NDArray[np.bool_]
 
 
 DEFAULT_RTT_MS = 50.0
-"""The round trip of a link that was not measured yet, like one across a continent: such links are neither avoided nor
-preferred to measured ones."""
+"""The assumed round trip of a link that was not measured yet: that of a link across a continent, so that such links are
+neither avoided nor preferred to measured ones."""
 
 HOP_OVERHEAD_MS = 1.0
 """Cost of wire and scheduling for each hop, so that a chain of fewer servers wins if links cost nothing."""
@@ -40,13 +40,13 @@ RELAY_MS = 10.0
 leave."""
 
 MIN_BLOCK_MS = 0.01
-"""Minimum time of a block, whatever a peer claims."""
+"""Minimum time of a block. A lower claim of a peer is raised to it."""
 
 MAX_CANDIDATES = 16
 """Maximum servers that compete for a block, so that a decision takes milliseconds.
 
-If there are more, those with the cheapest blocks and the shortest round trip to the client compete, and the salt
-decides among equals. With fewer, the chain is the cheapest possible one.
+If a block has more servers, those with the cheapest blocks and the shortest round trip to the client compete, and the
+salt decides among equals. With fewer servers for every block, the chain is the cheapest possible one.
 """
 
 
@@ -58,7 +58,7 @@ class NoChain(SessionError):
         self.missing = missing
 
     def after_waiting(self, waited_s: float) -> NoChain:
-        """Return the same error with the time for which another server was awaited."""
+        """Return the same error, which also says for how long the session waited for another server."""
         message = f"{self.message}, and no other server took over within {waited_s:.0f} s"
         return NoChain(message, remedy=self.remedy, missing=self.missing)
 
@@ -76,7 +76,8 @@ class Hop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Hops that cover the wanted blocks without gap or overlap; `cost_ms` is the expected time of one token."""
+    """Hops that cover the wanted blocks without gap or overlap; `cost_ms` is the cost of one token, mostly its expected
+    time."""
 
     hops: tuple[Hop, ...]
     cost_ms: float
@@ -85,12 +86,13 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingContext:
-    """Holds what the asking client knows: links, its own open sessions by peer, and recent failures and refusals.
+    """Holds what the asking client knows: round trips, its own open sessions by peer, and recent failures and refusals.
 
     Peers to `avoid` are used only for blocks that no other server can take; `barred` and `full` peers are not used at
-    all. `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in
-    the middle of a chain follows `previous_peer_id` and precedes `next_peer_id`; an empty id stands for the client.
-    `cost_factors` multiply the cost of a server's blocks, by the results of the client's own checks; the default is 1.
+    all. `salt` decides between chains of equal cost, so that clients with different salts spread over them. The wanted
+    blocks may be in the middle of a longer chain, between `previous_peer_id` and `next_peer_id`; an empty id stands for
+    the client. `cost_factors` multiply the cost of a server's blocks; they come from the client's own checks, and the
+    default is 1.
     """
 
     rtt_ms: Mapping[str, float]
@@ -109,7 +111,7 @@ Usable = Sequence[tuple[str, ServeRecord]]
 
 
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Chain:
-    """Return the cheapest chain for blocks `[start, end)`. A server may be used for a part of its span.
+    """Return the cheapest chain for blocks `[start, end)`. The chain may use a part of a server's span.
 
     `servers` are of one revision. Only those in state "serving" with cache room that are neither barred nor full are
     considered. Raises NoChain.
@@ -146,8 +148,8 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Usable:
-    """Return the servers that have some of the blocks. Those to avoid are included only if they have a block that no
-    other can serve."""
+    """Return the usable servers that have some of the blocks. A server to avoid is included only if it has a block that
+    no other usable server has."""
     able = [
         (peer_id, record)
         for peer_id, record in servers.items()
@@ -175,7 +177,7 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
 
 
 def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
-    """Return the milliseconds of a block on each server, with the load by others and by this session."""
+    """Return the milliseconds of a block on each server [P], with the load by other sessions and by this one."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [
@@ -189,7 +191,8 @@ def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:
-    """Order the servers by the cost of a block plus its share of the round trip to the client, then by salt."""
+    """Return the indices of the servers by the cost of a block plus its share of the round trip to the client, then by
+    salt [P]."""
     rtt_ms = context.rtt_ms
     way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
     merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
@@ -215,7 +218,7 @@ def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, 
 
 
 def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingContext, peer_id: str) -> Floats:
-    """Return round trips between the servers and `peer_id`, or the client if that is empty."""
+    """Return the round trips between the servers and `peer_id`, or the client if `peer_id` is empty [P]."""
     if not peer_id:
         return np.array([context.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
     theirs = servers[peer_id].rtt_ms if peer_id in servers else {}
@@ -224,7 +227,8 @@ def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingCon
 
 
 def _links(usable: Usable) -> Floats:
-    """Return round trips between servers: the longer one of both claims, so that no claim makes a server nearer."""
+    """Return the round trips between servers [P, P]: the longer of both servers' claims, so that no claim makes a
+    server nearer."""
     said_PP = _said(usable, [record.rtt_ms for _, record in usable], unknown=-1.0)
     known_PP = np.maximum(said_PP, said_PP.T)
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
@@ -232,13 +236,12 @@ def _links(usable: Usable) -> Floats:
 
 def _transfers(usable: Usable) -> Floats:
     """Return the milliseconds that a token's hidden states take from each server (row) to each other one (column), as
-    the receiver has measured. Unmeasured links add nothing. A server's claim can only make that server farther, and no
-    other."""
+    the receiver measured. Unmeasured links add nothing. A server's claim can only make links to that server slower."""
     return _said(usable, [record.token_ms for _, record in usable], unknown=0.0).T
 
 
 def _said(usable: Usable, told: Sequence[Mapping[str, float]], *, unknown: float) -> Floats:
-    """Return the value that each server (row) has announced for each other one (column)."""
+    """Return the value that each server (row) has announced for each other one (column), or `unknown`."""
     index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
     said_PP = np.full((len(usable), len(usable)), unknown)
     for p, of_others in enumerate(told):

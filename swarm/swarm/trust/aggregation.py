@@ -1,10 +1,11 @@
-"""The aggregation of leaves, many at a time: passes the slices by an aggregator and combines them.
+"""Aggregates many leaves at a time: surveys the slices, has an aggregator decide, and combines the slices.
 
-Equal frames give equal bits on every machine, and a leaf gives the same ones alone or among others: members are added
-in the given order; each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then added to the
-sum in fp32; a trimmed mean of coordinates comes last. Where slices are mixed first, an aggregator that looks at norms
-or distances decides on the mixed slices' scalar products, which follow from those of the slices, and the result is a
-sum over slices all the same: no mixed slice is made. Only the trimmed mean of each coordinate needs them.
+Equal frames give equal bits on every machine, and a leaf gives the same bits with or without others. Members are added
+in the given order: each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then added to the
+sum in fp32. A trimmed mean of coordinates is added last. Where slices are mixed first, an aggregator that looks at
+norms, products or distances decides from the mixed slices' scalar products, which follow from those of the slices. The
+result is then a sum over the slices themselves, so no mixed slice is computed. Only the trimmed mean of each coordinate
+needs mixed slices.
 
 Shapes: L leaves, M members, K mixed slices, V values of a leaf, F values of a frame: L * V.
 """
@@ -48,7 +49,7 @@ class AggregationError(ValueError):
 
 
 class NotFinite(AggregationError):
-    """`member`, counted in the given order, sent NaN or infinity."""
+    """The slice of `member`, an index in the given order, holds NaN or infinity."""
 
     def __init__(self, member: int) -> None:
         super().__init__(f"the slice of member {member} holds a value that is not finite")
@@ -56,14 +57,14 @@ class NotFinite(AggregationError):
 
 
 class Aggregation:
-    """Aggregates the leaves of a frame. `weights` are the members' weights, in their order; a member with 0 is not
-    counted. `beacons` are the leaves' (`mixing.leaf_beacon`), for a mixing that draws: there are as many leaves, of
-    equal sizes.
+    """Aggregates the leaves of a frame. `weights` are the members' weights, in the members' order; a member with weight
+    0 does not count. `beacons` has one value for each leaf (`mixing.leaf_beacon`), for a mixing that draws; their
+    number is the number of leaves, which have equal sizes.
 
-    Call `survey` with each frame's rows if `has_survey`, then `decide`, then `combine` with each frame's rows, in the
-    same order; the caller decides where they are kept meanwhile. Further frames hold further values of each leaf. Rows
-    are one fp32 array [F] for each member, consumed one after the other. Raises AggregationError if no member has
-    weight, and NotFinite before it uses a row.
+    If `has_survey`, call `survey` with each frame's rows. Then call `decide`, then `combine` with each frame's rows.
+    The caller keeps the rows meanwhile. Each further frame holds further values of the same leaves. Rows are one fp32
+    array [F] for each member, consumed one after the other. Raises AggregationError if no member has weight, and
+    NotFinite before it uses a row that is not finite.
     """
 
     def __init__(self, aggregator: Aggregator, weights: Sequence[int], beacons: Sequence[bytes] = (b"",)) -> None:
@@ -110,7 +111,7 @@ class Aggregation:
 
     @property
     def is_sum(self) -> bool:
-        """Return whether the decided result is the sum of `coefficients` * slices and nothing else, for one leaf."""
+        """Return whether there is one leaf, whose decided result is only the sum of `coefficients` * slices."""
         assert self._decision is not None
         return len(self._beacons) == 1 and not self._decision.centre_L.any()
 
@@ -153,7 +154,7 @@ class Aggregation:
         return np.broadcast_to(np.array(self._weights), (len(self._beacons), len(self._weights)))
 
     def _input(self) -> Survey:
-        """Return what has to be known of the slices themselves."""
+        """Return what `survey` has to learn of the unmixed slices."""
         kind, mixing = self._aggregator.survey, self._aggregator.mixing
         if mixing is None:
             return kind
@@ -166,7 +167,7 @@ class Aggregation:
         return (num_leaves, num_counted) if self._surveyed == "norms" else (num_leaves, num_counted, num_counted)
 
     def _decided(self, mixed: MixedSlices) -> AggregationDecision:
-        """Return what the aggregator decides on mixed slices, in terms of the slices."""
+        """Return what the aggregator decides about mixed slices, with coefficients of the unmixed slices."""
         kind, survey, start_L1 = self._aggregator.survey, self._survey, None
         if kind != "nothing":
             survey = mixed.products(survey)
@@ -187,7 +188,7 @@ class Aggregation:
         return replace(decision, coefficients_LM=coefficients_LM, kept_LM=kept_LM)
 
     def _checked(self, rows: Iterable[Floats]) -> Iterator[Floats]:
-        """Yield the rows that count, each as [L, V]."""
+        """Yield the rows of the members that count, each as [L, V]. Raises NotFinite."""
         num_rows = num_values = 0
         for member, row_F in enumerate(rows):
             num_rows += 1
@@ -204,13 +205,14 @@ class Aggregation:
             raise ValueError(f"{num_rows} rows of {self._num_members} members")
 
     def _of_all(self, values: Doubles) -> tuple[float, ...]:
-        """Return `values` of the counted members with a 0 for each other member."""
+        """Return `values`, which are those of the counted members, with a 0 for each other member."""
         known = dict(zip(self._counted, values.tolist(), strict=True))
         return tuple(known.get(member, 0.0) for member in range(self._num_members))
 
 
 def _medoid(products_LKK: Doubles, weight_LK: Whole) -> NDArray[np.intp]:
-    """Return of each leaf the slice with the least weighted median distance to all [L]; of equal ones the first."""
+    """Return for each leaf the index of the slice with the least weighted median distance to all slices, the first of
+    equal ones [L]."""
     away_LKK, num_slices = np.sqrt(squared_distances(products_LKK)), weight_LK.shape[1]
     weight_SK = np.repeat(weight_LK, num_slices, axis=0)
     median_LK = weighted_median(away_LKK.reshape(-1, num_slices), weight_SK).reshape(-1, num_slices)
@@ -219,7 +221,7 @@ def _medoid(products_LKK: Doubles, weight_LK: Whole) -> NDArray[np.intp]:
 
 
 def _from_start(products_LKK: Doubles, start_L1: NDArray[np.intp]) -> Doubles:
-    """Return the scalar products of the slices less the slice of each leaf's start."""
+    """Return the scalar products of the slices minus the slice of each leaf's start [L, K, K]."""
     to_start_LK = np.take_along_axis(products_LKK, start_L1[:, :, None], axis=2)[:, :, 0]
     own_L1 = np.take_along_axis(to_start_LK, start_L1, axis=1)
     from_start_LKK: Doubles = products_LKK - to_start_LK[:, :, None] - to_start_LK[:, None, :] + own_L1[:, :, None]
@@ -240,7 +242,8 @@ def _sum(rows: Iterable[Floats], coefficients_LM: Doubles) -> Floats:
 
 
 def _scaled(weights: Sequence[int]) -> tuple[int, ...]:
-    """Scale `weights` to units of about 2^-28 of their sum, so that it can be cut finely, however few tokens there are.
+    """Scale `weights` to units of about 2^-28 of their sum, so that a trimmed mean can cut the sum finely even if there
+    are few tokens.
 
     The ratios are kept as far as such units can express them; each weight is at least one unit.
     """

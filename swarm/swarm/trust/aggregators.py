@@ -1,8 +1,8 @@
 """The aggregators: how an owner combines the members' slices of a leaf, as mean, trimmed, clipped or by distance.
 
-Each is a class here, or in a module of its own, with its place in `_AGGREGATORS` and a row in the tests' table; what it
-has to be is said in `aggregator`. Robustness holds by weight (tokens that the round has granted), except where an
-aggregator says that it counts members. Shapes: L leaves, M members.
+Each aggregator is a class here, or in a module of its own, and is listed in `_AGGREGATORS` and in the tests' table.
+`aggregator` defines the interface. Robustness holds by weight (tokens that the round has granted), except where an
+aggregator says that it counts members. Shapes: L leaves, M members, R leaves whose iteration goes on.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from swarm.trust.kernels import Doubles, Whole, ordered_sum, squared_distances
 from swarm.trust.mixing import Mixing
 
 _STILL = 1e-7
-"""The iteration for a leaf ends when none of its coefficients changes by more: fp32 resolves no less."""
+"""The iteration for a leaf ends when none of its coefficients changes by more, about the resolution of fp32."""
 _NO_REST = 1e-12
-"""A smaller share of the start is the rounding of a sum of shares."""
+"""A smaller share of the start comes from rounding in a sum of shares, and is taken as zero."""
 FROM_THE_GROUP = -1
-"""The number of liars that means: as many as are fewer than a third of those that contribute. Votes hold with no
-more."""
+"""A value of `liars` that stands for the most that are fewer than a third of the contributing members. Votes do not
+hold with more liars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean(Aggregator):
-    """The weighted mean. One liar moves it anywhere. Memory: one decoded frame."""
+    """The weighted mean. One liar can move the result anywhere. Memory: one decoded frame."""
 
     name: ClassVar[str] = "mean"
     survey: ClassVar[Survey] = "nothing"
@@ -53,9 +53,9 @@ class Mean(Aggregator):
 class NormClippedMean(Aggregator):
     """The weighted mean of slices that are scaled down to `ratio` times their weighted median norm.
 
-    Bounds how far a liar moves the result, not where to: liars with share s move it by up to s * ratio * median norm.
-    If at least half of the weight sends zeros, the result is zero. Memory: one decoded frame, and the part's encoded
-    slices, because norms are known only when all have come.
+    It bounds how far liars move the result, but not in which direction: liars with share s of the weight move it by up
+    to s * ratio * median norm. If members with at least half of the weight send zeros, the result is zero. Memory: one
+    decoded frame, and the part's encoded slices, because the norms are known only once all slices have come.
     """
 
     name: ClassVar[str] = "norm_clipped_mean"
@@ -74,10 +74,9 @@ class MultiKrum(Aggregator):
     2017, arXiv 1703.02757, section 4): a slice's score is the sum of its squared distances to the M - liars - 2
     nearest others, and the M - liars lowest scores stay. Equal scores: the earlier member stays.
 
-    It counts members, not tokens, so admission must ensure that a liar is one member. The guarantee needs
-    M >= 2 liars + 3. If fewer contribute, as many liars as their number allows are left out, and the report says so:
-    refusing would stop a run for good when members leave. Memory: one decoded frame of each member, and the part's
-    encoded slices.
+    It counts members, not tokens, so admission must ensure that a liar is only one member. The guarantee needs M >= 2
+    liars + 3. If fewer members contribute, fewer slices are left out, and the report says so: refusing would stop a run
+    for good when members leave. Memory: one decoded frame of each member, and the part's encoded slices.
     """
 
     name: ClassVar[str] = "multi_krum"
@@ -105,7 +104,7 @@ class MultiKrum(Aggregator):
 
 
 def _scores(products_LMM: Doubles, num_nearest: int) -> Doubles:
-    """Return the sum of the squared distances from each slice to its nearest others [L, M]."""
+    """Return the sum of the squared distances from each slice to its `num_nearest` nearest others [L, M]."""
     square_LMM = squared_distances(products_LMM)
     member_M = np.arange(square_LMM.shape[1])
     square_LMM[:, member_M, member_M] = -1.0  # a slice is its own nearest, and not counted
@@ -114,9 +113,9 @@ def _scores(products_LMM: Doubles, num_nearest: int) -> Doubles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinateMedian(Aggregator):
-    """The weighted median of each coordinate; the middle of both where two share it (Yin et al. 2018, arXiv 1803.01498,
-    definition 1, there without weights). It is robust while liars have less than half of the weight. Memory: one
-    decoded frame of each member, and a few blocks."""
+    """The weighted median of each coordinate, or the mean of the two middle values where there are two (Yin et al.
+    2018, arXiv 1803.01498, definition 1, there without weights). It is robust while liars have less than half of the
+    weight. Memory: one decoded frame of each member, and a few blocks."""
 
     name: ClassVar[str] = "median"
     survey: ClassVar[Survey] = "nothing"
@@ -153,19 +152,21 @@ def _centre_alone(weight_LM: Whole, cut_L: Whole) -> AggregationDecision:
     return AggregationDecision(coefficients_LM=np.zeros(weight_LM.shape), centre_L=np.ones(num_leaves), cut_L=cut_L)
 
 
-# Aggregators that look for a point near most slices start at the coordinate median, so that no slice, however far, is
-# in the first point; among mixed slices they start at the medoid, which costs nothing as it is a combination of slices.
-# They measure lengths in multiples of the weighted median distance from there, because a run cannot know how long its
+# Aggregators that look for a point near most slices start at the coordinate median, which one far slice cannot move
+# far. Among mixed slices they start at the medoid, which costs nothing, since it is a combination of slices. They
+# measure lengths in multiples of the weighted median distance from the start, because a run cannot know how long its
 # pseudo-gradients are. Each point on the way is a combination of the slices and the start, so that products [M, M] are
-# all they need, and iterations cost nothing. If at least half of the weight agrees in every value, that median distance
-# is 0, and these slices are the result. Memory: one decoded frame of each member, and the part's encoded slices.
+# all they need, and iterations cost next to nothing. If members with at least half of the weight agree in every value,
+# the median distance is 0, and their slice is the result. Memory: one decoded frame of each member, and the part's
+# encoded slices.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeometricMedian(Aggregator):
     """The point with the least weighted sum of distances to the slices, by at most `iterations` of Weiszfeld's
-    algorithm. Within `smoothing`, a slice's weight grows no more (Pillutla et al. 2019, arXiv 1912.13445, algorithm 2,
-    with another start and a relative smoothing). It is robust while liars have less than half of the weight."""
+    algorithm (Pillutla et al. 2019, arXiv 1912.13445, algorithm 2). Deviations: the start is the coordinate median, and
+    a slice nearer than `smoothing` median distances gains no more weight. It is robust while liars have less than half
+    of the weight."""
 
     name: ClassVar[str] = "geometric_median"
     survey: ClassVar[Survey] = "distances"
@@ -183,10 +184,10 @@ class GeometricMedian(Aggregator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenteredClip(Aggregator):
-    """v <- v + weighted mean of (slice - v) * min(1, tau / |slice - v|), to the fixed point, in at most `iterations`
-    (Karimireddy et al. 2021, arXiv 2012.10333, algorithm 2; the start is the coordinate median instead of the last
-    result, and tau is `radius` median distances). A liar with share s of the weight moves each step by at most
-    s * tau. With a radius of 1 about half of the honest slices are clipped, with the default next to none
+    """The fixed point of v <- v + weighted mean of (slice - v) * min(1, tau / |slice - v|), by at most `iterations`
+    (Karimireddy et al. 2021, arXiv 2012.10333, algorithm 2). Deviations: the start is the coordinate median instead of
+    the last result, and tau is `radius` median distances. A liar with share s of the weight moves each iteration by at
+    most s * tau. With a radius of 1, about half of the honest slices are clipped; with the default, hardly any are
     (`tests/bench/test_bench_liars.py`)."""
 
     name: ClassVar[str] = "centered_clip"
@@ -207,16 +208,16 @@ class CenteredClip(Aggregator):
 
 Rows: TypeAlias = NDArray[np.intp]
 _Step: TypeAlias = Callable[[Rows, Doubles, Doubles, Doubles], Doubles]
-"""Returns the next point of those leaves whose iteration goes on, `rows`, given their points, the distances from there
-to the slices, and their units."""
+"""`moved(rows, point_RM, reached_RM, unit_R)` returns the next points [R, M] of the leaves `rows`, given their points
+as coefficients, the distances from these to the slices, and the units of length."""
 
 
 def _fixed_point(
     weight_LM: Whole, products_LMM: Doubles, radius: float, iterations: int, moved: _Step, *, centre_is_rest: bool
 ) -> AggregationDecision:
-    """Return the decision for the point at which `moved` stands still, or arrives in at most `iterations`. The unit is
-    `radius` times the weighted median distance from the start. The start counts for the rest of the point, or for
-    nothing; where the unit is 0, it is the result."""
+    """Return the decision for the fixed point of `moved`, or for the point after `iterations`. The unit of length is
+    `radius` times the weighted median distance of the slices from the start. With `centre_is_rest` the start's
+    coefficient is 1 minus the sum of the others, else 0. Where the unit is 0, the start is the result."""
     start_LM = distances(products_LMM, np.zeros(weight_LM.shape))
     unit_L = radius * weighted_median(start_LM, weight_LM)
     point_LM, reached_LM = np.zeros(weight_LM.shape), start_LM.copy()
@@ -238,7 +239,7 @@ def _fixed_point(
 
 
 def _within(length_LM: Doubles, limit_L: Doubles) -> Doubles:
-    """Return by how much to shorten each slice so that it is no longer than its leaf's limit: 1 for not at all."""
+    """Return the factor [L, M] that shortens each slice to its leaf's limit; 1 for a slice that is not longer."""
     limit_LM = np.broadcast_to(limit_L[:, None], length_LM.shape)
     return np.divide(limit_LM, length_LM, out=np.ones(length_LM.shape), where=length_LM > limit_LM)
 
@@ -268,8 +269,8 @@ def parameter_names(name: str) -> tuple[str, ...]:
 
 
 def get_aggregator(name: str, parameters: Mapping[str, float], mixing: Mixing | None = None) -> Aggregator:
-    """Return the aggregator `name`, which is in `aggregator_names()`, of slices that `mixing` mixes. `parameters`
-    replace its defaults. Raises ValueError."""
+    """Return the aggregator `name`, which is in `aggregator_names()`, for slices that `mixing` mixes. `parameters`
+    replace the defaults. Raises ValueError for a parameter that is unknown or out of bounds."""
     if unknown := [key for key in parameters if key not in parameter_names(name)]:
         raise ValueError(f"{name} has no parameter {unknown[0]!r}: it has {', '.join(parameter_names(name)) or 'none'}")
     kind: Any = _AGGREGATORS[name]
@@ -278,7 +279,7 @@ def get_aggregator(name: str, parameters: Mapping[str, float], mixing: Mixing | 
 
 
 def parameters_of(aggregator: Aggregator) -> dict[str, float]:
-    """Return all parameters: counts as whole numbers and all others as floats, so that equal settings have equal
-    bytes."""
+    """Return all parameters of an aggregator. Whole numbers are int and all others float, so that equal settings have
+    equal bytes."""
     found = ((each, getattr(aggregator, each.name)) for each in parameter_fields(type(aggregator)))
     return {each.name: value if isinstance(each.default, int) else float(value) for each, value in found}

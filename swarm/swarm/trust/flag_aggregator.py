@@ -1,12 +1,12 @@
 """The Flag Aggregator: the mean of the slices within the subspace that explains most of the slices best.
 
-Everything follows from the slices' scalar products [M, M]: an orthonormal basis of the subspace is a combination of
-slices, and so is what it makes of their mean. Shapes: L leaves, M members, K dimensions of the subspace.
+Everything follows from the slices' scalar products [M, M]: an orthonormal basis of the subspace consists of
+combinations of slices, and the projected mean is one, too. Shapes: L leaves, M members, K dimensions of the subspace.
 
 The eigenvectors of the small symmetric matrices have the same bits on every machine, which LAPACK does not promise.
-Jacobi's method with disjoint rotations in parallel (Golub and Van Loan, Matrix Computations, 4th edition, section
-8.5.5): each sweep rotates every pair of rows and columns once, half of the matrix at a time, with nothing but
-elementwise operations in fp64, which IEEE 754 rounds alike everywhere.
+They come from Jacobi's method with disjoint rotations in parallel (Golub and Van Loan, Matrix Computations, 4th
+edition, section 8.5.5). Each sweep rotates every pair of rows and columns once, in rounds of disjoint pairs, using
+only elementwise operations in fp64, which IEEE 754 rounds alike everywhere.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from swarm.trust.aggregator import (
 from swarm.trust.kernels import Doubles, Whole, diagonal, matrix_product, ordered_sum
 
 _LEAST_MISS = 1e-3
-"""A slice that the subspace explains to this share or better gains no more weight."""
+"""A slice of whose direction the subspace leaves this share or less unexplained gains no more weight."""
 _LEAST_VALUE = 1e-9
-"""A share of the greatest eigenvalue: what is below it is no direction of the slices, but rounding."""
+"""An eigenvalue below this share of the greatest one comes from rounding and not from a direction of the slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class FlagAggregator(Aggregator):
     sqrt(1 - explained share) over the slices' directions, found by `iterations` of reweighted least squares (Almansoori
     et al. 2023, arXiv 2302.05865, algorithm 1).
 
-    Directions that few slices have do not get into the subspace. Deviations: no regulariser over pairs; slices count by
-    weight; and their lengths are clipped to the weighted median length before the mean, without which one long slice
-    rules it. It bounds lengths as the norm-clipped mean does, and directions only as far as liars do not agree on one.
-    Memory: one decoded frame of each member, and the part's encoded slices.
+    Directions that few slices have do not enter the subspace. Deviations: there is no regulariser over pairs; slices
+    count by weight; and slices are clipped to the weighted median length before the mean, which one long slice would
+    dominate otherwise. The aggregator bounds lengths as the norm-clipped mean does. It bounds directions only while
+    liars do not agree on one. Memory: one decoded frame of each member, and the part's encoded slices.
     """
 
     name: ClassVar[str] = "flag"
@@ -57,7 +57,7 @@ class FlagAggregator(Aggregator):
         norm_LM = np.sqrt(np.maximum(0.0, diagonal(survey)))
         fair_LM, limit_L = shares(weight_LM), weighted_median(norm_LM, weight_LM)
         coefficients_LM = np.zeros(norm_LM.shape)
-        # leaves that miss the same members' slices, which are zeros, have matrices of one size
+        # leaves in which the slices of the same members are zero have matrices of one size
         patterns, pattern_L = np.unique(norm_LM > 0, axis=0, return_inverse=True)
         for index, is_there_M in enumerate(patterns):
             rows, there = np.flatnonzero((pattern_L.ravel() == index) & (limit_L > 0)), np.flatnonzero(is_there_M)
@@ -79,7 +79,8 @@ class FlagAggregator(Aggregator):
             values_LK = values_LM[:, -num_dimensions:]
             is_real_LK = values_LK > _LEAST_VALUE * values_LM[:, -1:]
             scale_LK = np.sqrt(np.where(is_real_LK, values_LK, 1.0))
-            # column k of this combines the directions to the k-th vector of an orthonormal basis, or is zero
+            # column k holds the coefficients by which the directions make the k-th vector of an orthonormal basis, or
+            # zeros
             basis_LMK = root_LM[:, :, None] * vectors_LMM[:, :, -num_dimensions:] / scale_LK[:, None, :]
             basis_LMK = np.where(is_real_LK[:, None, :], basis_LMK, 0.0)
             parts_LMK = matrix_product(gram_LMM, basis_LMK)
@@ -90,13 +91,13 @@ class FlagAggregator(Aggregator):
 
 
 _MAX_SWEEPS = 12
-"""Convergence is quadratic: a matrix of 64 rows takes about 8."""
+"""Maximum sweeps. Convergence is quadratic: a matrix of 64 rows takes about 8."""
 _NEGLIGIBLE = 1e-14
 
 
 def symmetric_eigen(a_LMM: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the eigenvalues [L, M], ascending, and the eigenvectors as the columns of [L, M, M]. `a_LMM` are symmetric
-    and finite, with magnitudes of which the squares are, too. No matrix depends on the others."""
+    """Return the eigenvalues [L, M], ascending, and the eigenvectors as the columns of [L, M, M]. The matrices `a_LMM`
+    are symmetric, and the squares of their values are finite. The result for a matrix does not depend on the others."""
     a_LMM, vectors_LMM = a_LMM.copy(), np.zeros(a_LMM.shape)
     vectors_LMM[:] = np.eye(a_LMM.shape[1])
     scale_L, rows = np.abs(a_LMM).max(axis=(1, 2), initial=0.0), np.arange(len(a_LMM))
@@ -118,8 +119,8 @@ def symmetric_eigen(a_LMM: Doubles) -> tuple[Doubles, Doubles]:
 
 @lru_cache(maxsize=16)
 def _rounds(num_rows: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]:
-    """Return the rounds of a tournament in which each row meets each other once: pairs (low, high), disjoint in a
-    round."""
+    """Return the rounds of a round-robin tournament of rows: pairs (low, high), disjoint within a round, in which each
+    row meets every other one once."""
     seats = list(range(num_rows + num_rows % 2))
     rounds = []
     for _ in range(len(seats) - 1):
@@ -133,7 +134,7 @@ def _rounds(num_rows: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], .
 
 
 def _rotations(a_LMM: Doubles, low_P: NDArray[np.intp], high_P: NDArray[np.intp]) -> tuple[Doubles, Doubles]:
-    """Return cosine and sine [L, P] of the rotation that makes each pair's off-diagonal value zero."""
+    """Return the cosine and sine [L, P] of the rotation that makes each pair's off-diagonal value zero."""
     off_LP = a_LMM[:, low_P, high_P]
     is_off_LP = off_LP != 0
     with np.errstate(over="ignore"):

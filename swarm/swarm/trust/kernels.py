@@ -1,11 +1,12 @@
 """The kernels of robust aggregation: trimmed means of coordinates, and scalar products among the members' vectors.
 
-Pure, with the same bits on every machine. The trimmed mean needs comparisons, and sums in the order of the sorted
-values, each product and sum rounded to fp64 on its own; so the order of the members does not matter either.
+Pure functions that return the same bits on every machine. The trimmed mean only compares values, and adds them in
+sorted order, with each product and sum rounded to fp64 on its own. So its result does not depend on the members' order.
 
-A scalar product as a sum of rounded products would depend on the order in which a BLAS adds, so nothing is rounded:
-each block of each row is scaled to whole numbers below 2^20 times a power of two, and sums of 2^13 products of those
-are exact in fp64, in any order and with fused operations. The loss is 2^-21 of a block's largest magnitude.
+A scalar product as a sum of rounded products would depend on the order in which a BLAS adds. So no product or sum
+within a block is rounded: each block of each row is first scaled to whole numbers of at most 2^20 times a power of two,
+and sums of 2^13 products of these are exact in fp64, in any order and with fused operations. The scaling changes
+each value by at most 2^-20 of the block's largest magnitude.
 
 Shapes: L leaves, M members, F values of a frame, V of a leaf, B of a block.
 """
@@ -26,9 +27,10 @@ Whole: TypeAlias = NDArray[np.int64]
 N = TypeVar("N", bound=np.generic)
 
 WEIGHT_BITS = 28
-"""The bits of one weight, so that it fits a key, and its product with an fp32 value is exact in fp64."""
+"""Maximum bits of a weight: the weight then fits a sort key beside a value, and its product with an fp32 value is exact
+in fp64."""
 
-_CACHED_VALUES = 1 << 16  # of all members' blocks together: they stay in a core's cache through the whole network
+_CACHED_VALUES = 1 << 16  # in all members' blocks together, which stay in a core's cache during the whole sort
 _LEAST_BLOCK = 1 << 10
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _WEIGHT_MASK = (1 << WEIGHT_BITS) - 1
@@ -39,18 +41,19 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def median_cut(weight_M: Sequence[int]) -> int:
-    """Return the weight to cut at each end so that the trimmed mean is the median (the middle of both where there are
-    two)."""
+    """Return the weight to cut at each end so that the trimmed mean is the weighted median (the mean of the two middle
+    values where there are two)."""
     return (sum(weight_M) - 1) // 2
 
 
 def trimmed_mean(x_MF: Floats, weight_M: Sequence[int], cut: int) -> Floats:
-    """Return, for each column, the weighted mean of the values between the lowest and the highest `cut` of all weight
-    [F].
+    """Return for each column the weighted mean of the values that remain once `cut` of the weight is removed at each
+    end [F].
 
     Weights are positive and below 2^28, and `cut` is less than half of their sum. A member at the edge of the cut
-    counts with the rest of its weight; so members that together have at most `cut` cannot move any coordinate beyond
-    the others' range. `x_MF` must be finite. Memory beyond the result: a few blocks."""
+    counts with the rest of its weight. So members with a total weight of at most `cut` cannot move any coordinate
+    beyond the others' range. `x_MF` must be finite. Memory beyond the result: a few blocks. Raises ValueError if
+    nothing remains."""
     num_members, num_values = x_MF.shape
     if not 0 <= 2 * cut < sum(weight_M):
         raise ValueError(f"nothing is left if {cut} of {sum(weight_M)} is cut at each end")
@@ -76,8 +79,8 @@ def blocks(num_values: int, block_values: int) -> Iterator[slice]:
 
 @lru_cache(maxsize=64)
 def network(num_members: int) -> tuple[tuple[int, int], ...]:
-    """Return the pairs (low, high) that sort when exchanged in this order: Batcher's merge exchange for any number of
-    inputs (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M)."""
+    """Return the sorting network for `num_members` inputs: the pairs (low, high) to compare and exchange, in order
+    (Batcher's merge exchange; Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M)."""
     pairs = list[tuple[int, int]]()
     top = 1 << max(0, (num_members - 1).bit_length() - 1)
     stride = top if num_members > 1 else 0
@@ -102,7 +105,7 @@ def _sort(rows: list[NDArray[N]]) -> None:
 
 
 def _keys(row: Floats, weight: int) -> Whole:
-    """Return whole numbers in the order of the values, and of the weights where values are equal."""
+    """Return whole numbers that sort by the values, and by the weight where values are equal."""
     bits_B = row.view(np.int32)
     keys_B: Whole = (bits_B ^ ((bits_B >> 31) & _MAGNITUDE)).astype(np.int64)
     keys_B <<= WEIGHT_BITS
@@ -135,11 +138,11 @@ def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Do
     sum_B, product_B = np.zeros(rows[0].shape), np.empty(rows[0].shape)
     for rank, keys_B in enumerate(rows):
         if sum(ascending[:rank]) >= total - cut:
-            break  # whichever members are below, all that is left is cut
+            break  # whichever members are below, this rank and all higher ones are cut
         edge_B = np.maximum(below_B, cut, out=kept_B)
         below_B += keys_B & _WEIGHT_MASK
         if sum(ascending[-rank - 1 :]) <= cut:
-            continue  # whichever members are below, all up to here is cut
+            continue  # whichever members are below, everything up to this rank is cut
         np.subtract(np.minimum(below_B, total - cut), edge_B, out=kept_B)
         np.maximum(kept_B, 0, out=kept_B)
         np.multiply(_values(keys_B), kept_B, out=product_B)
@@ -149,8 +152,8 @@ def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Do
 
 
 def products(x_LMV: Floats) -> Doubles:
-    """Return x_i * x_j for all pairs of members [L, M, M] of each leaf, in fp64, by blocks in their order. `x_LMV` must
-    be finite; its leaves may be cut out of longer rows."""
+    """Return the scalar products x_i * x_j for all pairs of members of each leaf [L, M, M], in fp64, added block by
+    block. `x_LMV` must be finite, and need not be contiguous."""
     num_leaves, num_members, num_values = x_LMV.shape
     sum_LMM = np.zeros((num_leaves, num_members, num_members))
     for block in blocks(num_values, _BLOCK_VALUES):
@@ -161,7 +164,7 @@ def products(x_LMV: Floats) -> Doubles:
 
 
 def squares(x_LV: Floats) -> Doubles:
-    """Return x * x of each leaf [L], with the bits of `products`."""
+    """Return the scalar product x * x of each leaf [L], with the same bits as `products`."""
     sum_L = np.zeros(len(x_LV))
     for block in blocks(x_LV.shape[1], _BLOCK_VALUES):
         whole_LB, exponent_L = _whole(x_LV[:, block])
@@ -170,7 +173,7 @@ def squares(x_LV: Floats) -> Doubles:
 
 
 def ordered_sum(x_LM: Doubles) -> Doubles:
-    """Return the sum of each row [L], added up in the order of M, each sum rounded on its own."""
+    """Return the sum of each row [L], added in the order of M, with each partial sum rounded to fp64."""
     sum_L = np.zeros(x_LM.shape[:-1])
     for x_L in np.moveaxis(x_LM, -1, 0):
         sum_L += x_L
@@ -178,8 +181,8 @@ def ordered_sum(x_LM: Doubles) -> Doubles:
 
 
 def matrix_product(a_LKM: Doubles, b_LMN: Doubles) -> Doubles:
-    """Return a @ b [..., K, N] of small matrices, a pair of them or one for each leaf, added up in the order of M, each
-    product and sum rounded on its own."""
+    """Return a @ b [..., K, N] for small matrices, with or without a leading dimension of leaves. Products are added in
+    the order of M, with each product and sum rounded to fp64."""
     sum_LKN = np.zeros((*a_LKM.shape[:-1], b_LMN.shape[-1]))
     for member in range(a_LKM.shape[-1]):
         sum_LKN += a_LKM[..., :, member, None] * b_LMN[..., member, None, :]
@@ -197,7 +200,7 @@ def diagonal(x_LMM: Doubles) -> Doubles:
 
 
 def centred(x_MF: Floats, centre_F: Floats) -> Floats:
-    """Return x - centre, computed in place, within fp32's range."""
+    """Subtract `centre_F` from `x_MF` in place, clip to fp32's range, and return `x_MF`."""
     with np.errstate(over="ignore"):
         np.subtract(x_MF, centre_F, out=x_MF)
     return np.clip(x_MF, -_LARGEST, _LARGEST, out=x_MF)

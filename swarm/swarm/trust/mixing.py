@@ -1,10 +1,11 @@
 """Pre-aggregation for unequal data: members' slices are mixed with each other before an aggregator sees them.
 
-Where members train on unlike data, honest slices lie far apart, and an aggregator that looks for agreement leaves
-honest ones out, or follows liars that hide among them. Means of several slices lie closer together. A mixing decides
+Where members train on unlike data, honest slices lie far apart. An aggregator that looks for agreement then leaves
+honest slices out, or follows liars that hide among them. Means of several slices lie closer together. A mixing decides
 which slices go into which mean, from the weights and the scalar products of the slices of one leaf; the loops over
-values are in `aggregation`. It is a pure function of what an auditor of the leaf has, with the same bits on every
-machine. How much is mixed follows from the group and from `liar_share`, the most that liars may have of its weight.
+values are in `aggregation`. The decision is a pure function of what an auditor of the leaf has, with the same bits on
+every machine. How much is mixed follows from the group and from `liar_share`, the largest share of the group's weight
+that liars may have.
 
 Shapes: L leaves, M members, K mixed slices.
 """
@@ -24,16 +25,16 @@ import numpy as np
 from swarm.trust.kernels import Doubles, Whole, matrix_product, squared_distances
 
 MOST_LIARS = 0.49
-"""No rule holds with half of the weight or more."""
+"""The largest `liar_share`: no rule is robust against liars with half of the weight or more."""
 DEFAULT_LIAR_SHARE = 0.34
-"""The default of `liar_share`. Votes hold with fewer than a third of liars, so a bound on fewer than that protects
-nothing; as 0.34 one of three members, too, can be a liar."""
+"""The default of `liar_share`. Votes hold while fewer than a third of the members are liars, so a smaller bound would
+be the weaker of the two. With 0.34, one of three members can be a liar, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedSlices:
-    """Holds how slices are mixed: mixed slice k of a leaf is the sum over members of `shares_LKM` * slice, whose shares
-    add up to 1, and counts with weight k of `weight_LK`."""
+    """How slices are mixed: mixed slice k of a leaf is the sum over members m of `shares_LKM` * slice m, where the
+    shares of a mixed slice add up to 1. `weight_LK` are the weights of the mixed slices."""
 
     shares_LKM: Doubles
     weight_LK: Whole
@@ -54,12 +55,12 @@ class Mixing(ABC):
 
     name: ClassVar[str]
     needs_products: ClassVar[bool]
-    """True if `mix` looks at the slices' scalar products; they may be anything otherwise."""
+    """Whether `mix` reads the slices' scalar products. If not, `products_LMM` may have any values."""
 
     @abstractmethod
     def mix(self, weights: Sequence[int], products_LMM: Doubles, beacons: Sequence[bytes], /) -> MixedSlices:
-        """Return the mixed slices of the leaves. `weights` are positive; `beacons` are random, one for each leaf, and
-        equal for all who look at that leaf."""
+        """Return how the slices of each leaf are mixed. `weights` are positive; `beacons` are random bytes, one value
+        for each leaf, and the same for every member that computes that leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +69,10 @@ class NearestNeighbours(Mixing):
     arXiv 2302.01772, algorithm 2).
 
     The neighbours of a slice are the fewest nearest ones, itself included, that have 1 - `liar_share` of the weight,
-    and all others that are at most `reach` times as far away as the farthest of these. The paper has the first part
-    alone, and counts members. Its fixed number lets liars that hide among honest slices, and so are the nearest of all,
-    take the place of honest ones in every mean; the second part keeps the honest ones. What is farther away than
-    `reach` times the farthest honest slice still moves no mixed slice of an honest member
+    and all others that are at most `reach` times as far away as the farthest of these. Deviation: the paper has only
+    the first part, and counts members. There, liars whose slices lie among the honest ones take the place of honest
+    neighbours in every mean, since the number of neighbours is fixed; the second part keeps the honest ones. A slice
+    farther away than `reach` times the farthest honest slice still moves no mixed slice of an honest member
     (`tests/bench/test_bench_attacks.py` compares both).
     """
 
@@ -85,7 +86,7 @@ class NearestNeighbours(Mixing):
         weight_M, away_LMM = np.array(weights), np.sqrt(squared_distances(products_LMM))
         order_LMM = np.argsort(away_LMM, axis=2, kind="stable")
         is_enough_LMM = np.cumsum(weight_M[order_LMM], axis=2) >= (1 - self.liar_share) * sum(weights)
-        is_enough_LMM[:, :, -1] = True  # all are, however the bound is rounded
+        is_enough_LMM[:, :, -1] = True  # all slices together are enough, even if rounding says otherwise
         last_LM1 = np.take_along_axis(order_LMM, np.argmax(is_enough_LMM, axis=2)[:, :, None], axis=2)
         radius_LM1 = np.take_along_axis(away_LMM, last_LM1, axis=2)
         chosen_LMM = np.where(away_LMM <= self.reach * radius_LM1, weight_M, 0)
@@ -98,9 +99,9 @@ class Bucketing(Mixing):
     """Deal the slices, in the random order of the beacon, into buckets, and replace them by the buckets' weighted means
     (Karimireddy et al. 2022, arXiv 2006.09365, algorithm 1).
 
-    There are as many slices in a bucket as leave a majority of buckets without a liar: M / (2 liars + 1), rounded down,
-    where liars is `liar_share` of M, and at least one. With more than a quarter of liars that is a single slice, and
-    nothing is mixed.
+    A bucket has as many slices as leave a majority of buckets without a liar: M / (2 liars + 1), rounded down, and at
+    least one. `liars` is `liar_share` of M, rounded down, and at least one. If liars are more than a quarter of the
+    members, a bucket has a single slice, and nothing is mixed.
     """
 
     name: ClassVar[str] = "bucketing"
@@ -120,7 +121,7 @@ class Bucketing(Mixing):
         return MixedSlices(shares_LKM=weight_LKM / weight_LK[:, :, None], weight_LK=weight_LK)
 
     def bucket_size(self, num_members: int) -> int:
-        """Return how many slices a bucket has at most."""
+        """Return the maximum number of slices in a bucket."""
         liars = max(1, math.floor(self.liar_share * num_members))
         return max(1, num_members // (2 * liars + 1))
 
@@ -128,8 +129,8 @@ class Bucketing(Mixing):
 def leaf_beacon(run: str, step: int, state_digest: bytes, leaf: int) -> bytes:
     """Return the random bytes of one leaf of the outer step that follows the state with this digest.
 
-    They follow from what all replicas agree on. The liars of the step before have had a say in the state, but its
-    digest depends on all results of that step, and each leaf draws anew.
+    They follow from what all replicas agree on. Liars of the step before have influenced the state, but its digest
+    depends on all results of that step, so they cannot choose it; and each leaf has bytes of its own.
     """
     return hashlib.sha256(b"swarm leaf beacon\0%s\0%d\0%s%d" % (run.encode(), step, state_digest, leaf)).digest()
 
@@ -147,7 +148,8 @@ def mixing_names() -> tuple[str, ...]:
 
 
 def get_mixing(name: str, *, liar_share: float, reach: float) -> Mixing | None:
-    """Return the mixing `name`, which is in `mixing_names()`, with those of the parameters that it has."""
+    """Return the mixing `name`, with those of the parameters that it has; None for NO_MIXING. `name` is in
+    `mixing_names()`."""
     if name == Bucketing.name:
         return Bucketing(liar_share=liar_share)
     if name == NearestNeighbours.name:

@@ -1,11 +1,11 @@
-"""Holds what a client thinks of servers, from its own checks of answers and files alone, and what routing makes of it.
+"""Keeps a client's track record of servers, from its own checks of answers and files, and derives costs for routing.
 
-A server that was proved to have lied is not asked for BAR_S. Passed checks make a server cheaper than one that nobody
-has checked, by up to a fifth; open disputes make it dearer, and from MAX_DISPUTES on it is asked only where no other
-can answer. All of it fades. One session in EXPLORE_EVERY is routed as if nothing good were known, so that newcomers are
-asked, too. Nothing that others say counts.
+A server that was proved to have lied is not asked for BAR_S. Passed checks make a server cheaper for routing than an
+unchecked one, by up to a fifth. Open disputes make it more expensive, and from MAX_DISPUTES on it is asked only where
+no other server can answer. Passed checks and disputes fade. One session in EXPLORE_EVERY is routed without cost
+factors, so that newcomers are asked, too. What other clients say does not count.
 
-Pure: times are Unix seconds, and arguments.
+Pure: times are arguments, in Unix seconds.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ BAR_S = 30 * 86400.0
 """Time for which a server whose lie was proved is not asked."""
 
 PASSED_HALF_LIFE_S = 7 * 86400.0
-"""A machine, its software and its owner's mind change within weeks."""
+"""Passed checks count half after this time: a machine, its software and its owner's intentions change within weeks."""
 
 DISPUTED_HALF_LIFE_S = 86400.0
-"""One of the two in a dispute is innocent, and should not suffer for long."""
+"""Disputes count half after this time: one of the two servers in a dispute is innocent, and should recover soon."""
 
 MAX_DISPUTES = 2.5
-"""Three within some hours: an innocent server meets a liar's dispute once in a while, a liar finds itself in many."""
+"""Disputes from which on a server is avoided: three within some hours. An innocent server is in a dispute with a liar
+once in a while, a liar is in many."""
 
 MAX_DISCOUNT = 0.25
-"""A proved server may be that much slower than an unknown one and still be chosen."""
+"""A server with passed checks may be slower than an unchecked one by up to this fraction and still be chosen. Each
+dispute raises its cost by the same fraction."""
 
 EXPLORE_EVERY = 8
 
 MAX_PEERS = 4096
-"""Some hundred kilobytes in a file. The oldest go first."""
+"""Maximum peers with a track record: some hundred kilobytes in a file. The one checked longest ago is dropped first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackRecord:
-    """One server's checks. `num_passed` and `num_disputed` have faded until `at`; `failed_at` is 0 without a lie."""
+    """The results of one server's checks. `num_passed` and `num_disputed` are faded to the time `at`; `failed_at` is
+    when a lie was proved, or 0."""
 
     num_passed: float = 0.0
     num_disputed: float = 0.0
@@ -50,7 +53,7 @@ class TrackRecord:
     at: float = 0.0
 
     def faded(self, now: float) -> TrackRecord:
-        """Return what is left of it at `now`."""
+        """Return the record faded to `now`."""
         passed_s = max(0.0, now - self.at)
         return replace(
             self,
@@ -61,7 +64,7 @@ class TrackRecord:
         )
 
     def after(self, outcome: Outcome, now: float) -> TrackRecord:
-        """Return the standing after one more check."""
+        """Return the record after one more check."""
         known = self.faded(now)
         match outcome:
             case "passed":
@@ -78,7 +81,7 @@ class TrackRecord:
         return self.faded(now).num_disputed >= MAX_DISPUTES
 
     def cost_factor(self, now: float) -> float:
-        """Return the factor on what the server costs in a route: 1 for one of which nothing is known."""
+        """Return the factor on the cost of the server's blocks in a route: 1 for a server that was never checked."""
         known = self.faded(now)
         discount = MAX_DISCOUNT * known.num_passed / (1 + known.num_passed)
         return (1 + MAX_DISCOUNT * known.num_disputed) / (1 + discount)
@@ -86,8 +89,7 @@ class TrackRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTrust:
-    """Holds what routing is to know: factors on costs, peers to ask only where no other can answer, and peers not to
-    ask."""
+    """What routing uses: factors on costs, peers to ask only where no other can answer, and peers not to ask."""
 
     cost_factors: Mapping[str, float]
     avoided: frozenset[str]
@@ -95,7 +97,7 @@ class RoutingTrust:
 
 
 class Reputation:
-    """Holds what checks have shown of each peer, of MAX_PEERS at most. Raises ValueError for values that are none."""
+    """The track records of up to MAX_PEERS peers."""
 
     def __init__(self, track_records: Mapping[str, TrackRecord] | None = None) -> None:
         self.track_records = dict(track_records or {})
@@ -105,12 +107,12 @@ class Reputation:
         known = self.track_records.pop(peer_id, TrackRecord(at=now))
         self.track_records[peer_id] = known.after(outcome, now)
         while len(self.track_records) > MAX_PEERS:
-            # who was proved to lie is forgotten last
+            # a server that was proved to have lied is forgotten last
             first = next((peer for peer, each in self.track_records.items() if not each.is_barred(now)), None)
             del self.track_records[first if first is not None else next(iter(self.track_records))]
 
     def for_routing(self, peer_ids: Iterable[str], now: float, salt: str) -> RoutingTrust:
-        """Return what is known of these peers, for a session with this `salt`."""
+        """Return what routing uses about these peers, for a session with this `salt`."""
         known = {peer_id: self.track_records[peer_id] for peer_id in peer_ids if peer_id in self.track_records}
         explores = zlib.crc32(f"explore {salt}".encode()) % EXPLORE_EVERY == 0
         return RoutingTrust(

@@ -1,1 +1,1 @@
-"""Peers, streams, calls and records: `interface` is the contract, the packages `libp2p` and `memory` implement it."""
+"""Calls, streams and records between peers. `interface` defines them; `libp2p_network` and `memory` implement them."""

@@ -1,6 +1,6 @@
-"""Publishing a node's own records, again before they expire, and withdrawing them.
+"""Publishes a node's own records, publishes them again before they expire, and withdraws them.
 
-The task that `Membership` starts runs `Announcer.run`; other nodes' records are looked up in `membership`.
+A task of `Membership` runs `Announcer.run`. `membership` looks up the records of other nodes.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ from swarm.network.interface import Network
 logger = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S = 5.0
-"""Time-out of publishing; also the time that leaving takes when nobody answers."""
+"""Time-out of publishing, and so the longest time that leaving takes when no peer answers."""
 
 SETTLING_S = 120.0
 MAX_LIVES = 5
-"""The longer a node has been there, the longer it is likely to stay. After twice SETTLING_S its node record, whose end
-nobody waits for, lives twice as long and is published half as often, and so on up to MAX_LIVES times: one that is gone
-stays listed for at most half of the time that it was there. Records of other kinds do not."""
+"""A node that has been up for long is likely to stay up. So the lifetime of its node record grows with the time that it
+has been up, by that time / SETTLING_S, from one lifetime to MAX_LIVES, and the record is published less often. A node
+that is gone stays listed for at most half of the time that it was up, or for one lifetime. Records of other kinds keep
+one lifetime, since others wait for their end."""
 
 RETRY_FRACTION = 0.1
-"""Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
+"""Pause after a failed publication, as a fraction of a record's lifetime: it leaves about four tries before the old
+record expires."""
 
 MOVE_UP_EVERY = 10
-"""Publications after which a record under a key below a full one is offered to the one above again: five minutes, and
-longer for the node record of a node that has been there for long."""
+"""Every so many publications of this node, a record under a child key is offered to the parent key again, which was
+full. With one record, that takes five minutes, and longer for the node record of a node that has been up for long."""
 
-SEES_NOBODY = "no peer took it: this node sees nobody, or its clock is ahead of theirs"
+SEES_NOBODY = "no peer took it: this node sees no peer, or its clock is ahead of theirs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCounters:
-    """Tolerated failures since the start. A healthy node shows zeros, except for failures while it is alone."""
+    """Tolerated failures since the start. A healthy node has zeros, except for failures while it is alone."""
 
-    num_publish_failures: int  # records that no peer took in time; each was tried again
-    num_malformed: int  # records of others that were signed and made no sense
+    num_publish_failures: int  # publications that no peer took in time; each was tried again
+    num_malformed: int  # validly signed but malformed records of others
     num_dropped: int  # records of others beyond MAX_LISTED_PEERS
 
 
@@ -63,7 +65,8 @@ class _Announced:
 
 
 class Announcer:
-    """A failure to publish is counted, warned of once per trouble and retried."""
+    """Publishes the announced records. It counts and retries each failed publication, and logs the first of a
+    series."""
 
     def __init__(self, network: Network, lifetime_s: float) -> None:
         self.num_failures = 0
@@ -79,22 +82,22 @@ class Announcer:
         self._jitter = random.Random(network.peer_id)
 
     def announce(self, record: Record) -> None:
-        """Publish `record` now and from then on, in place of the earlier one of its kind and name."""
+        """Publish `record` now and again until it is withdrawn, in place of the earlier one of its kind and name."""
         self._put(_Announced(record))
 
     def withdraw(self, kind: Kind, name: str) -> None:
-        """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
+        """Publish the record of this kind and name a last time, as leaving. Do nothing if it was not announced."""
         if announced := self._announced.get((kind, name)):
             self._put(_Announced(_last_record(announced.record), is_last=True))
 
     def renew(self) -> None:
-        """Publish all records anew now."""
+        """Publish all records again now."""
         for announced in self._announced.values():
             announced.due_s = 0.0
         self._changed.set()
 
     async def run(self) -> None:
-        """Publish until cancelled. Then, or on failure, publish every record once more as leaving."""
+        """Publish until cancelled. Then, or after a failure, publish every record a last time, as leaving."""
         self._since_s = asyncio.get_running_loop().time()
         try:
             while True:
@@ -117,7 +120,7 @@ class Announcer:
         self._changed.set()
 
     def _with_holdings(self, record: Record) -> Record:
-        """Return the node record as given, naming the models and runs that are announced beside it."""
+        """Return the node record with the models and runs that are announced besides it."""
         assert isinstance(record, NodeRecord)
         held: dict[Kind, list[str]] = {"serve": [], "train": []}
         for (kind, name), announced in sorted(self._announced.items()):
@@ -154,9 +157,9 @@ class Announcer:
 
     def _count_failure(self, key: tuple[Kind, str], failure: str) -> None:
         self.num_failures += 1
-        if key not in self._failing:  # once per trouble: retries would fill the log
+        if key not in self._failing:  # only the first failure of a series: retries would fill the log
             self._failing.add(key)
-            # the first node of a network has nobody to tell yet, and nothing is wrong with that
+            # the first node of a network normally has no peer yet
             level = logging.WARNING if self._was_heard or failure != SEES_NOBODY else logging.INFO
             logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
 
@@ -173,7 +176,7 @@ class Announcer:
                     taken = await self._is_taken(record, depth, life_s)
                 self._depths[key] = depth if taken else 0
         except TimeoutError:
-            return f"nobody confirmed it within {PUBLISH_TIMEOUT_S:g} s"
+            return f"no peer confirmed it within {PUBLISH_TIMEOUT_S:g} s"
         except SwarmError as error:
             return str(error)
         return "" if taken else SEES_NOBODY
@@ -200,8 +203,8 @@ def _kind_and_name(record: Record) -> tuple[Kind, str]:
 
 
 def _last_record(record: Record) -> Record:
-    """Return the record that takes the place of a living one. A finished trainer stays finished: others wait for no
-    more."""
+    """Return the last version of a record, which says that its node leaves. A finished trainer stays finished, which is
+    all that others wait for."""
     match record:
         case NodeRecord():
             return replace(record, state="leaving")

@@ -2,15 +2,16 @@
 
     kind 1 byte | length 4 bytes big-endian | body
 
-`MORE` and `DATA` carry pieces of a message, `MORE` full ones of CHUNK_BYTES and `DATA` the last, so that a message
-has no more pieces than its bytes need. `CREDIT` has no body: its length is how much more the other side may send.
-`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of
-`swarm_protocol.failure_messages`. `ACK` has no body: its length is how many more frames have come, which the other side
-need not keep any longer; it is the one kind that is neither counted nor sent again.
-Pure: knows bytes and bounds, not sockets.
+`MORE` and `DATA` carry pieces of a message. `MORE` is a full piece of CHUNK_BYTES, and `DATA` is the last one, so a
+message has no more pieces than its bytes need. `CREDIT` has no body: its length is how much more the other side may
+send. `FINISH` ends one direction. `END` and `FAILURE` end both; the body of `FAILURE` is defined by
+`swarm_protocol.failure_messages`. `ACK` has no body: its length is the number of further frames that have come, which
+the other side need not keep any longer. Only ACK frames are neither counted nor sent again.
+Pure functions of bytes, without sockets.
 
-Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading
-notices at once that the other side has left, however much is queued. (HTTP/2 does the same, RFC 9113, section 5.2.)
+Credit, and not only the transport's own backpressure, bounds what is in flight. So a receiver never has to stop
+reading, and notices at once that the other side has left, however much is queued. (HTTP/2 does the same: RFC 9113,
+section 5.2.)
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 
 CHUNK_BYTES = 2**20
-"""The largest piece. The usual chunk of state is one piece, and need not be copied together from several."""
+"""Bytes of the largest piece. The usual chunk of state is one piece, and need not be joined from several."""
 
 WINDOW_BYTES = 4 * 2**20
-"""Bytes that a side may send before the other has consumed any: 80 MB/s at 50 ms, and the most one stream holds
-unread."""
+"""Bytes that a side may send before the other has consumed any, and so the most that one stream holds unread. It
+allows 80 MB/s at a round trip of 50 ms."""
 
 FRAME_COST_BYTES = 256
-"""Credit that a piece costs besides its bytes, so that a flood of empty messages is bounded, too."""
+"""Credit that a piece costs besides its bytes, so that credit bounds a flood of empty messages, too."""
 
 HEADER = struct.Struct(">BI")
 
@@ -46,11 +47,11 @@ class Kind(IntEnum):
 
 
 ACK_BYTES = 2 * 2**20
-"""Frames are acknowledged at the latest when they have cost this much, and else once a second."""
+"""Unacknowledged frames that have cost this much are acknowledged at once; fewer within about a second."""
 
 RIDING_ACK_BYTES = 2**16
-"""Once they have cost this much, the next frame of any kind takes their acknowledgement along, which costs no write of
-its own. Where both sides send, they keep little then: memory that is not used again at once costs more than a copy."""
+"""Once unacknowledged frames have cost this much, the next frame of any kind takes their acknowledgement along, which
+costs no separate write. Where both sides send, they then keep few frames, and reuse the same memory."""
 
 _MAX_LENGTH = {
     Kind.MORE: CHUNK_BYTES,
@@ -80,12 +81,12 @@ def acknowledgement(num_frames: int) -> bytes:
 
 
 def body_bytes(kind: Kind, length: int) -> int:
-    """Return how many bytes follow a header."""
+    """Return the number of bytes that follow a header."""
     return 0 if kind in (Kind.CREDIT, Kind.ACK) else length
 
 
 def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
-    """Yield the pieces of a message; at least one, so that an empty message arrives."""
+    """Yield the pieces of a message. An empty message has one empty piece."""
     view = memoryview(message)
     for start in range(0, len(view) - CHUNK_BYTES, CHUNK_BYTES):
         yield Kind.MORE, view[start : start + CHUNK_BYTES]
@@ -93,7 +94,8 @@ def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
 
 
 def parse_header(header: bytes | memoryview) -> tuple[Kind, int]:
-    """Return the kind and length, the length checked before anything is read or allocated. Raises PeerViolation."""
+    """Return the kind and the checked length, so that a body is never allocated for an impossible length. Raises
+    PeerViolation."""
     number, length = HEADER.unpack(header)
     try:
         kind = Kind(number)

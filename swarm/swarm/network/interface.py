@@ -1,11 +1,11 @@
-"""The interface of the network that everything above it uses, and what its implementations share.
+"""The interface of the network that all other packages use, and what its implementations share.
 
-Two implementations hold to it, checked by one conformance suite: `libp2p_network.Libp2pNetwork` (real sockets) and
-`memory.MemoryNetwork` (a simulated internet with virtual time). Callers see bytes, peer ids and typed errors, and
-never learn addresses, transports or message-size limits of the layer below.
+One conformance suite checks the two implementations: `libp2p_network.Libp2pNetwork` (real sockets) and
+`memory.memory_network.MemoryNetwork` (a simulated internet with virtual time). Calls and streams deal in bytes, peer
+ids and typed errors; callers need not know transports or the message-size limits of the layer below.
 
-Time: code above sleeps and waits with plain asyncio (under `testing.virtual_time` that time is virtual), and reads
-the wall clock only through `Network.now`.
+Time: callers sleep and wait with plain asyncio (under `testing.virtual_time` that time is virtual), and read the wall
+clock only through `Network.now`.
 """
 
 from __future__ import annotations
@@ -23,61 +23,62 @@ from swarm_protocol.identity import Identity
 from swarm.network.link_meter import LinkMeter
 
 BUSY_RETRY_S = 1.0
-"""Pause before asking again a peer that is busy with our calls. Most calls take less."""
+"""Pause before this node asks a peer again that is busy with this node's calls. Most calls take less."""
 
 MAX_RELEASES = 2
-"""Releases of which the methods are still answered: handlers may hold the state of a run that is over."""
+"""Number of latest releases whose methods are still answered. Older ones are dropped, since their handlers may hold the
+state of a run that is over."""
 
 
 class NotServed(Exception):
-    """The peer is there and has no handler of that name."""
+    """The peer answers, but has no handler for that protocol."""
 
 
 class EndOfStream(Exception):
-    """The other side has finished sending. Not a failure. A handler that still needs something may let it pass: the
-    network answers the caller with `ended_early`."""
+    """The other side has finished sending, which is no failure. A handler that still needs a message need not catch
+    this: the network then answers the caller with `ended_early`."""
 
 
 class Stream(Protocol):
-    """Ordered messages both ways between two peers. One reader and one writer task at most.
+    """Ordered messages in both directions between two peers. At most one task reads, and at most one writes.
 
-    Each message may be up to `limits.MAX_MESSAGE_BYTES`. Leaving the context that opened the stream ends it; the
-    handler at the other side is then cancelled.
+    Each message may have up to `limits.MAX_MESSAGE_BYTES`. Leaving the context that opened the stream ends the stream;
+    the handler at the other side is then cancelled.
     """
 
     async def send(self, message: bytes) -> None:
-        """Wait for room (back-pressure), then queue `message`. It may be any buffer, and may not change from now on: it
-        is kept until the other side has it, and not copied.
+        """Wait for room (backpressure), then queue `message`, which may be any buffer. The caller must not change it
+        any more: it is not copied, and is kept until the other side has it.
 
         Raises PeerUnreachable if the other side is gone, PeerTimeout if there was no room within the stream's
-        `timeout_s`, and whatever SwarmError the other side's handler raised.
+        `timeout_s`, and the SwarmError that the other side's handler raised.
         """
 
     async def receive(self) -> bytes:
         """Return the next message. Raises EndOfStream, PeerUnreachable, PeerTimeout, or the other side's SwarmError."""
 
     async def finish(self) -> None:
-        """Say that no more messages follow from this side. Receiving goes on."""
+        """Tell the other side that this side sends no more messages. Receiving goes on."""
 
 
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 """`async handler(peer_id, request) -> response`; `peer_id` is authenticated by the transport."""
 
 StreamHandler = Callable[[str, Stream], Awaitable[None]]
-"""`async handler(peer_id, stream)`; returning finishes the stream, raising a SwarmError sends it to the caller.
-It is cancelled when the caller leaves. The TimeoutError of a deadline that it has set may pass: the network answers the
-caller with `took_too_long`."""
+"""`async handler(peer_id, stream)`: a return ends the stream, and a SwarmError that it raises is sent to the caller.
+The handler is cancelled when the caller leaves. It need not catch the TimeoutError of its own deadline: the network
+then answers the caller with `took_too_long`."""
 
 
 class StreamOpener(Protocol):
-    """Opens streams to peers: a network, or whatever else leads to a server."""
+    """Opens streams to peers: a network, or the ends of a model in this process."""
 
     def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
         """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
 
 
 class Network(StreamOpener, Protocol):
-    """One node's place in one network. Created by the implementation's own `create`, ended by `close`."""
+    """One node's access to one network. Each implementation has its own way to create one; `close` ends it."""
 
     @property
     def peer_id(self) -> str: ...
@@ -87,10 +88,10 @@ class Network(StreamOpener, Protocol):
 
     @property
     def links(self) -> LinkMeter:
-        """Return what this node's traffic has shown of its links."""
+        """Return the meter of this node's links to peers."""
 
     def now(self) -> float:
-        """Return the Unix time in seconds, the clock that records are issued and expire by."""
+        """Return the Unix time in seconds, by which records are issued and expire."""
 
     async def call(
         self,
@@ -101,44 +102,44 @@ class Network(StreamOpener, Protocol):
         timeout_s: float,
         max_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> bytes:
-        """Ask `peer_id` once. Any request up to `limits.MAX_MESSAGE_BYTES`, and an answer up to `max_bytes`.
+        """Send a request of up to `limits.MAX_MESSAGE_BYTES` once, and return the answer of up to `max_bytes`.
 
-        Of a longer answer no more is taken in than a stream's window (4 MiB) beyond `max_bytes`; then it is a
-        PeerViolation. Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`),
-        PeerRefused (it does not serve `method`, or it works on `limits.MAX_CALLS_PER_PEER` calls of ours and says when
-        to ask again), or the SwarmError that the handler raised.
+        A longer answer raises PeerViolation, after at most a stream's window (4 MiB) beyond `max_bytes` was received.
+        Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`), PeerRefused
+        (the peer does not serve `method`, or works on `limits.MAX_CALLS_PER_PEER` calls of this node already and says
+        when to ask again), or the SwarmError that the handler raised.
         """
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
-        """Answer `call`s of `method`, each in a task of its own. A method is served once; again raises ValueError."""
+        """Answer each `call` of `method` in a task of its own. Raises ValueError if `method` is served already."""
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
-        """Answer `stream`s of `method`, each in a task of its own."""
+        """Answer each `stream` of `method` in a task of its own. Raises ValueError if `method` is served already."""
 
     def release(self, *methods: str) -> None:
-        """Let `methods` be served anew by other handlers. Until they are, or MAX_RELEASES have followed, the present
-        ones answer."""
+        """Let other handlers serve `methods`. Until they do, the present handlers answer, but only for the MAX_RELEASES
+        latest releases."""
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         """Sign `payload` as a record of this peer under `key` and store it with other peers.
 
-        A later publish under the same key replaces the earlier one. False: no peer took it (isolated).
-        Raises ValueError if payload or lifetime is over `limits`.
+        A later record of this peer under the same key replaces the earlier one. Return False if no peer took the
+        record. Raises ValueError if payload or lifetime is over `limits`.
         """
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
-        """Return all valid, unexpired records under `keys`, at most one a key and signer, own ones included.
+        """Return all valid, unexpired records under `keys`, at most one for each key and signer, own ones included.
 
-        With `max_records`, of a key that has more a sample of about that number, drawn by chance, from few nodes: a
-        record may be missing for once, and it costs less.
-        Signature, purpose, network id, key, size and lifetime have been checked. Raises PeerTimeout.
+        With `max_records`, return a random sample of about that number for a key that has more. Fewer nodes are asked
+        then, which costs less, but may miss a record. Signature, purpose, network id, key, size and lifetime have been
+        checked. Raises PeerTimeout.
         """
 
     def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
-        """Return `payload` in an envelope of this peer, for this purpose and network, about `subject`, from now on."""
+        """Return `payload` in an envelope that this peer signs for this network, valid from now for `lifetime_s`."""
 
     async def addrs(self) -> tuple[str, ...]:
-        """Return multiaddrs, each ending in /p2p/<peer_id>, under which this peer can be reached now."""
+        """Return the multiaddrs at which this peer can be reached now, each ending in /p2p/<peer_id>."""
 
     async def close(self) -> None:
         """Stop serving and end every task, socket and child process. Idempotent."""
@@ -178,16 +179,17 @@ H = TypeVar("H")
 
 
 class ServedMethods(Generic[H]):
-    """The handlers of the methods that a node serves. Each method has one, which another replaces once it is
-    released."""
+    """The handlers of the methods that a node serves. Each method has one handler, which another one may replace once
+    the method is released."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, H] = {}
         self._released: set[str] = set()
-        self._answering: list[set[str]] = []  # the last releases, without what is served or released again
+        self._answering: list[set[str]] = []  # methods of the latest releases that were not served or released again
 
     def add(self, method: str, handler: H) -> bool:
-        """Return whether the method is new. Raises ValueError if it is served, and was not released."""
+        """Set the handler of a method, and return whether the method is new. Raises ValueError if it is served and was
+        not released."""
         is_new = method not in self._handlers
         if not is_new and method not in self._released:
             raise ValueError(f"{method!r} is served already")
@@ -197,7 +199,7 @@ class ServedMethods(Generic[H]):
 
     @contextmanager
     def adding(self, method: str, handler: H) -> Iterator[bool]:
-        """Do as `add`; a new method whose body fails is not served, and may be tried again."""
+        """Do as `add`. If the body of the context fails, a new method is removed again."""
         is_new = self.add(method, handler)
         try:
             yield is_new
@@ -225,11 +227,12 @@ class ServedMethods(Generic[H]):
 
 
 async def _refuse(_peer_id: str, _request: object) -> NoReturn:
-    raise PeerRefused("this node serves that no longer", remedy="ask another peer")
+    raise PeerRefused("this node does not serve the method any more", remedy="ask another peer")
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:
-    """Return the refusal of a call while `peer_id` runs `limits.MAX_CALLS_PER_PEER` others of the same caller."""
+    """Return the refusal of a call to `peer_id`, which works on `limits.MAX_CALLS_PER_PEER` calls of the caller
+    already."""
     return PeerRefused(
         f"the peer works on {limits.MAX_CALLS_PER_PEER} calls of this node already",
         remedy="ask again when some have ended",
@@ -239,13 +242,13 @@ def too_many_calls(peer_id: str) -> PeerRefused:
 
 
 def ended_early(peer_id: str) -> PeerViolation:
-    """Return the error for `peer_id` that finished sending, or left, before a handler had all that it needs."""
-    return PeerViolation("the stream ended before its handler had all that it needs", peer_id=peer_id)
+    """Return the error for a `peer_id` that finished sending before the handler had all that it needs."""
+    return PeerViolation("the caller finished sending before the handler had all that it needs", peer_id=peer_id)
 
 
 def took_too_long(peer_id: str) -> PeerTimeout:
-    """Return the error for `peer_id` whose stream or call took longer than its handler's own deadline."""
-    return PeerTimeout("the handler's time for it was over", peer_id=peer_id)
+    """Return the error for a `peer_id` whose stream or call took longer than the handler's own deadline."""
+    return PeerTimeout("the handler did not finish before its own deadline", peer_id=peer_id)
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
@@ -254,14 +257,14 @@ def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
 
 
 class FailpointHook(Protocol):
-    """An observer that is told when the code reaches a phase. Tests use it to inject a fault there."""
+    """An observer that the code calls when it reaches a phase. Tests use it to inject faults."""
 
     async def reached(self, phase: str) -> None: ...
 
 
 class _NoFailpoints:
     async def reached(self, phase: str) -> None:
-        """Do nothing, and let nothing else run: no task switch."""
+        """Do nothing, without switching tasks."""
 
 
 no_failpoints: FailpointHook = _NoFailpoints()

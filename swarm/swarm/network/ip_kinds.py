@@ -1,7 +1,7 @@
-"""Tells the kind of an IP address and the network around it, for all addresses that are dialled or announced.
+"""Classifies IP addresses that are dialled or announced, and finds the network around an address.
 
 Pure. Sources: RFC 1918, 4193, 6598 and 2544 for private networks, RFC 3927 and 4291 for link-local ones, RFC 6890 for
-addresses that name no host. Documentation addresses count as public: nothing is there.
+addresses that name no host. Documentation addresses count as public, since no host has one.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _KINDS: Mapping[int, Mapping[IpKind, tuple[IpNetwork, ...]]] = {
         "loopback": _networks("::1/128"),
         "link-local": _networks("fe80::/10"),
         "private": _networks("fc00::/7"),
-        # Teredo and 6to4: tunnels to an IPv4 address that stands in the address
+        # Teredo and 6to4: tunnels to an IPv4 address that is part of the IPv6 address
         "unusable": _networks("2001::/32", "2002::/16"),
         "public": _networks("2000::/3"),
     },
 }
-"""By IP version; the first kind that has the address counts. What is in no network of the table is unusable."""
+"""Networks by IP version and kind. The first kind that contains an address counts. An address in none is unusable."""
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def ip4_inside(ip: IpAddress) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 one is another way to write: mapped (RFC 4291) or for a NAT64 (RFC 6052)."""
+    """Return the IPv4 address that an IPv6 address embeds: mapped (RFC 4291) or for a NAT64 (RFC 6052); else None."""
     if isinstance(ip, ipaddress.IPv4Address):
         return None
     return ipaddress.IPv4Address(ip.packed[-4:]) if ip in _NAT64 else ip.ipv4_mapped
@@ -51,7 +51,7 @@ def ip4_inside(ip: IpAddress) -> ipaddress.IPv4Address | None:
 
 @lru_cache(maxsize=4096)
 def kind_of(ip: IpAddress) -> IpKind:
-    """Return who can use an address. "unusable" are those that name no host, or that nobody uses any more."""
+    """Return the kind of an address: who can reach it. An "unusable" address names no host, or is obsolete."""
     ip = ip4_inside(ip) or ip
     for kind, networks in _KINDS[ip.version].items():
         if any(ip in network for network in networks):
@@ -60,12 +60,13 @@ def kind_of(ip: IpAddress) -> IpKind:
 
 
 def local_network_of(ip: IpAddress) -> IpNetwork:
-    """Return the local network around an address whose mask is unknown: as large as home routers make it."""
+    """Return the local network around an address whose mask is unknown, of the size that home routers use (/24,
+    /64)."""
     return _network_of(ip, 24 if ip.version == 4 else 64)
 
 
 def provider_network_of(ip: IpAddress) -> IpNetwork:
-    """Return the network around a public address that one provider has as a rule."""
+    """Return the network around a public address that usually belongs to one provider (/16, /32)."""
     return _network_of(ip, 16 if ip.version == 4 else 32)
 
 

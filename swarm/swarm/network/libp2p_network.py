@@ -1,10 +1,9 @@
-"""The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
+"""The real network: `Network` over libp2p. Peers behind NATs are reached through relays if there is no direct path.
 
-Puts the other modules together, as `Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
-speaks to it, `peer_methods` carries messages, `record_dht` keeps records and addresses, and `network_entry` finds the
-other peers. With `relay`, this node relays connections of others, and others relay
-connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it, and so does the daemon's
-death.
+`Libp2pNetwork` puts the other modules together, as `Libp2pOptions` says. `p2pd_process` runs hivemind's go-libp2p
+daemon, `host` speaks to it, `peer_methods` carries messages, `record_dht` keeps records and addresses, and
+`network_entry` finds the first peers. `relay` carries other nodes' connections, and keeps reservations at other relays.
+One task of the network, `_run`, owns all other tasks. `close` ends it, and so does the daemon's death.
 """
 
 from __future__ import annotations
@@ -63,11 +62,12 @@ from swarm.network.traffic import PeerPath, Traffic
 logger = logging.getLogger(__name__)
 
 NEARBY_S = 3.0
-"""Time for nodes of the local network to answer, if no other way in was found. A second question is asked after one."""
+"""Time for nodes of the local network to answer, if no other peer was reached. A second query is sent after about one
+second."""
 
 
 class Libp2pNetwork(SigningNetwork):
-    """A node's network over libp2p; it implements `Network`. Use it as a context, or `close` it."""
+    """Implements `Network` over libp2p. Use it as a context, or `close` it."""
 
     def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
         super().__init__(identity, options.network_id)
@@ -90,13 +90,14 @@ class Libp2pNetwork(SigningNetwork):
 
     @classmethod
     async def create(cls, options: Libp2pOptions, traffic: Traffic | None = None) -> Libp2pNetwork:
-        """Start a host, join `options.peers`. Ready to be used, and known to others, when it returns.
+        """Start a host, and join the network through `options.peers`. On return the network is ready and known to
+        others.
 
-        `traffic` counts what it sends and receives, within its limits; None: without limits.
-        Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
+        `traffic` counts what the network sends and receives, and has its limits; None means no limits.
+        Raises ConfigError or StartError, with a cause of one line and a remedy; then nothing is left running.
         """
         identity = Identity.load(options.identity_path)
-        if options.invitation is not None:  # refused before anything runs
+        if options.invitation is not None:  # an invitation that does not hold is refused before anything runs
             MemberRoll(options.invitation, identity.peer_id, time.time(), revocations=options.revocations)
         given = GivenPeers(options.peers, own_peer_id=identity.peer_id, listen=options.listen)
         await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
@@ -108,7 +109,7 @@ class Libp2pNetwork(SigningNetwork):
         if options.invitation is not None:
             try:
                 host.gate = network._gate = PrivateGate(host, options.invitation, revocations=options.revocations)
-            except ConfigError:  # the invitation has ended while the host started
+            except ConfigError:  # the invitation expired while the host started
                 await host.stop()
                 raise
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
@@ -131,35 +132,37 @@ class Libp2pNetwork(SigningNetwork):
 
     @property
     def entry(self) -> NetworkEntry:
-        """The peers that this node joined through."""
+        """The peers through which this node joined."""
         return self._entry
 
     @property
     def known_peers(self) -> tuple[Contact, ...]:
-        """The nodes in the routing table, with the addresses that are worth a dial: ways in for another day."""
+        """The nodes in the routing table with their addresses that are worth a dial, to be remembered for later
+        starts."""
         policy = self._paths.policy()
         found = (replace(contact, addrs=policy.worth_knowing(contact.addrs)) for contact in self._dht.contacts())
         return tuple(contact for contact in found if contact.addrs)
 
     async def reachability(self, *, timeout_s: float = 0.0) -> Reachability:
-        """Return how others reach this node, as far as peers have confirmed it; wait for their first answer."""
+        """Return how others reach this node, as confirmed by peers. Wait up to `timeout_s` for the first
+        confirmation."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._paths.own.measured.wait()
         return self._paths.own.reachability
 
     def peer_paths(self) -> dict[str, PeerPath]:
-        """Return how each connected peer is reached, as of the last look at the connections, and its bytes."""
+        """Return the kind of path to each peer that was connected at the last look, with the bytes exchanged."""
         return self._host.traffic.peer_paths()
 
     def allow_relaying(self, may_relay: bool) -> None:
-        """Have this node relay for others where it is able to, or not. At first it may."""
+        """Say whether this node may relay for others if it can. Initially it may."""
         self._paths.may_relay = may_relay
         self._paths.update()
 
     @property
     def is_behind_symmetric_nat(self) -> bool:
-        """Return whether peers see this node at different ports, so that no other NAT can be opened for it."""
+        """Return whether peers see this node at different ports, so that another NAT cannot be opened for it."""
         return self._paths.own.is_behind_symmetric_nat
 
     @property
@@ -168,12 +171,12 @@ class Libp2pNetwork(SigningNetwork):
         return self._reservations.held
 
     def active_relay_counts(self) -> RelayCounts | None:
-        """Return what this node relays for others, None while it does not."""
+        """Return what this node relays for others, or None while it is no relay."""
         return self._relay.counts if self._relay.serves else None
 
     @property
     def relay_counts(self) -> RelayCounts:
-        """Return what this node relays for others."""
+        """Return what this node relays for others, also while it is no relay."""
         return self._relay.counts
 
     @property
@@ -182,17 +185,18 @@ class Libp2pNetwork(SigningNetwork):
 
     @property
     def traffic(self) -> Traffic:
-        """Return the bytes that this node sends and receives itself."""
+        """Return the meter of this node's traffic."""
         return self._host.traffic
 
     @property
     def revocations(self) -> bytes:
-        """Return the signed list of revocations of a private network that this node has, to be kept; empty: none."""
+        """Return the signed list of revocations that this node of a private network has, for the next start; b"" if it
+        has none."""
         return self._gate.revocations if self._gate else b""
 
     @property
     def dht_counts(self) -> DhtCounts:
-        """Return what this node's part of the record DHT holds now."""
+        """Return the counts of this node's part of the record DHT."""
         return self._dht.counts
 
     @property
@@ -249,7 +253,7 @@ class Libp2pNetwork(SigningNetwork):
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self._paths.own.to_announce())
 
     def _kept_peers(self) -> set[str]:
-        """Return the peers that keep this node reachable, and those through which others find it."""
+        """Return the relays that make this node reachable, and the seeds through which others find it."""
         return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
     def _relay_candidates(self) -> list[RelayCandidate]:
@@ -259,7 +263,7 @@ class Libp2pNetwork(SigningNetwork):
     # --- life and death -----------------------------------------------------------------------------------------------
 
     async def wait_failed(self) -> SwarmError:
-        """Wait until this network can no longer work, and return why. A daemon then ends with that reason."""
+        """Wait until this network has failed for good, and return the reason."""
         return await asyncio.shield(self._failure)
 
     async def close(self) -> None:
@@ -270,7 +274,7 @@ class Libp2pNetwork(SigningNetwork):
             await asyncio.wait((self._main,))
 
     async def _run(self) -> None:
-        """Own the host and every task. It ends by being cancelled, or when the start or the daemon fails."""
+        """Own the host and every task. It ends when it is cancelled, or when the start, a task or the daemon fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run_unary())
@@ -281,7 +285,7 @@ class Libp2pNetwork(SigningNetwork):
         except (SwarmError, asyncio.CancelledError) as error:
             self._fail(error)
         finally:
-            self._stopping = True  # from here on close waits, and does not cancel
+            self._stopping = True  # from here on `close` waits, and does not cancel
             self._methods.close()
             self._relay.close()
             await self._host.stop()
@@ -324,7 +328,7 @@ class Libp2pNetwork(SigningNetwork):
             find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
             may_be_first=self._options.may_be_first,
         )
-        await self._host.look()  # where these peers are tells which addresses of others are worth a dial
+        await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
         tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
@@ -347,7 +351,8 @@ class Libp2pNetwork(SigningNetwork):
         await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
 
     def _askable(self) -> list[str]:
-        """Return the peers to ask about this node's own addresses: those through which it joined, and then any."""
+        """Return the peers to ask about this node's own addresses: first those through which it joined, then the others
+        in random order."""
         others = [peer_id for peer_id in self._dht.peers() if peer_id not in self._entry.peer_ids]
         return [*self._entry.peer_ids, *random.sample(others, len(others))]
 
@@ -358,7 +363,7 @@ class Libp2pNetwork(SigningNetwork):
         if not self._ready.done():
             self._start_error = error
         elif not self._failure.done() and not isinstance(error, asyncio.CancelledError):
-            if not isinstance(error, SwarmError):  # a bug in one of our tasks ends the network like any other failure
+            if not isinstance(error, SwarmError):  # a bug in one of the network's tasks
                 logger.error("a task of the network failed", exc_info=error)
                 error = SwarmError(
                     "this node's network failed internally", remedy="restart this node; its log says why"
@@ -381,7 +386,7 @@ class Libp2pNetwork(SigningNetwork):
 def start_discovery(
     options: Libp2pOptions, peer_id: str, own_addrs: Callable[[], Sequence[str]], tasks: asyncio.TaskGroup
 ) -> LocalDiscovery | None:
-    """Begin to look for nodes in the local network, if this node is to be reached from there."""
+    """Start discovery in the local network if the options ask for it and the node listens beyond its machine."""
     if not options.mdns or all(map(is_loopback, options.listen)):
         return None
     discovery = LocalDiscovery(

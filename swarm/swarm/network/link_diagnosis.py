@@ -1,13 +1,14 @@
-"""Names the links that are slower, or lose more, than those of their peers, in collectives where all send to all.
+"""Names the links that are slower, or lose more packets, than the others, in collectives where all send to all.
 
-Members of a collective measure how fast the others' messages arrive. In the matrix of their transfer times a row that
-stands out is a sender, a column is a receiver, and a single cell is the link between two (C4D, Dong et al. 2024, arXiv
-2406.04594, section on communication slow detection). Loss shows as time. Deviations: the median and the median absolute
-deviation of all cells say what stands out, since volunteers' links differ and some of them lie; and only what does so
-in several collectives in a row is named, since their machines are busy with other things, too.
+Members of a collective measure how fast the others' messages arrive. In the matrix of transfer times, a row that stands
+out shows a slow sender, a column a slow receiver, and a single cell a slow link between two members (C4D, Dong et al.
+2024, arXiv 2406.04594, section on communication slow detection). Packet loss shows as a longer time. Deviations: the
+median and the median absolute deviation of all cells decide what stands out, since volunteers' links differ and some
+volunteers lie. A link is named only if it stands out in several collectives in a row, since volunteers' machines do
+other work, too.
 
-A member reports its own column only. So a liar can name itself as a receiver, and single links to itself, but a sender
-is named only by most of the others. Pure.
+A member reports only its own column. So a liar can make itself a slow receiver, and links to itself slow, but a sender
+is named only if most other members report it. Pure.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from swarm_protocol.records import RoundReport
 SlowKind: TypeAlias = Literal["sender", "receiver", "link"]
 
 MIN_MEMBERS = 3
-"""With two members, nobody can tell which of their links is the slow one."""
+"""Minimum members of a collective. With two, there is no usual link to compare with."""
 
 MIN_SLOWDOWN = 2.5
 """A link is named only if it is at least this many times slower than usual."""
 
 NUM_DEVIATIONS = 5.0
-"""A transfer time is slow if it is this many standard deviations of its logarithm from the median. The deviation is
-estimated by the median absolute deviation. Equal links with noise of any usual shape stay within."""
+"""A transfer time is slow if its logarithm is more than this many standard deviations above the median. The standard
+deviation is estimated from the median absolute deviation. Links that differ only by usual noise stay below."""
 
 MAD_TO_SIGMA = 1.4826
 MIN_SIGMA = 0.15
-"""The deviation of few cells can be small by chance."""
+"""Minimum standard deviation, since that of a few cells can be small by chance."""
 
 ALL_OF_THEM = 0.75
 """A sender or a receiver is named if at least this share of its links is slow. Otherwise single links are named."""
 
 FAST_BYTES_PER_S = 12.5e6
-"""100 Mbit/s. A link that carries as much is not named, even if the others are much faster."""
+"""A link that carries this much, 100 Mbit/s, is not named, even if the others are much faster."""
 
 NUM_CONFIRMATIONS = 4
 """A link is named once it was slow in this many collectives in a row."""
@@ -54,8 +55,8 @@ MAX_FOUND = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """`slowdown` is its transfer time divided by the usual one. A "sender" has no `receiver`, a "receiver" no
-    `sender`: that is everyone."""
+    """A slow sender, receiver or link. `slowdown` is its transfer time divided by the median one. A "sender" has an
+    empty `receiver`, which stands for all members, and a "receiver" an empty `sender`."""
 
     kind: SlowKind
     sender: str = ""
@@ -63,7 +64,7 @@ class SlowLink:
     slowdown: float
 
     def words(self, names: Mapping[str, str]) -> str:
-        """Say it in a line. `names` has the names of all `peers`."""
+        """Describe the finding in one line. `names` has a name for each of `peers`."""
         times = f"{self.slowdown:.1f} times"
         match self.kind:
             case "sender":
@@ -79,8 +80,8 @@ class SlowLink:
 
 
 def slow_links(rates: Mapping[str, Mapping[str, float]]) -> tuple[SlowLink, ...]:
-    """Return what stands out in one collective, the slowest first. `rates` has by receiver and sender the bytes per
-    second at which messages arrived; unknown ones are absent or 0."""
+    """Return what stands out in one collective, the slowest first. `rates[receiver][sender]` is the bytes per second at
+    which messages arrived; unknown rates are absent or 0."""
     time_of = {
         (sender, receiver): -math.log(rate)
         for receiver, column in rates.items()
@@ -121,14 +122,14 @@ class LinkWatch:
 
     @property
     def named(self) -> tuple[SlowLink, ...]:
-        """Return what stands out now, as slow as it was in the newest step."""
+        """Return what stood out in each of the NUM_CONFIRMATIONS newest steps, with its slowdown in the newest one."""
         if len(self._latest) < NUM_CONFIRMATIONS:
             return ()
         *before, newest = ({(each.kind, *each.peers): each for each in step} for step in self._latest)
         return tuple(each for key, each in newest.items() if all(key in step for step in before))
 
     def update(self, reports: Mapping[str, RoundReport]) -> None:
-        """Take the members' newest reports. They are compared once more when most of them have come to a new step."""
+        """Take the members' newest reports. They are compared once for each step that most members have reached."""
         steps = sorted(report.outer_step for report in reports.values())
         if not steps or (step := steps[(len(steps) - 1) // 2]) <= self._step:
             return

@@ -1,11 +1,12 @@
-"""Measures how fast a node's peers send to it, and how far they are, as its real traffic shows. Nothing is sent to
-measure it.
+"""Measures how fast a node's peers send to it, and their round trips, from real traffic. It sends nothing itself.
 
-A long message is whole at its sender, so it arrives as fast as the link, the limits of both sides, and what else they
-carry allow. Messages of one peer that arrive at the same time or right after each other are one transfer; a transfer
-that is large enough gives one sample. Only who answers at once tells a round trip: the least of some answers counts.
+A sender has all of a long message when it begins to send. So the message arrives as fast as the link, the limits of
+both sides and their other traffic allow. Messages of one peer that arrive at the same time or right after each other
+are one transfer. A transfer that is large enough gives one sample. Round trips come only from calls that the peer
+answers at once, and the shortest of several counts.
 
-State belongs to the network's loop, whose clock it reads. It is bounded: the peers not heard of for the longest go.
+State belongs to the network's loop, whose clock the meter reads. It is bounded: beyond MAX_PEERS, the peer heard of
+least recently is forgotten.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from dataclasses import dataclass, field
 from swarm_protocol import limits
 
 MIN_MESSAGE_BYTES = 2**16
-"""The time of a shorter message says more about the machines than about the link between them."""
+"""A shorter message is ignored, since its time says more about the machines than about the link."""
 
 SAMPLE_BYTES = 2**17
 """A transfer of fewer bytes gives no sample."""
 
 MIN_MESSAGE_DURATIONS = 4
-"""A transfer that has lasted for as many times as its longest message gives a sample, and begins anew. What is under
-way then counts in the next one, and is a small part of either."""
+"""A transfer that has lasted this many times as long as its longest message gives a sample, and a new transfer begins.
+Messages under way then count in the new transfer; they are a small part of either."""
 
 MIN_SAMPLE_S = 0.01
-"""A shorter transfer goes on: clocks of event loops tick in milliseconds, and buffers on the way empty at once."""
+"""A shorter transfer gives no sample yet: event loops' clocks tick in milliseconds, and full buffers on the way arrive
+at once."""
 
 MAX_GAP_S = 0.005
-"""Messages with a shorter gap belong to the same transfer."""
+"""Messages with a gap of at most this belong to the same transfer."""
 
 NUM_SAMPLES = 8
 """The rate is the median of this many samples, so that one transfer on a busy machine does not change it."""
 
 NUM_ANSWERS = 3
+"""Minimum answers that make a round trip."""
 KEPT_S = 600.0
-"""Maximum age of what is known of a peer."""
+"""Maximum age of a peer's rate."""
 
 MAX_PEERS = 4096
 MAX_BYTES_PER_S = limits.MAX_LINK_BYTES_PER_S
@@ -47,7 +50,7 @@ MAX_BYTES_PER_S = limits.MAX_LINK_BYTES_PER_S
 
 @dataclass(slots=True)
 class _Transfer:
-    """Bytes that came from `since_s` to `until_s`, of a sample that is not whole yet."""
+    """The bytes that came from `since_s` to `until_s`, and the time in seconds of the longest message among them."""
 
     since_s: float
     until_s: float
@@ -64,42 +67,43 @@ class _Link:
 
 
 class LinkMeter:
-    """All rates are in bytes per second, of payload."""
+    """The rates at which peers send to this node, in bytes of payload per second, and the round trips to them."""
 
     def __init__(self) -> None:
         self._links: dict[str, _Link] = {}
 
     def received(self, peer_id: str, num_bytes: int, since_s: float) -> None:
-        """Note that a message of `num_bytes` came from `peer_id`, whose first bytes were here at `since_s`."""
+        """Note that a message of `num_bytes` came from `peer_id`, whose first bytes came at `since_s`."""
         if num_bytes >= MIN_MESSAGE_BYTES:
             _add(self._link(peer_id), num_bytes, since_s, asyncio.get_running_loop().time())
 
     def answered(self, peer_id: str, seconds: float) -> None:
-        """Note that `peer_id` answered a small call, to which it answers at once, after `seconds`."""
+        """Note that `peer_id` answered a small call after `seconds`, a call that peers answer at once."""
         self._link(peer_id).answers.append((asyncio.get_running_loop().time(), seconds))
 
     def rate_from(self, peer_id: str) -> float | None:
-        """Return how fast `peer_id` sends to this node; None: unknown."""
+        """Return the rate at which `peer_id` sends to this node, or None if it is unknown."""
         return _rate(self._links.get(peer_id))
 
     def round_trip_s(self, peer_id: str, *, max_age_s: float) -> float | None:
-        """Return the least round trip of the newest answers; None if there were not enough in `max_age_s`."""
+        """Return the shortest round trip among the newest answers; None if there were fewer than NUM_ANSWERS in
+        `max_age_s`."""
         since_s = asyncio.get_running_loop().time() - max_age_s
         link = self._links.get(peer_id)
         recent = [seconds for at_s, seconds in (link.answers if link else ()) if at_s > since_s]
         return min(recent) if len(recent) >= NUM_ANSWERS else None
 
     def rates_from(self, peer_ids: Iterable[str]) -> dict[str, float]:
-        """Return the rates that are known of `peer_ids`, the fastest first."""
+        """Return the known rates of `peer_ids`, the fastest first."""
         known = {peer_id: rate for peer_id in peer_ids if (rate := self.rate_from(peer_id)) is not None}
         return dict(sorted(known.items(), key=lambda each: -each[1]))
 
     def all_rates(self) -> list[float]:
-        """Return every rate that is known."""
+        """Return all known rates."""
         return list(self.rates_from(self._links).values())
 
     def fastest_first(self, peer_ids: Sequence[str]) -> list[str]:
-        """Return `peer_ids` by their rates; one whose rate is unknown counts as a usual one."""
+        """Return `peer_ids` by rate, the fastest first. An unknown rate counts as the median of the known ones."""
         known = self.rates_from(peer_ids)
         usual = statistics.median(known.values()) if known else 0.0
         return sorted(peer_ids, key=lambda peer_id: -known.get(peer_id, usual))
@@ -125,7 +129,7 @@ def _add(link: _Link, num_bytes: int, since_s: float, now_s: float) -> None:
 
 
 def _finish(link: _Link) -> None:
-    """Take a sample of the transfer, if it is large enough; the next one begins where it ended."""
+    """Take a sample of the transfer if it is large enough. The next transfer then begins where this one ended."""
     if (transfer := link.transfer) is None:
         return
     took_s = transfer.until_s - transfer.since_s

@@ -1,11 +1,12 @@
 """Membership: publishes this node's records, looks up the records of others, and estimates round trips.
 
-One plane serves training and serving. A record's content is a claim of its peer. This module guarantees only that the
-peer signed it, that it is well formed, and that it is the newest of that peer. Existing models and runs are read from
-the node records, into which `Announcer` writes what the node has announced, so that no further index must be kept.
+Training and serving use the same membership. A record's content is a claim of its peer. This module guarantees only
+that the peer signed the record, that it is well formed, and that it is the newest record found of that peer. Existing
+models and runs are read from the node records, into which `Announcer` writes what the node has announced, so that no
+further index is needed.
 
-`Announcer.run` is the one task that publishes; `announce` and `withdraw` send it messages and return at once. The
-context of `Membership` owns that task, and is cancelled if the task fails.
+`Announcer.run` is the one task that publishes; `announce` and `withdraw` only queue, and return at once. The context of
+`Membership` owns that task, and is cancelled if the task fails.
 """
 
 from __future__ import annotations
@@ -38,26 +39,27 @@ from swarm.network.round_trips import RoundTrips
 from swarm.newest_items import NewestItems
 
 LOOKUP_TIMEOUT_S = 5.0
-"""Several hops through the store over slow links; longer, and asking again is better than waiting."""
+"""Time-out of a lookup: several hops through the DHT over slow links. After that, a new lookup is better than
+waiting."""
 
 MAX_LISTED_PEERS = 4096
-"""Maximum peers listed for one model, one run, or all nodes. More would cost memory without a better choice."""
+"""Maximum peers listed for one model, one run, or all nodes. More peers would cost memory and not improve a choice."""
 
 MAX_LISTED_MODELS = 64
-"""Maximum models listed. The caller looks up the servers of each, and anyone can make up names."""
+"""Maximum models listed. The caller looks up the servers of each, and anyone can announce made-up names."""
 
 FULL_RECORDS = limits.MAX_RECORDS_PER_KEY // 2
-"""Living records of a key from which on the keys below it are read, too. Some of a full key's are of the dead, and
-what comes free is soon taken by those below."""
+"""If a key has at least this many valid records, its child keys are read, too. A key that was full may have fewer valid
+records now, since some of its nodes are gone."""
 
 NUM_SAMPLED = 32
-"""Records of a key from which on a sample is taken of them, and of those below it."""
+"""Records that a sample takes of a key. If a key has this many, one of its child keys is sampled, too."""
 
 MAX_SAMPLED = 64
-"""Four times as many as a member asks where they are."""
+"""Maximum trainers that a sample returns: four times as many as a member asks for their standing."""
 
 MAX_VIEWS = 64
-"""Models and runs whose records are remembered. Their names may come from users of a gateway."""
+"""Maximum models and runs whose records are remembered. Their names may come from users of a gateway."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +69,18 @@ R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
 @dataclass(frozen=True, slots=True)
 class _Seen:
     record: Record | None
-    """None: malformed, remembered so that it is looked at once."""
+    """None if malformed; it is remembered so that it is parsed only once."""
     envelope: Envelope
 
 
 class Membership:
-    """This node's place in the network's membership. A context manager: leave it before the network closes.
+    """One node's part in the network's membership. It is a context manager, which must be left before the network
+    closes.
 
-    Within it each announced record is published, and again before half its life is over; leaving it tells everyone that
-    this node leaves. A failure to publish is counted, warned of and retried. Should the publishing itself fail, which
-    only a bug can do, it is logged, the task that entered the context is cancelled, and the context raises SwarmError.
+    Within the context each announced record is published, and again before half of its lifetime is over. Leaving the
+    context publishes that this node leaves. A failed publication is counted, logged and retried. If a bug ends the
+    publishing task, the bug is logged, the task that entered the context is cancelled, and the context raises
+    SwarmError.
     """
 
     def __init__(self, network: Network, *, lifetime_s: float = limits.RECORD_LIFETIME_S) -> None:
@@ -104,7 +108,7 @@ class Membership:
         assert self._publishing is not None
         self._publishing.cancel()
         try:
-            await self._tasks.__aexit__(None, None, None)  # which leaves the body's own error as it is
+            await self._tasks.__aexit__(None, None, None)  # without the body's error, which is raised unchanged
         except ExceptionGroup as failures:
             task = asyncio.current_task()
             is_ours = task is not None and not task.cancelling()
@@ -117,7 +121,7 @@ class Membership:
         try:
             await self._announcer.run()
         except Exception:
-            logger.exception("this node's records are published no more")
+            logger.exception("this node no longer publishes its records")
             raise
 
     @property
@@ -132,25 +136,25 @@ class Membership:
     # --- what this node says ----------------------------------------------------------------------------------------
 
     def announce(self, record: Record) -> None:
-        """Publish `record` now and from then on, in place of the earlier one of its kind and name.
+        """Publish `record` now and again until it is withdrawn, in place of the earlier one of its kind and name.
 
         A node record's models and runs are filled in from the other announced records.
         """
         self._announcer.announce(record)
 
     def withdraw(self, kind: Kind, name: str = "") -> None:
-        """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
+        """Publish the record of this kind and name a last time, as leaving. Do nothing if it was not announced."""
         self._announcer.withdraw(kind, name)
 
     def renew(self) -> None:
-        """Publish all announced records anew now: others may have forgotten them while this machine was suspended."""
+        """Publish all announced records again now: others may have dropped them while this machine was suspended."""
         self._announcer.renew()
 
     # --- what others say --------------------------------------------------------------------------------------------
 
     async def nodes(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, NodeRecord]:
-        """Return the newest record of every node by peer id, this one's included. Raises PeerTimeout, as the next three
-        do."""
+        """Return the newest record of every node by peer id, including this one's. Raises PeerTimeout, as do the next
+        three methods."""
         return await self._look_up(NodeRecord, "nodes", "", timeout_s)
 
     async def servers(self, model: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, ServeRecord]:
@@ -162,8 +166,8 @@ class Membership:
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
 
     async def some_trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
-        """Return all trainers of `run`, or of many about MAX_SAMPLED that are drawn by chance: what it costs does not
-        grow with the run. Of repeated calls those stay that were heard of last."""
+        """Return all trainers of `run`, or a random sample of at most MAX_SAMPLED of many, so that the cost does not
+        grow with the run. Repeated calls add to the sample, and keep the trainers whose records are newest."""
         now, root = self._network.now(), lookup_key("train", run)
         view = self._samples.pop(run, {})
         self._samples[run] = view
@@ -178,8 +182,8 @@ class Membership:
         }
 
     async def _find_some(self, key: str, timeout_s: float) -> list[Envelope]:
-        """Return the records under `key` and, where these are many, under a key below that is drawn by chance, and so
-        on."""
+        """Return a sample of the records under `key`. If it has NUM_SAMPLED, add a sample of a random child key, and so
+        on down."""
         until = asyncio.get_running_loop().time() + timeout_s
         found = level = await self._network.lookup([key], timeout_s=timeout_s, max_records=NUM_SAMPLED)
         for _ in range(limits.MAX_KEY_DEPTH):
@@ -197,17 +201,16 @@ class Membership:
     def ages_s(self, kind: Kind, name: str = "") -> dict[str, float]:
         """Return the age in seconds of each peer's newest record in the last lookup of `kind` and `name`.
 
-        No peer is asked. Living peers renew their records twice in the life of each, which is RECORD_LIFETIME_S, and up
-        to five times as long for node records (`Announcer`); a dead one stays listed for all of it. The age is 0 for a
-        peer whose clock is ahead.
+        No peer is asked. A live peer renews a record after about half of its lifetime, which is RECORD_LIFETIME_S, or
+        up to five times as long for node records (`Announcer`). A dead peer stays listed until the lifetime is over.
+        The age is 0 for a peer whose clock is ahead.
         """
         now = self._network.now()
         view = self._views.get((kind, name), {})
         return {peer_id: max(0.0, now - seen.envelope.issued_at) for peer_id, seen in view.items()}
 
     async def models(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> tuple[str, ...]:
-        """Return the models that live nodes say they serve a span of, sorted; of very many those that most nodes
-        name."""
+        """Return the models that node records name, sorted; at most MAX_LISTED_MODELS, those that most nodes name."""
         nodes = await self.nodes(timeout_s=timeout_s)
         num_nodes = Counter(model for node in nodes.values() for model in node.models)
         likeliest = sorted(num_nodes, key=lambda model: (-num_nodes[model], model))
@@ -221,9 +224,9 @@ class Membership:
         return {peer_id: seen.record for peer_id, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
 
     async def _find_all(self, root: str, timeout_s: float) -> list[Envelope]:
-        """Return the records under `root` and under the keys below those that are full, level by level.
+        """Return the records under `root` and, level by level, under the child keys of keys that are full.
 
-        Raises PeerTimeout if nobody answered for `root`; records below may be missing when time is up.
+        Raises PeerTimeout if no peer answered for `root`. Records of child keys may be missing when time is up.
         """
         until = asyncio.get_running_loop().time() + timeout_s
         found = await self._network.lookup([root], timeout_s=timeout_s)
@@ -242,8 +245,8 @@ class Membership:
         return found
 
     def _view(self, kind: Kind, name: str) -> dict[str, _Seen]:
-        """Return the remembered records that are valid now. A lookup that misses a record or finds an old one hides
-        nothing."""
+        """Return the remembered records that are still valid, so that a lookup that misses a record, or finds an older
+        one, does not hide it."""
         now = self._network.now()
         view = self._views.pop((kind, name), {})
         self._views[kind, name] = view = {
@@ -258,7 +261,7 @@ class Membership:
         if known is None and len(view) >= MAX_LISTED_PEERS:
             self._num_dropped += 1
             return
-        # of two of the same moment the later found one counts: the store has replaced the other
+        # of two records with one issue time, the one found later counts, since it has replaced the other in the DHT
         if known is not None and (
             known.envelope is envelope or known.envelope.issued_at > envelope.issued_at or known.envelope == envelope
         ):
@@ -276,8 +279,7 @@ class Membership:
     # --- how far they are -------------------------------------------------------------------------------------------
 
     async def rtt_s(self, peer_id: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> float:
-        """Return the seconds of a round trip, measured with real calls and remembered for a minute. Raises
-        PeerError."""
+        """Return the round trip in seconds, measured with real calls and remembered for a minute. Raises PeerError."""
         return await self._round_trips.measure_s(peer_id, timeout_s=timeout_s)
 
     async def rtts_ms(
@@ -287,28 +289,27 @@ class Membership:
         max_peers: int = limits.MAX_RTT_PEERS,
         timeout_s: float = LOOKUP_TIMEOUT_S,
     ) -> dict[str, float]:
-        """Return the milliseconds of a round trip to those of `peer_ids` that answer within `timeout_s`, the nearest
-        first.
+        """Return round trips in milliseconds to at most `max_peers` of `peer_ids`, the nearest first, for a record's
+        `rtt_ms`.
 
-        For a record's `rtt_ms`. At most `max_peers`, this node left out. Of those not measured within the last minute
-        a few, drawn by chance, are measured now, all at once: called again and again it comes to know all of them.
+        This node is left out. A few peers that were not measured within the last minute, drawn at random, are measured
+        now, within `timeout_s` and all at once. So repeated calls measure all of them.
         """
         others = [peer_id for peer_id in dict.fromkeys(peer_ids) if peer_id != self._network.peer_id]
         await self._round_trips.measure_some(others, timeout_s=timeout_s)
         return dict(list(self.known_rtts_ms(others).items())[:max_peers])
 
     async def silent(self, peer_ids: Iterable[str], *, timeout_s: float) -> set[str]:
-        """Return those of `peer_ids` that do not answer within `timeout_s`, though their records may hold for a minute
-        yet. Of many only a few are asked, drawn by chance."""
+        """Return those of `peer_ids` that do not answer within `timeout_s`, though their records may be valid for
+        another minute. If there are many, only a few are asked, drawn at random."""
         return await self._round_trips.silent(list(peer_ids), timeout_s=timeout_s)
 
     def known_rtts_ms(self, peer_ids: Iterable[str]) -> dict[str, float]:
-        """Return the milliseconds of a round trip to those of `peer_ids` whose is known, the nearest first. Asks
-        nobody."""
+        """Return the known round trips to `peer_ids` in milliseconds, the nearest first. Sends nothing."""
         known = {peer_id: self._round_trips.known_s(peer_id) for peer_id in peer_ids}
         found = [(rtt_s * 1e3, peer_id) for peer_id, rtt_s in known.items() if rtt_s is not None]
         return {peer_id: rtt_ms for rtt_ms, peer_id in sorted(found)}
 
     def all_known_rtts_s(self) -> list[float]:
-        """Return the seconds of a round trip to every peer whose is known. Asks nobody."""
+        """Return all known round trips in seconds. Sends nothing."""
         return self._round_trips.all_known_s()

@@ -1,7 +1,8 @@
-"""Addresses as people type them: parsed once, each fault named by its part.
+"""Parses and encodes multiaddrs. An error names the part of an address that is wrong.
 
-Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp, then perhaps /p2p and /p2p-circuit. QUIC
-(/udp/…/quic-v1) is not used. Pure.
+Text that people type may have only the forms that Swarm's hosts use: /ip4, /ip6, /dns, /dns4 or /dns6 with /tcp, then
+perhaps /p2p and /p2p-circuit. QUIC (/udp/…/quic-v1) is not used. The binary form, in which the daemon tells addresses,
+knows more parts. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _PORTS = ("tcp",)
 _FLAGS = ("p2p-circuit",)
 
 MAX_REMEMBERED_CHARS = 128
-"""A longer address is parsed anew each time: strangers name them, and 16,384 are remembered. Usual ones have at most
-100 characters, through a relay."""
+"""A longer address is parsed each time and not cached: the cache has 16,384 entries, and strangers choose the
+addresses. Usual addresses have at most 100 characters, relayed ones included."""
 
 _ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
-"""Lists what may follow the transport: the peer that is there, or the relay and the peer behind it."""
+"""What may follow the transport: nothing, the peer at the address, or its relay and perhaps the peer behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddr:
-    """A peer and where to find it. `addr` is without the final /p2p/<peer_id>."""
+    """A peer and its address. `addr` is without the final /p2p/<peer_id>."""
 
     peer_id: str
     addr: str
@@ -46,10 +47,10 @@ class PeerAddr:
 
 
 def parse_peer_addr(text: str) -> PeerAddr:
-    """Raises ConfigError, which names the part that is wrong."""
+    """Parse an address that ends in /p2p/<peer id>. Raises ConfigError, which names the part that is wrong."""
     *host, (name, peer_id) = _parts(text, _PEER_EXAMPLE)
     if name != "p2p":
-        what = "it does not end in /p2p/<peer id>, so the peer that answers there could not be recognised"
+        what = "it does not end in /p2p/<peer id>, so the peer at the address could not be verified"
         raise _fault(text, what, _PEER_EXAMPLE)
     return PeerAddr(peer_id=peer_id, addr="".join(_text(part) for part in host))
 
@@ -65,23 +66,23 @@ def check_listen_addr(text: str) -> str:
 
 
 def check_announce_addr(text: str) -> str:
-    """Return `text` if it can be told to others. Raises ConfigError."""
+    """Return `text` if it can be announced to others. Raises ConfigError."""
     if any(name in _PORTS and value == "0" for name, value in _parts(text, _EXAMPLE)):
-        raise _fault(text, "others cannot dial port 0; name the port they reach", _EXAMPLE)
+        raise _fault(text, "others cannot dial port 0; give the port at which they reach this node", _EXAMPLE)
     return text
 
 
 def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
+    """Return those of `addrs` that a host can dial; they do not end in /p2p. A peer may have sent any text."""
     addrs = tuple(addrs)
     found = tuple(
         addr for addr in addrs if (_is_dialable_remembered if len(addr) <= MAX_REMEMBERED_CHARS else _is_dialable)(addr)
     )
-    return addrs if len(found) == len(addrs) else found  # it is kept for each contact, and the usual one not twice
+    return addrs if len(found) == len(addrs) else found  # usually the same tuple, so that it is not kept twice
 
 
 def is_loopback(addr: str) -> bool:
-    """Return whether only this machine can use the address, however it is written. False for names."""
+    """Return whether only this machine can use the address, in whatever notation. False for names."""
     ip = ip_of(addr)
     return ip is not None and kind_of(ip) == "loopback"
 
@@ -104,13 +105,13 @@ def relay_of(addr: str) -> str:
 
 
 def relay_addr_of(addr: str) -> str:
-    """Return the address at which the relay is dialled that an address leads through."""
+    """Return the relay's own address from an address that leads through it."""
     return addr.partition("/p2p/")[0]
 
 
 @lru_cache(maxsize=4096)
 def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
+    """Return the IP address at the beginning of a multiaddr; None for names, invalid text and addresses with a zone."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")
     try:
         return ipaddress.ip_address(host) if version in ("ip4", "ip6") and "%" not in addr else None
@@ -119,10 +120,10 @@ def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def tcp_endpoint(addr: str) -> tuple[str, int] | None:
-    """Return the host and port to which TCP alone connects; None if the address leads there in another way."""
+    """Return the host and port of an address that is only a host and a TCP port; None for any other address."""
     try:
         parts = _split(addr)
-    except ValueError:  # such as a web socket, which this program does not know but a peer's daemon may
+    except ValueError:  # such as a WebSocket address, which a peer's daemon may know
         return None
     match parts:
         case [(_, host), ("tcp", port)]:
@@ -131,7 +132,7 @@ def tcp_endpoint(addr: str) -> tuple[str, int] | None:
 
 
 def is_tcp_by_ip(addr: str) -> bool:
-    """Return whether TCP alone connects to the address, and no name has to be looked up."""
+    """Return whether the address is only an IP address and a TCP port."""
     return ip_of(addr) is not None and tcp_endpoint(addr) is not None
 
 
@@ -157,7 +158,8 @@ def _parts(text: str, example: str) -> list[tuple[str, str]]:
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """Return the names and values, of which the first two are a host and a port. Raises ValueError with the fault."""
+    """Return the names and values of an address, which begins with a host and a port. Raises ValueError with the
+    fault."""
     if len(text) > limits.MAX_ADDR_BYTES:
         raise ValueError("it is too long")
     if not text.startswith("/"):
@@ -209,7 +211,7 @@ _number = partial(decode_varint, max_bytes=5)
 
 @lru_cache(maxsize=4096)
 def peer_id_bytes(peer_id: str) -> bytes:
-    """Return the bytes of a peer id. base58 is slow in pure Python and the same few peers come again and again. Raises
+    """Return the bytes of a peer id. Cached, since base58 is slow in pure Python and few peers occur often. Raises
     ValueError."""
     return base58_decode(peer_id)
 
@@ -220,7 +222,7 @@ def peer_id_text(raw: bytes) -> str:
 
 
 def addr_bytes(addr: str) -> bytes:
-    """Raises ValueError if a part is unknown, or has another value than it takes."""
+    """Encode an address. Raises ValueError if a part is unknown or has an invalid value."""
     words = iter(addr.split("/")[1:])
     encoded = b""
     for name in words:
@@ -230,7 +232,7 @@ def addr_bytes(addr: str) -> bytes:
         encoded += encode_varint(part.code)
         if part.num_bytes == 0:
             continue
-        value = "/".join(words) if name == "unix" else next(words, "")  # a path is all that follows
+        value = "/".join(words) if name == "unix" else next(words, "")  # a path takes all that follows
         if not value:
             raise ValueError(f"/{name} has no value")
         raw = part.to_bytes(value)
@@ -239,7 +241,7 @@ def addr_bytes(addr: str) -> bytes:
 
 
 def addr_text(raw: bytes) -> str:
-    """Raises ValueError if a part is unknown, or is cut off."""
+    """Decode an address. Raises ValueError if a part is unknown or cut off."""
     text, at = "", 0
     while at < len(raw):
         code, at = _number(raw, at)
@@ -258,7 +260,8 @@ def addr_text(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """`num_bytes` of the value: None where it is said each time, 0 where there is no value."""
+    """A kind of part of an address. `num_bytes` is the length of its value: None if a length precedes each value, 0 if
+    there is no value."""
 
     name: str
     code: int

@@ -1,7 +1,7 @@
-"""Entering a network: reach given, remembered or local peers, and compare network, version and clock.
+"""Enters a network: reaches given, remembered or local peers, and compares network, version and clock.
 
-`hello` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
-`start_host` refuses an identity that another running node has. `partition_watch` rejoins after a partition.
+`HELLO` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
+`start_host` refuses an identity that another running node uses. `partition_watch` rejoins after a partition.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from swarm.network.private.private_gate import PrivateGate
 T = TypeVar("T")
 
 SEED_TIMEOUT_S = 5.0
-"""Time-out of one seed: across the world on a slow link, and half of a user's patience."""
+"""Time-out of connecting to one seed, enough for a slow link across the world."""
 
 GRACE_S = 0.5
-"""Time for the other peers once one has answered. Dead ones must not delay a node that is connected."""
+"""Time for the other peers to answer once one has. Dead peers must not delay a node that is connected."""
 
 MAX_NEARBY_DIALS = 16
-"""Nodes of the local network that are dialled at once: anybody there can name more."""
+"""Maximum nodes of the local network that are dialled at once, since anyone there can announce any number."""
 
 HEAD_START_S = 1.0
-"""Time for the given peers before remembered ones are tried, too. It ends early if all given peers fail."""
+"""Time for the given peers to answer before remembered ones are tried, too. It ends early if all given peers fail."""
 
 IP4_HEAD_START_S = 0.5
 """Time for a given peer's IPv4 address before its IPv6 address is tried, too (see `dialler.ip4_first`)."""
@@ -65,9 +65,9 @@ IP4_HEAD_START_S = 0.5
 logger = logging.getLogger(__name__)
 
 COPY_CHECK_S = 1.5
-"""Time for finding a peer by its id through others. A live one answers in a few round trips."""
+"""Time to find another node with this node's identity. A live one answers in a few round trips."""
 NUM_COPY_DIALS = 8
-"""Remembered peers that are asked for a copy of this node, besides the given ones."""
+"""Remembered peers that are asked for another node with this identity, besides the given peers."""
 
 
 def method_prefix(network_id: str) -> str:
@@ -83,7 +83,8 @@ def hello_answer(network_id: str) -> UnaryAnswer:
 
 
 async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
-    """Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation. `addrs` as in `Host.call`."""
+    """Exchange hellos with a peer. Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation, and in a
+    private network what `Gate.greet` raises. `addrs` is as in `Host.call`."""
     if host.gate is not None:
         return await host.gate.greet(peer_id, addrs=addrs)
     before = time.time()
@@ -91,21 +92,21 @@ async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[st
         answer = await host.call(peer_id, HELLO, hello_of(network_id, before).to_bytes(), addrs=addrs)
     except NotServed:
         raise PeerRefused(
-            "it is a libp2p host, but no Swarm node that answers strangers",
-            remedy="check the address; if its network is private, give --invite the invitation of its owner",
+            "the peer is a libp2p host, but no Swarm node that answers strangers",
+            remedy="check the address; if its network is private, give --invite an invitation from the network's owner",
             peer_id=peer_id,
         ) from None
     return greeting_of(Hello.from_bytes(answer), before)
 
 
 async def check_network_peer(host: Host, peer_id: str, network_id: str) -> None:
-    """Greet a peer that has connected itself. Raises PeerError if it is not of this network, or does not say so."""
+    """Greet a peer that connected to this node. Raises PeerError unless it says that it is of this network."""
     greeting = await greet(host, peer_id, network_id, addrs=())
     check_hello(hello_of(network_id), greeting.hello, peer_id)
 
 
 async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str) -> PeerError:
-    """Return why `peer_id` does not know a method of ours."""
+    """Return the reason why `peer_id` does not serve `method`, as an error."""
     try:
         greeting = await greet(host, peer_id, network_id)
         check_hello(hello_of(network_id), greeting.hello, peer_id)
@@ -115,7 +116,7 @@ async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str
 
 
 async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: str) -> Greeting:
-    """Reach `peer_id` at `addrs` and check that we can work together, clocks aside. Raises PeerError."""
+    """Reach `peer_id` at `addrs`, and check that its network and protocol version are this node's. Raises PeerError."""
     try:
         async with asyncio.timeout(SEED_TIMEOUT_S):
             await _dial(host, peer_id, addrs)
@@ -129,7 +130,7 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
 
 
 async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:
-    """Connect to a peer, by IPv4 if it has both IP versions and answers in time. Raises what `Control` raises."""
+    """Connect to a peer, by IPv4 first if it has public addresses of both IP versions. Raises what `Control` raises."""
     *first, last = ip4_first(addrs)
     for way in first:
         with contextlib.suppress(ControlError, TimeoutError):
@@ -140,13 +141,13 @@ async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:
 
 Attempts = dict[asyncio.Task[Greeting], PeerAddr | Contact]
 Failures = Mapping[str, BaseException | None]
-"""Why given peers were not reached, by their addresses, or by the names that led to none."""
+"""The failures to reach given peers, by address, or by name where the name led to no address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEntry:
-    """The peer ids through which a node entered its network: of those it was given, of those it remembered, and of
-    those that it found in the local network."""
+    """The peer ids through which a node entered its network: given ones, remembered ones, and those found in the local
+    network."""
 
     given: tuple[str, ...] = ()
     remembered: tuple[str, ...] = ()
@@ -158,7 +159,7 @@ class NetworkEntry:
 
 
 FindNearby = Callable[[], Awaitable[Sequence[Contact]]]
-"""Look for nodes in the local network, for a few seconds."""
+"""Looks for nodes in the local network for a few seconds."""
 
 
 async def join(
@@ -170,12 +171,13 @@ async def join(
     find_nearby: FindNearby | None = None,
     may_be_first: bool = False,
 ) -> NetworkEntry:
-    """Reach peers of the network; those that are slow may still be on their way. Remembered ones are a second choice,
-    and those of the local network the last.
+    """Reach peers of the network, and return through which ones. Given peers are tried first, then remembered peers,
+    then peers of the local network.
 
-    Without given and remembered peers and without a search nearby, this node starts alone; with `may_be_first` also if
-    remembered peers do not answer, and it does not wait for local peers. Raises ConfigError if a given peer refuses and
-    none of the others accepts, StartError if no peer was reached, or if this machine's clock is off.
+    Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
+    starts alone if remembered peers do not answer, and does not search for local peers. Raises ConfigError if a given
+    peer refuses and no other given peer accepts. Raises StartError if no peer was reached, or if this machine's clock
+    is wrong.
     """
     if may_be_first:
         find_nearby = None
@@ -213,7 +215,8 @@ async def _attempt(
     network_id: str,
     find_nearby: FindNearby | None,
 ) -> Attempts:
-    """Dial the given peers, then others until one has answered. Returns all dials, of which none still runs."""
+    """Dial the given peers, then others until one has answered. Return all dials; dials that still run are
+    cancelled."""
     by_ip4 = {addr.peer_id for addr in given if addr.addr.startswith("/ip4/")}
     attempts: Attempts = {
         asyncio.create_task(_connect_given(host, addr, network_id, has_ip4=addr.peer_id in by_ip4)): addr
@@ -245,7 +248,7 @@ async def _attempt(
 
 
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
-    """Wait until one task has succeeded, all have failed, or `timeout_s` is over."""
+    """Wait until one task has succeeded, all have failed, or `timeout_s` has passed."""
     pending = {task for task in tasks if not task.done()}
     if any(map(succeeded, tasks)):
         return
@@ -262,8 +265,8 @@ def succeeded(task: asyncio.Task[T]) -> bool:
 
 
 def _failures(attempts: Attempts) -> Failures:
-    """Return the failures of given peers, but of dials that were given up. Others are left out: these may be gone for
-    good."""
+    """Return the failures of dials to given peers, without dials that were cancelled. Remembered and local peers are
+    left out, since they may be gone for good."""
     return {
         str(attempt): task.exception()
         for task, attempt in attempts.items()
@@ -276,7 +279,7 @@ def _refusals(failures: Failures) -> list[PeerRefused]:
 
 
 def _reasons(failures: Failures) -> str:
-    """Return the reason of each failure, by address."""
+    """Return each failure as `ADDRESS: REASON`, in one line."""
     return "; ".join(
         f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
         for addr, failure in failures.items()
@@ -295,10 +298,10 @@ def _nobody(failures: Failures, *, num_remembered: int, was_sought_nearby: bool)
         remembered = f"none of the peers that this node remembers ({num_remembered}) could be reached"
         return StartError(
             "; ".join(filter(None, (remembered if num_remembered else "", nearby))),
-            remedy="give --peers the address of a node that runs, as swarm-node seed prints it",
+            remedy="give --peers the address of a running node, as swarm-node seed prints it",
         )
     given = f"none of the given peers could be reached: {_reasons(failures)}"
-    remembered = f"nor any of the {num_remembered} that this node remembers" if num_remembered else ""
+    remembered = f"nor any of the {num_remembered} peers that this node remembers" if num_remembered else ""
     return StartError(
         "; ".join(filter(None, (given, remembered, nearby))),
         remedy="check the addresses and that these nodes run, or give another node of the network",
@@ -318,14 +321,15 @@ def _check_clock(skews_s: Sequence[float]) -> None:
 
 
 async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPolicy) -> Host:
-    """Start our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    """Start this node's host, unless another running node has its identity. The check runs during the start, before
+    this node connects to any peer. Raises StartError."""
     peer_id = given.own_peer_id
     daemon_options = options.for_daemon()
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
     if not asked:
         return await Host.start(daemon_options)
     if options.invitation is not None and options.invitation.terms.is_bound:
-        return await Host.start(daemon_options)  # no other host may ask in its name
+        return await Host.start(daemon_options)  # the network admits no anonymous host that could ask
     checking = check_identity_is_free(asked, peer_id, options.network_id, policy, options.invitation)
     check = asyncio.create_task(checking)
     host: Host | None = None
@@ -348,12 +352,12 @@ async def check_identity_is_free(
     policy: DialPolicy,
     invitation: NetworkInvitation | None = None,
 ) -> None:
-    """Raises StartError if a running node has this identity, wherever it is.
+    """Raises StartError if a running node has the identity `peer_id`.
 
-    A throwaway anonymous host asks the network behind `addrs` for the peer id, dials it and says hello. libp2p lets a
-    connection stand only if the other side proves that it holds the key, so a peer that answers is a copy: this node
-    itself, which starts meanwhile, does not answer yet. None of `addrs` reached, or nothing found in time: free, as
-    far as can be told. (A later sign is a record of ours that we did not write.)
+    A temporary anonymous host asks the network behind `addrs` for the peer id, dials it and greets it. libp2p keeps a
+    connection only if the other side proves that it holds the key. So a peer that answers is another node with this
+    identity, since this node does not answer yet. If no address of `addrs` was reached, or nothing was found in time,
+    the identity counts as free. (`OwnRecords` detects another node later by its records.)
     """
     host = await Host.start(DaemonOptions())
     host.connect = judged(host.control.connect, policy)
@@ -364,7 +368,7 @@ async def check_identity_is_free(
             if invitation is not None:
                 host.gate = gate = PrivateGate(host, invitation)
                 answer = gate.answer
-            await host.serve(HELLO, answer)  # relays carry nobody who does not answer
+            await host.serve(HELLO, answer)  # relays carry no peer that does not answer a greeting
             reached = await _reach_any(host, addrs)
             if not reached or not await _is_there(host, reached, peer_id, network_id):
                 return

@@ -1,9 +1,9 @@
-"""Keeps a node in its network: dials its seeds and the peers that it knew when these, or all others, are gone.
+"""Keeps a node in its network: dials missing seeds, and remembered peers when no peer is left.
 
-`PartitionWatch.run` is a task: it notices that this node is cut off, or that its seeds are, and dials them. Two groups
-that lost their common seed thus meet there again. Seeds that are missed for good cost a dial every few seconds, and
-their names are looked up again, as they may have moved. A second task looks after the routing table: silent members
-take seconds there, which the way back into the network must not wait for.
+`PartitionWatch.run` is a task. It notices that seeds are missing, or that this node is cut off, and dials them. So two
+groups that lost their common seed meet there again. A seed that is gone for good costs a dial every few seconds. The
+names of missing seeds are looked up again, since a seed may have moved. A second task checks the routing table, because
+a silent member takes seconds there, for which rejoining the network must not wait.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from swarm.network.network_entry import connect
 from swarm.newest_items import NewestItems
 
 CHECK_S = 3.0
-"""The pause while all is well. A look at the daemon's connections takes a millisecond."""
+"""Pause between two checks while nothing is missing. A look at the daemon's connections takes a millisecond."""
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
-"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
+"""Pause between two attempts to reach missing peers; it doubles. A partition heals within this time after its cause is
+gone."""
 REFRESH_S = 60.0
 MAX_KNOWN_PEERS = 64
 NUM_DIALS = 8
@@ -48,13 +49,13 @@ class PartitionWatch:
         self._host = host
         self._dht = dht
         self._given = given
-        self._met: set[str] = set()  # seeds that have answered and were connected at each look since
+        self._met: set[str] = set()  # seeds that have answered, and were connected at each check since
         self._network_id = network_id
         self._on_healed = on_healed
         self._known = NewestItems[str, tuple[str, ...]](MAX_KNOWN_PEERS)
 
     def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
-        """Take in the seeds that have answered, by peer id, and peers of earlier days."""
+        """Note the peer ids of the seeds that have answered, and the peers remembered from earlier runs."""
         self._met.update(met)
         self._known.update((contact.peer_id, contact.addrs) for contact in known)
 
@@ -84,7 +85,7 @@ class PartitionWatch:
             try:
                 cut_off = not await self._rejoin()
                 trouble = ""
-            except PeerUnreachable as error:  # if the daemon has ended, the unary connection ends this task, too
+            except PeerUnreachable as error:  # if the daemon has ended, the unary connection's task ends this one
                 if error.message != trouble:
                     trouble = error.message
                     logger.warning("cannot watch over the connection to the network: %s", error)
@@ -93,7 +94,8 @@ class PartitionWatch:
             pause_s = back_off_s if cut_off else CHECK_S
 
     async def _rejoin(self) -> bool:
-        """Dial missing seeds, and others where no peer is left. Return whether none is missing any more."""
+        """Dial missing seeds, and other peers if no peer is left. Return whether all dials succeeded and a peer is
+        known."""
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs

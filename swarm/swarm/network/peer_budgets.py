@@ -1,13 +1,13 @@
-"""Bounds what peers hold of one host's room: its slots, and the bytes of streams that wait unread. Pure.
+"""Bounds the resources of one host that peers hold: slots, and bytes of streams that wait unread. Pure.
 
-When all slots are taken, a peer that holds few of them still gets one (`PeerSlots`): many keys can fill the room, but
-not keep out a peer that wants little. What that adds is bounded by the number of connections.
+When all slots are taken, a peer that holds few of them still gets one (`PeerSlots`). So an attacker with many keys can
+fill all slots, but cannot keep out a peer that wants few. The number of connections bounds these extra slots.
 
-A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is put
-together from many pieces. So every piece is charged to `UnreadBudget` before it is allocated, and released once its
-message has been taken. A stream that exceeds its peer's budget gives way; when the host's budget is exceeded, the
-largest stream of the peer that holds most gives way: a flood displaces itself, however many keys it has, and not those
-who hold little. State belongs to the host's loop.
+A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is joined
+from many pieces. So every piece is charged to `UnreadBudget` before it is allocated, and released once its message has
+been taken. A stream that exceeds its peer's budget gives way. When the host's budget is exceeded, the largest stream of
+the peer that holds most gives way. So a flood, from however many keys, displaces its own streams first and not those of
+peers that hold little. State belongs to the host's loop.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from swarm_protocol.errors import PeerRefused
 K = TypeVar("K", bound=Hashable)
 
 NUM_GUARANTEED = 4
-"""Slots that each peer can have, however many others hold."""
+"""Slots that each peer can have, however many slots other peers hold."""
 
 
 class PeerSlots(Generic[K]):
     """Counts the slots that each peer holds, and says whether it may have one more."""
 
     def __init__(self, *, per_peer: Callable[[], int], in_all: int) -> None:
-        """`per_peer` returns what holds now."""
+        """`per_peer` returns the present limit of one peer, and `in_all` is the limit of all peers."""
         self._per_peer = per_peer
         self._in_all = in_all
         self._held: Counter[K] = Counter()
         self.num_held = 0
 
     def held_by(self, peer: K) -> int:
-        """Return how many slots a peer holds."""
+        """Return the number of slots that a peer holds."""
         return self._held[peer]
 
     def has_room(self, peer: K) -> bool:
-        """Return whether a peer may have one more."""
+        """Return whether a peer may have one more slot."""
         held = self._held[peer]
         return held < self._per_peer() and (self.num_held < self._in_all or held < NUM_GUARANTEED)
 
     def take(self, peer: K) -> None:
-        """Count one more, whether there is room or not."""
+        """Count one more slot of a peer, whether there is room or not."""
         self._held[peer] += 1
         self.num_held += 1
 
@@ -68,12 +68,12 @@ class PeerSlots(Generic[K]):
 
 
 MAX_UNARY_BYTES = 2**16
-"""Maximum answer, and request, over the unary connection. The libp2p daemon keeps an answer until the peer has read it,
-and tells nobody whether it has; a larger one goes over a stream, where the peer's reading slows this node. This much
-fits libp2p's own window."""
+"""Maximum bytes of an answer, or of a request, over the unary connection. The libp2p daemon keeps an answer until the
+peer has read it, and does not report when that is. A larger answer goes over a stream, where the peer's reading slows
+this node. This much fits libp2p's own window."""
 
 PEER_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 2**20
-"""The largest message, and four full windows beside it."""
+"""Maximum unread bytes of one peer: the largest message, and four full windows beside it."""
 
 HOST_BYTES = 512 * 2**20
 """Maximum unread bytes of all peers: full windows of 128 streams, far more than a group of sixteen needs."""
@@ -87,11 +87,11 @@ class UnreadHolder(Protocol):
     peer_id: str
 
     def give_way(self, refusal: PeerRefused) -> None:
-        """Drop what is unread, tell the peer why, and take nothing more."""
+        """Drop what is unread, tell the peer why, and accept nothing more."""
 
 
 class UnreadBudget:
-    """Counts the bytes that wait unread, for each peer and in all, and says which stream has to give way."""
+    """Counts the bytes that wait unread, for each peer and in all, and has streams give way that exceed the budget."""
 
     def __init__(self, *, max_peer_bytes: int = PEER_BYTES, max_host_bytes: int = HOST_BYTES) -> None:
         self._max_peer_bytes = max_peer_bytes
@@ -103,7 +103,7 @@ class UnreadBudget:
         self.num_refused = 0  # streams that had to give way, since the start
 
     def charge(self, holder: UnreadHolder, num_bytes: int) -> bool:
-        """Account `num_bytes` more. False: `holder` itself has had to give way."""
+        """Charge `num_bytes` more to `holder`. Return False if `holder` itself had to give way."""
         peer_bytes = self._add(holder, num_bytes)
         if peer_bytes <= self._max_peer_bytes and self.num_bytes <= self._max_host_bytes:
             return True
@@ -116,12 +116,12 @@ class UnreadBudget:
         return holder in self._held
 
     def release(self, holder: UnreadHolder, num_bytes: int) -> None:
-        """Release `num_bytes` that were consumed."""
+        """Release `num_bytes` of `holder` that were consumed."""
         if held_bytes := self._held.get(holder, 0):
             self._add(holder, -min(num_bytes, held_bytes))
 
     def drop(self, holder: UnreadHolder) -> None:
-        """Forget a stream that has ended; a second time does nothing."""
+        """Release everything that a stream holds, since it has ended. Idempotent."""
         if held_bytes := self._held.get(holder, 0):
             self._add(holder, -held_bytes)
 
@@ -131,7 +131,7 @@ class UnreadBudget:
         holder.give_way(PeerRefused(why, remedy="send less at once", retry_after_s=RETRY_AFTER_S))
 
     def _add(self, holder: UnreadHolder, num_bytes: int) -> int:
-        """Return the bytes of the holder's peer from now on."""
+        """Add `num_bytes`, and return what the holder's peer then holds."""
         peer_id = holder.peer_id
         held_bytes = self._held[holder] = self._held.get(holder, 0) + num_bytes
         peer_bytes = self._by_peer[peer_id] = self._by_peer.get(peer_id, 0) + num_bytes

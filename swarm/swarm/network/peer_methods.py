@@ -1,8 +1,7 @@
-"""The methods of one node's network: calls and streams to peers, and what this node serves, by the names of methods.
+"""Calls and streams by method: those that this node makes to peers, and those that it serves.
 
-Maps each method to the protocol ids under which peers know it. `calls` carries requests of any size, `stream_resume`
-makes the streams that this node opens, and `stream_server` accepts those of peers. Tasks run in the group that it is
-given.
+Maps each method to the protocol ids by which peers know it. `calls` carries requests of any size, `stream_resume` makes
+the streams that this node opens, and `stream_server` accepts those of peers. Tasks run in a task group of the caller.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ class PeerMethods:
 
     @contextlib.asynccontextmanager
     async def _asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
-        """Bound the body's time: PeerTimeout says that it was `late`. Explain why a peer does not know `method`."""
+        """Bound the time of the body, and replace NotServed by its reason. `late` is the beginning of the PeerTimeout's
+        message."""
         try:
             async with asyncio.timeout(timeout_s):
                 try:
@@ -72,14 +72,14 @@ class PeerMethods:
             raise PeerTimeout(f"{late} within {timeout_s:g} s", peer_id=peer_id) from None
 
     async def serve_streamed(self, protocol: str, answer: UnaryHandler, *, max_request_bytes: int) -> None:
-        """Answer requests of `protocol` over streams, a few of a peer at once."""
+        """Answer requests of `protocol` over streams, at most `calls.MAX_BULK_PER_PEER` of a peer at once."""
         handler = self._calls.bulk_handler(answer)
         await self._server.serve(protocol, handler, max_message_bytes=max_request_bytes)
 
     async def call_streamed(
         self, peer_id: str, protocol: str, request: bytes, *, timeout_s: float, max_bytes: int
     ) -> bytes:
-        """Ask a peer that answers `protocol` over streams. Raises SwarmError, NotServed, or TimeoutError after
+        """Send a request of `protocol` to a peer over a stream. Raises SwarmError, NotServed, or TimeoutError after
         `timeout_s`."""
         async with asyncio.timeout(timeout_s):
             return await self._calls.exchange(peer_id, protocol, request, max_bytes)

@@ -1,16 +1,16 @@
-"""Limits on bytes per second: a token bucket that may go into debt, and the turns in which streams send under one.
+"""Limits on bytes per second: a token bucket that may go into debt, and the turns in which streams share it.
 
-Simulated links and the limits that a node's owner sets both use `Rate`, to which the time is an argument. Who may wait
-asks `wait_s` first; who must not wait only reserves, and those that may wait then wait longer. `Allowance` is what an
-owner allows a node to send, or to receive: payload bytes are charged with what the wire adds to them.
+Simulated links and the owner's limits both use `Rate`, which gets the time as an argument. Traffic that may wait asks
+`wait_s` first. Traffic that must not wait only reserves, and makes the other traffic wait longer. `Allowance` is the
+owner's limit on what the node sends, or receives; payload bytes are charged with the overhead of the wire.
 
-A frame that must wait is queued with its stream's `PacedWriter`. `Turns` lets the writers that have something write a
-slice each, one after the other, as fast as the limit allows: a stream with little to send is not kept waiting by one
-with much. Frames of one stream stay in order. A frame without a body of its own, such as a credit, goes out at once
-unless it would overtake its stream's frames. Without a limit everything is written at once, and nothing is here.
-`write` is how everything is written to connections that may have been lost a moment ago.
+A frame that must wait is queued in its stream's `PacedWriter`. `Turns` lets each writer with queued frames write a
+slice in turn, as fast as the limit allows, so a stream with much to send does not keep the others waiting. Frames of
+one stream stay in order. A frame that carries no data, such as a credit, is sent at once unless it would overtake its
+stream's frames. Without a limit, everything is written at once, and nothing is queued here. Every write to a connection
+goes through `write`, since the connection may have been lost a moment ago.
 
-State belongs to the network's loop, in whose callbacks everything runs: there is no task.
+State belongs to the network's loop. Everything runs in its callbacks; there is no task.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 SLICE_BYTES = 2**14
-"""Bytes that a stream sends before the next has its turn: 7 ms of 20 Mbit/s."""
+"""Bytes that a stream sends in one turn: 7 ms at 20 Mbit/s."""
 
 
 class Rate:
     """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share.
 
-    `burst_s` is how much unused time it makes up for. Virtual timers are exact and need none; real ones come late.
-    `max_debt_s` bounds how far ahead it can be reserved: bytes beyond that pass uncounted, so that those that never
-    wait cannot stop those that do.
+    Unused time of up to `burst_s` may be made up for: real timers fire late, whereas virtual ones are exact and need
+    none. `max_debt_s` bounds how far ahead the rate can be reserved. Bytes beyond that pass uncounted, so that traffic
+    that never waits cannot stop traffic that waits.
     """
 
     def __init__(self, bytes_per_s: float, *, burst_s: float = 0.0, max_debt_s: float = math.inf) -> None:
@@ -39,7 +39,7 @@ class Rate:
         self._free_at_s = 0.0
 
     def reserve(self, num_bytes: float, now_s: float) -> float:
-        """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
+        """Reserve the bottleneck for `num_bytes` and return the time at which the last of them will have passed."""
         # comparisons, not `min` and `max`: a simulated link asks three times for each message
         free_at_s, earliest_s, latest_s = self._free_at_s, now_s - self._burst_s, now_s + self._max_debt_s
         free_at_s = (free_at_s if free_at_s > earliest_s else earliest_s) + num_bytes / self.bytes_per_s
@@ -47,23 +47,22 @@ class Rate:
         return free_at_s
 
     def wait_s(self, now_s: float) -> float:
-        """Return how long the bytes that are reserved still take; 0 if more may pass now."""
+        """Return how many seconds the reserved bytes still take; 0 if more may pass now."""
         return max(0.0, self._free_at_s - now_s)
 
 
 OVERHEAD = 1.04
-"""Bytes on the wire for each byte of payload: headers of TCP and IP in Ethernet's packets, of the cipher and of the
-multiplexer."""
+"""Bytes on the wire for each byte of payload, with the headers of Ethernet, IP, TCP, the cipher and the multiplexer."""
 
 BURST_S = 0.05
-"""Unused time that a limit makes up for: several times what a timer of a busy loop is late."""
+"""Unused time that a limit makes up for: several times the delay of a timer in a busy loop."""
 
 MAX_DEBT_S = 2.0
 """Time for which calls, which never wait, can keep streams waiting."""
 
 
 class Allowance:
-    """Bytes may pass at `bytes_per_s`; infinite: without a limit."""
+    """A limit of `bytes_per_s` on payload with its overhead; infinite means no limit."""
 
     def __init__(self, bytes_per_s: float = math.inf) -> None:
         self.is_limited = bytes_per_s < math.inf
@@ -75,7 +74,7 @@ class Allowance:
             self._rate.reserve(num_bytes * OVERHEAD, asyncio.get_running_loop().time())
 
     def wait_s(self) -> float:
-        """Return how long what need not pass now has to wait; 0: not at all."""
+        """Return how many seconds traffic that may wait has to wait now."""
         return self._rate.wait_s(asyncio.get_running_loop().time()) if self.is_limited else 0.0
 
 
@@ -89,12 +88,11 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
 
     def charge(self, num_bytes: int) -> None:
-        """Charge what is written without a turn."""
+        """Charge bytes that are written without a turn."""
         self._upload.charge(num_bytes)
 
     def enter(self, writer: PacedWriter) -> None:
-        """Note that `writer` has something to send. One that has dropped what it had keeps its place, and has no second
-        one."""
+        """Queue `writer` for a turn, once. A writer that has dropped its frames meanwhile keeps its place."""
         self._waiting[writer] = None
         if self._timer is None:
             self._take_turns()
@@ -114,16 +112,16 @@ class Turns:
 
 
 def write(writer: asyncio.StreamWriter, *parts: bytes | memoryview) -> None:
-    """Write `parts`, or drop them if the connection is lost: whoever reads or drains next hears of it.
+    """Write `parts`, or drop them if the connection is lost: the next read or drain reports the loss.
 
-    asyncio's own event loops do the same, but uvloop raises RuntimeError for a write to a connection that is closed.
+    asyncio's own event loops do the same, but uvloop raises RuntimeError for a write to a closed connection.
     """
     if not writer.transport.is_closing():
         writer.writelines(parts)
 
 
 class PacedWriter:
-    """Writes the frames of one stream to one connection, in turns with those of other streams."""
+    """Writes the frames of one stream to one connection, in turn with the frames of other streams."""
 
     def __init__(self, writer: asyncio.StreamWriter, turns: Turns) -> None:
         self._writer = writer
@@ -137,7 +135,7 @@ class PacedWriter:
         return not self._queue
 
     def write(self, frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
-        """Write `frame` now if there is no limit, or if it goes out `at_once`, and overtakes nothing; else queue it."""
+        """Write `frame` now if there is no limit, or if `at_once` and it overtakes no queued frame; else queue it."""
         if not self._is_limited:
             write(self._writer, *frame)
         elif at_once and self.is_empty:
@@ -151,7 +149,7 @@ class PacedWriter:
                 self._turns.enter(self)
 
     def write_slice(self) -> int:
-        """Write up to SLICE_BYTES of what is queued, and return how many they were."""
+        """Write up to SLICE_BYTES of the queued bytes, and return their number."""
         if self._writer.transport.is_closing():
             self.drop()
             return 0
@@ -172,7 +170,7 @@ class PacedWriter:
             await self._emptied.wait()
 
     def flush(self) -> None:
-        """Write everything that is queued, without waiting for turns: the stream ends."""
+        """Write everything that is queued, without waiting for turns, since the stream ends."""
         while self._queue:
             self._turns.charge(self.write_slice())
 

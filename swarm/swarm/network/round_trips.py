@@ -1,8 +1,8 @@
-"""Round-trip times to peers, measured with real calls and remembered for a while.
+"""Measures round-trip times to peers with real calls, and remembers them for a while.
 
-Where other calls, which a peer answers at once, have shown its round trip of late, nothing is asked. Else it is pinged:
-every node answers pings, at the cost of the asking node. A peer can appear farther than it is, never nearer. A peer's
-own claims about its links are in its records.
+If recent calls that a peer answers at once have shown its round trip, no ping is sent. Otherwise the peer is pinged;
+every node answers pings. A peer can appear farther away than it is, but never nearer. A peer's own claims about its
+links are in its records.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from swarm.network.interface import Network
 PING_METHOD = "ping"
 
 NUM_PINGS = 3
-"""The fastest counts. The first one may have to open a connection."""
+"""Pings of one measurement, of which the fastest counts. The first ping may have to open a connection."""
 
 LIFETIME_S = 60.0
-"""Time until a round trip is measured again. Routes change seldom, and a dead peer is noticed otherwise."""
+"""Time until a round trip is measured again. Routes seldom change, and other code notices a dead peer."""
 
 KEPT_S = 3 * LIFETIME_S
-"""Maximum age of a remembered round trip. An old value helps a caller that cannot wait, but not after minutes."""
+"""Maximum age of a remembered round trip. A caller that cannot wait may use an old value, but not one of many
+minutes."""
 
 MAX_PEERS = 4096
-"""Maximum peers remembered; those not asked for the longest are dropped."""
+"""Maximum peers remembered. The peer whose round trip was asked for least recently is dropped first."""
 
 MAX_MEASURED_AT_ONCE = 16
-"""Connections to strangers that one question may open."""
+"""Maximum peers that one request may ping, since each ping may open a connection to a stranger."""
 
 logger = logging.getLogger(__name__)
 
 
 class RoundTrips:
-    """Belongs to one node; any of its tasks may ask."""
+    """The round trips from one node. Any task of the node may ask."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -46,11 +47,12 @@ class RoundTrips:
         self._known: dict[str, tuple[float, float]] = {}  # seconds, and when they were measured
 
     async def serve(self) -> None:
-        """Answer everyone's pings. Once a network."""
+        """Answer the pings of all peers. Call it once for each network."""
         await self._network.serve(PING_METHOD, _pong)
 
     async def measure_s(self, peer_id: str, *, timeout_s: float) -> float:
-        """Return the seconds there and back, at most LIFETIME_S old; 0 to ourselves. Raises PeerError."""
+        """Return the round trip in seconds, measured at most LIFETIME_S ago; 0 for this node itself. Raises
+        PeerError."""
         if peer_id == self._network.peer_id:
             return 0.0
         if not self._is_fresh(peer_id):
@@ -67,7 +69,8 @@ class RoundTrips:
         return rtt_s
 
     async def measure_some(self, peer_ids: Sequence[str], *, timeout_s: float) -> None:
-        """Measure up to MAX_MEASURED_AT_ONCE of those that are due; who does not answer in time stays unknown."""
+        """Measure up to MAX_MEASURED_AT_ONCE of the peers that are due, drawn at random. A peer that does not answer in
+        time stays unknown."""
         due = [peer_id for peer_id in peer_ids if not self._is_fresh(peer_id)]
         chosen = self._chance.sample(due, min(len(due), MAX_MEASURED_AT_ONCE))
         async with asyncio.TaskGroup() as pings:
@@ -75,15 +78,16 @@ class RoundTrips:
                 pings.create_task(self._try_to_measure(peer_id, timeout_s))
 
     async def silent(self, peer_ids: Sequence[str], *, timeout_s: float) -> set[str]:
-        """Ping up to MAX_MEASURED_AT_ONCE of the peers, drawn by chance, and return those that do not answer in time.
-        What is remembered does not count."""
+        """Ping up to MAX_MEASURED_AT_ONCE of the peers, drawn at random, and return those that do not answer in time.
+        Remembered round trips are not used."""
         asked = self._chance.sample(peer_ids, min(len(peer_ids), MAX_MEASURED_AT_ONCE))
         calls = (self._network.call(each, PING_METHOD, b"", timeout_s=timeout_s, max_bytes=0) for each in asked)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {peer_id for peer_id, answer in zip(asked, answers, strict=True) if isinstance(answer, SwarmError)}
 
     def known_s(self, peer_id: str) -> float | None:
-        """Return the seconds there and back, at most KEPT_S old; 0 to ourselves. Asks nobody."""
+        """Return the round trip in seconds, measured at most KEPT_S ago; None if unknown, 0 for this node itself. Sends
+        nothing."""
         if peer_id == self._network.peer_id:
             return 0.0
         rtt_s, measured_at_s = self._known.get(peer_id, (0.0, -KEPT_S))
@@ -92,7 +96,7 @@ class RoundTrips:
         return self._network.links.round_trip_s(peer_id, max_age_s=KEPT_S)
 
     def all_known_s(self) -> list[float]:
-        """Return every known round trip, at most KEPT_S old."""
+        """Return every round trip in seconds that was measured at most KEPT_S ago."""
         since_s = asyncio.get_running_loop().time() - KEPT_S
         return [rtt_s for rtt_s, measured_at_s in self._known.values() if measured_at_s > since_s]
 
@@ -103,7 +107,7 @@ class RoundTrips:
     async def _try_to_measure(self, peer_id: str, timeout_s: float) -> None:
         try:
             await self.measure_s(peer_id, timeout_s=timeout_s)
-        except SwarmError as error:  # its record is still listed, at no known distance
+        except SwarmError as error:  # the peer stays listed, with an unknown round trip
             logger.debug("the round trip to %s is not known: %s", peer_id, error)
 
     async def _ping_s(self, peer_id: str, timeout_s: float) -> float:

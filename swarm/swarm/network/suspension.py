@@ -1,8 +1,8 @@
-"""Tells that the machine was suspended, or that its wall clock was set: what was on time is overdue then.
+"""Detects that the machine was suspended, or that its wall clock was set forward.
 
-While a machine sleeps, the clock by which timers run stands still and the wall clock goes on. So after an hour no timer
-is due, though peers have dropped this node's records, NATs its mappings, and it may be in another network. A wall
-clock that is set forward by a program looks the same, and what follows does no harm then.
+While a machine is suspended, the clock of its timers stands still and the wall clock goes on. So after an hour no timer
+is due, though peers have dropped this node's records, NATs have dropped its mappings, and the machine may be in another
+network. A wall clock that a program sets forward looks the same; the checks that follow then do no harm.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 SUSPENDED_S = 5.0
-"""If the wall clock runs ahead of the timers' by this much between two looks, the machine was suspended. Programs that
-keep a clock right do so in smaller steps."""
+"""If the wall clock gains this much on the clock of timers between two calls, the machine was suspended. Programs that
+keep a clock right set it in smaller steps."""
 
 
 class SuspensionWatch:
@@ -24,7 +24,7 @@ class SuspensionWatch:
         self._ahead_s = self._now_ahead_s()
 
     def was_suspended(self) -> bool:
-        """Return whether the machine was suspended since the last call, or since this was made."""
+        """Return whether the machine was suspended since the last call, or since this object was created."""
         before_s, self._ahead_s = self._ahead_s, self._now_ahead_s()
         return self._ahead_s - before_s > SUSPENDED_S
 

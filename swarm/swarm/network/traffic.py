@@ -1,15 +1,15 @@
-"""The one traffic meter of a node: what it sends and receives, counted, and kept within the limits of its owner.
+"""Counts what a node sends and receives, and keeps its traffic within the owner's limits.
 
-Payloads of calls and messages of streams are counted by peer, and by the path over which the peer is reached; framing
-and encryption come on top. The path is the one of the last look at the connections (`note`): what passed before the
-first look counts as direct.
+Payloads of calls and messages of streams are counted by peer, and by the kind of path to the peer; framing and
+encryption are not counted. The path is the one at the last look at the connections (`note`); until the first look, all
+traffic counts as direct.
 
-A limit holds for all traffic together. Calls are small, others wait for them, and they never wait: they are charged,
-and streams wait for as long as they have taken. What is large goes over streams: `rate.Turns` gives these their
-turns to send, `stream_buffers` reads no faster than `download` allows, so that the peer's own flow control slows it.
+A limit holds for all traffic together. Calls are small and never wait. They are charged, and streams wait for as long
+as the calls have taken. Large messages go over streams. `rate.Turns` gives streams their turns to send.
+`stream_buffers` reads no faster than `download` allows, so that the peer's own flow control slows the peer.
 
-State belongs to the network's loop. It is bounded: of more than MAX_PEERS peers, those that have exchanged nothing for
-the longest time are forgotten.
+State belongs to the network's loop. It is bounded: beyond MAX_PEERS peers, those that have exchanged nothing for the
+longest time are forgotten.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from swarm.network.rate import Allowance, Turns
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
 MAX_PEERS = 4096
-"""Maximum peers whose bytes are counted apart."""
+"""Maximum peers whose bytes are counted separately."""
 
 MIN_BYTES_PER_S = 12_500
-"""0.1 Mbit/s: below this the records of a node alone take a good part of its link."""
+"""The smallest limit, 0.1 Mbit/s. With less, a node's records alone take a good part of its link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,8 @@ NO_LIMITS = TrafficLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPath:
-    """The path to one connected peer, and the payload bytes exchanged with it, over earlier paths too."""
+    """The kind of path to one connected peer, and the payload bytes exchanged with the peer over all its paths so
+    far."""
 
     kind: PathKind
     sent_bytes: int
@@ -69,10 +70,11 @@ class _PeerBytes:
 
 
 class Traffic:
-    """`sent_bytes` and `received_bytes` of all peers only grow, by the path over which they went.
+    """The traffic of one node. `sent_bytes` and `received_bytes` are totals of all peers, by kind of path, and only
+    grow.
 
-    `links` is told of each message of a stream. Streams send in `turns`, which are charged to the upload, and are read
-    no faster than `download` allows.
+    `links` measures the links from the messages of streams. Streams send in `turns`, which are charged to the upload,
+    and are read no faster than `download` allows.
     """
 
     def __init__(self, limits: TrafficLimits = NO_LIMITS) -> None:
@@ -84,35 +86,35 @@ class Traffic:
         self.received_bytes: dict[PathKind, int] = dict.fromkeys(PATH_KINDS, 0)
         self._relayed_bytes = 0
         self._kinds: Mapping[str, PathKind] = {}
-        self._peers: dict[str, _PeerBytes] = {}  # the one that exchanged something last is at the end
+        self._peers: dict[str, _PeerBytes] = {}  # in the order of their last exchange
 
     @property
     def up_bytes(self) -> int:
-        """Return all payload bytes that were sent, those that were relayed for others included."""
+        """Return all payload bytes that were sent, including those that were relayed for others."""
         return sum(self.sent_bytes.values()) + self._relayed_bytes
 
     @property
     def down_bytes(self) -> int:
-        """Return all payload bytes that were received, likewise."""
+        """Return all payload bytes that were received, including those that were relayed for others."""
         return sum(self.received_bytes.values()) + self._relayed_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Return all payload bytes, both ways. What is relayed for others comes in and goes out."""
+        """Return all payload bytes in both directions. Relayed bytes count twice, as received and as sent."""
         return self.up_bytes + self.down_bytes
 
     @property
     def num_connected(self) -> dict[PathKind, int]:
-        """Return how many peers were connected at the last look, by the path to them."""
+        """Return how many peers were connected at the last look, by kind of path."""
         kinds = list(self._kinds.values())
         return {kind: kinds.count(kind) for kind in PATH_KINDS}
 
     def note(self, kinds: Mapping[str, PathKind]) -> None:
-        """Take `kinds` as the paths to all connected peers, by peer id."""
+        """Set the kinds of the paths to all connected peers, by peer id."""
         self._kinds = kinds
 
     def peer_paths(self) -> dict[str, PeerPath]:
-        """Return the path to each peer that was connected at the last look, with its bytes."""
+        """Return the path to each peer that was connected at the last look, with the bytes exchanged."""
         unused = _PeerBytes()
         return {
             peer_id: PeerPath(kind=kind, sent_bytes=counted.sent, received_bytes=counted.received)
@@ -121,22 +123,22 @@ class Traffic:
         }
 
     def sent(self, peer_id: str, num_bytes: int) -> None:
-        """Count and charge the payload of a call, which leaves at once."""
+        """Count and charge the payload of a call, which is sent at once."""
         self.sent_in_turn(peer_id, num_bytes)
         self.turns.charge(num_bytes)
 
     def received(self, peer_id: str, num_bytes: int) -> None:
-        """Count and charge the payload of a call."""
+        """Count and charge the received payload of a call."""
         self.received_in_turn(peer_id, num_bytes)
         self.download.charge(num_bytes)
 
     def sent_in_turn(self, peer_id: str, num_bytes: int) -> None:
-        """Count bytes that are charged when they leave."""
+        """Count bytes of a stream, which `turns` charges when they are sent."""
         self.sent_bytes[self._kinds.get(peer_id, "direct")] += num_bytes
         self._counted(peer_id).sent += num_bytes
 
     def received_in_turn(self, peer_id: str, num_bytes: int) -> None:
-        """Count bytes that were charged as they were read."""
+        """Count bytes of a stream, which were charged when they were read."""
         self.received_bytes[self._kinds.get(peer_id, "direct")] += num_bytes
         self._counted(peer_id).received += num_bytes
 

@@ -900,7 +900,7 @@ def test_method_that_was_released_before_two_others_is_refused_and_holds_nothing
             await world.a.serve(name, answer)
         for name in names:
             world.a.release(name)
-        with pytest.raises(PeerRefused, match="serves that no longer"):
+        with pytest.raises(PeerRefused, match="does not serve the method any more"):
             await world.b.call(world.a.peer_id, names[0], b"", timeout_s=10)
         await world.a.serve(names[0], echo)
         for name in names:

@@ -1,1 +1,1 @@
-"""Finds a node's first peers: names that are resolved, and nodes of the same local network."""
+"""Finds a node's first peers: resolves names, and finds nodes in the same local network."""

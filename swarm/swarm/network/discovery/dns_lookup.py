@@ -1,7 +1,7 @@
-"""Looks names up in the DNS, and before that in this machine's hosts file.
+"""Looks names up in this machine's hosts file, and then in the DNS.
 
-By dnspython, whose lookups can be cancelled and bounded in time, which those of the C library cannot. It is imported
-with the first lookup. What the answers are good for is left to `peer_names`. No state, no tasks.
+It uses dnspython, whose lookups can be cancelled and bounded in time, unlike those of the C library. dnspython is
+imported with the first lookup. `peer_names` interprets the answers. The module has no state and no tasks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 HOSTS_PATH = Path("/etc/hosts")
 MAX_HOSTS_BYTES = 1 << 20
-"""Blocklists have been seen in hosts files; what comes after a megabyte is not read."""
+"""Maximum bytes of the hosts file that are read: hosts files may contain long blocklists."""
 
 LOCALHOST = "localhost"
 
 
 class LookupFailed(Exception):
-    """The name leads nowhere; the text says why, as the end of "NAME: …"."""
+    """The lookup of a name failed. The text is the reason, for a message "NAME: REASON"."""
 
 
 class DnsLookup:
-    """`servers` are asked in place of the system's name servers, at `port`."""
+    """Lookups that take at most `timeout_s` each. `servers`, at `port`, replace the system's name servers."""
 
     def __init__(
         self, *, timeout_s: float, servers: Sequence[str] = (), port: int = 53, hosts_path: Path = HOSTS_PATH
@@ -77,7 +77,7 @@ class DnsLookup:
 
 
 def is_localhost(name: str) -> bool:
-    """Return whether a name means this machine wherever it is used."""
+    """Return whether a name always means the machine that uses it: localhost, or a name below it."""
     return name.lower().rstrip(".").rpartition(".")[2] == LOCALHOST
 
 

@@ -1,14 +1,14 @@
-"""Finds the nodes of one's own network that are in the same local network, and lets them find this one.
+"""Finds nodes of the same Swarm network in the local network, and lets them find this node.
 
-`LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers all who ask, and keeps what it heard of
-others in `nearby`. What it hears are claims. Whether the peer is there shows when it is dialled: its id is in the
-address, and libp2p lets nobody else answer. `LocalPeers.run` is a task that does that, for few peers in a minute. State
-belongs to the tasks' loop; the link is an argument, so that tests run it without sockets and in virtual time.
+`LocalDiscovery.run` is a task: it queries by multicast DNS, answers queries, and keeps what other nodes announce in
+`nearby`. Announcements are claims. A dial shows whether the peer is there: the peer's id is in the address, and libp2p
+accepts no other peer's answer. `LocalPeers.run` is a task that dials, only few peers a minute. State belongs to the
+tasks' loop. The link is an argument, so that tests run without sockets and in virtual time.
 
-No stranger in the local network can make a node forget the others (`NearbyPeers`). A sender of packets can name any
-number of peers, and may name one that exists with addresses of its own choice. So each source address has few places,
-what it says stands beside what others say, and when all places are taken, those go first that have the most. A claim by
-which a peer was reached keeps its place while it is repeated.
+No stranger in the local network can make a node forget the others (`NearbyPeers`). A sender of packets can announce any
+number of peers, and wrong addresses for real peers. So each source address has few places, claims of different sources
+about one peer are kept beside each other, and when all places are taken, a claim of the source with the most claims is
+dropped. A claim by which a peer was reached keeps its place while it is repeated.
 """
 
 from __future__ import annotations
@@ -32,39 +32,41 @@ from swarm.network.ip_kinds import IpAddress
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
-"""Pause between two queries; it grows threefold. Who comes later asks, too, so this is for what was lost."""
+"""Pause between two queries; each pause is three times the last one. Later nodes send queries themselves, so repeated
+queries only make up for lost packets."""
 
 ANSWER_EVERY_S = 1.0
-"""Everyone hears an answer, so one a second is enough for any number of askers (RFC 6762, section 6)."""
+"""Minimum time between two answers. All nodes receive an answer, so one a second is enough for any number of queries
+(RFC 6762, section 6)."""
 
 MAX_PACKETS_PER_S = 100
-"""Packets that are parsed. A hundred nodes that start at once stay below it."""
+"""Maximum packets parsed in a second. A hundred nodes that start at once stay below it."""
 
 MAX_PACKETS_PER_SOURCE = 25
-"""Packets that are parsed of one address. Ten nodes on a machine stay below it."""
+"""Maximum packets of one address parsed in a second. Ten nodes on one machine stay below it."""
 
 FORGET_S = 3 * MAX_PAUSE_S
-"""A local peer that answered none of three questions has left."""
+"""Time after which a local peer that answered no query is forgotten: it missed three queries."""
 
 SETTLE_S = 0.2
-"""Time for further ones to answer once one has."""
+"""Time for further peers to answer once one has."""
 
 
 MAX_CLAIMS = 64
-"""One peer is enough to get in."""
+"""Maximum claims that are kept. One peer is enough to join."""
 
 MAX_PER_SOURCE = 8
-"""A machine may run several nodes."""
+"""Maximum claims of one source address, since a machine may run several nodes."""
 
 DIAL_EVERY_S = 3.0
-"""Pause after each dial of a local peer that this node does not know yet: a liar on the local network cannot make it
-dial more."""
+"""Pause after each dial to an unknown local peer, so that a liar in the local network cannot make this node dial more
+often."""
 
 RETRY_S = 60.0
 """Time until a local peer that was not reached is dialled again."""
 
 KNOWN_FOR_S = 600.0
-"""Time until one that was met is dialled again: the routing table may have no room for it."""
+"""Time until a local peer that was met is dialled again, if the routing table had no room for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +81,17 @@ class _Claim:
 
 
 class NearbyPeers:
-    """Remembers which peers were heard of in the local network, by the host that said so, within bounds."""
+    """Remembers which peers were announced in the local network, by source address, within bounds."""
 
     def __init__(self) -> None:
-        self._claims: OrderedDict[_Key, _Claim] = OrderedDict()  # by source and peer; the one heard last is last
+        self._claims: OrderedDict[_Key, _Claim] = OrderedDict()  # by source and peer, in the order of their last packet
 
     def __len__(self) -> int:
         return len(self._claims)
 
     @property
     def contacts(self) -> tuple[Contact, ...]:
-        """The peers and where they are said to be: one of each source, then a second one of each, and so on."""
+        """The announced contacts: the first of each source, then the second of each, and so on."""
         num_before: Counter[IpAddress] = Counter()
         ranked = []
         for (source, _), claim in self._claims.items():
@@ -98,27 +100,27 @@ class NearbyPeers:
         return tuple(dict.fromkeys(contact for _, contact in sorted(ranked, key=lambda each: each[0])))
 
     def note(self, source: IpAddress, contact: Contact, now: float) -> None:
-        """Take in what was said from an address. If all places are taken by claims that were right, it is dropped."""
+        """Note a claim from a source address. The claim is dropped if no earlier one may be dropped for it."""
         key = (source, contact.peer_id)
         if (known := self._claims.get(key)) is not None:
-            known.was_reached &= known.contact == contact  # at other addresses it has proved nothing yet
+            known.was_reached &= known.contact == contact  # other addresses were not confirmed yet
             known.contact, known.heard_at = contact, now
             self._claims.move_to_end(key)
         elif self._make_room(source):
             self._claims[key] = _Claim(contact, now)
 
     def reached(self, contact: Contact) -> None:
-        """Note that the peer has proved that it is there."""
+        """Note that the peer was reached at its claimed addresses."""
         for claim in self._claims.values():
             claim.was_reached |= claim.contact == contact
 
     def forget(self, until: float) -> None:
-        """Drop the claims that were not heard after `until`."""
+        """Drop the claims that were not repeated after the time `until`."""
         for key in [key for key, claim in self._claims.items() if claim.heard_at <= until]:
             del self._claims[key]
 
     def _make_room(self, source: IpAddress) -> bool:
-        """Return whether there is a place for a claim of `source`, for which another one may have been dropped."""
+        """Return whether there is a place for a claim of `source`, after dropping another claim if need be."""
         nums = Counter(each for each, _ in self._claims)
         if nums[source] < MAX_PER_SOURCE and len(self._claims) < MAX_CLAIMS:
             return True
@@ -129,14 +131,15 @@ class NearbyPeers:
         ]
         if not droppable:
             return False
-        del self._claims[max(droppable, key=lambda key: nums[key[0]])]  # of equal ones the oldest
+        del self._claims[max(droppable, key=lambda key: nums[key[0]])]  # the oldest one of such a source
         return True
 
 
 class LocalDiscovery:
-    """`addrs` returns the addresses at which this node listens, without /p2p; those in a local network are told there.
+    """Asks for nodes in the local networks, and announces this node there.
 
-    `subnets` returns those of this machine: it is asked again with each query, as interfaces come and go.
+    `addrs` returns the addresses at which this node listens, without /p2p; those in a local network are announced in
+    it. `subnets` returns this machine's subnets, and is called again before each query, since interfaces come and go.
     """
 
     def __init__(
@@ -158,11 +161,11 @@ class LocalDiscovery:
         self._segments: tuple[Segment, ...] = ()
         self._link: Link | None = None
         self._heard = asyncio.Event()
-        self._asked_at: dict[Segment, float] = {}  # by anybody
-        self._answer_at: dict[Segment, float] = {}  # the last answer, or the next one
+        self._asked_at: dict[Segment, float] = {}  # the last query of another node
+        self._answer_at: dict[Segment, float] = {}  # the last answer of this node, or the next one if it is due
         self._jitter = random.Random(peer_id)
         self._budget_at = 0.0
-        self._num_packets: Counter[IpAddress] = Counter()  # in this second, of those that were parsed
+        self._num_packets: Counter[IpAddress] = Counter()  # parsed in this second, by sender
         self.nearby = NearbyPeers()
 
     async def run(self) -> None:
@@ -174,7 +177,7 @@ class LocalDiscovery:
                 await self._keep_link()
                 self.nearby.forget(now() - FORGET_S)
                 for segment in self._segments:
-                    # another's question was heard by all, and so were the answers
+                    # all nodes hear another node's query and its answers
                     if pause_s < MAX_PAUSE_S or now() >= self._asked_at.get(segment, -pause_s) + pause_s / 2:
                         self._send(segment, query(self._service))
                 await asyncio.sleep(pause_s * self._jitter.uniform(0.8, 1.0))
@@ -184,7 +187,7 @@ class LocalDiscovery:
                 self._link.close()
 
     async def first(self, *, timeout_s: float) -> tuple[Contact, ...]:
-        """Wait for local peers, and return those that answered within SETTLE_S of the first; none in time: none."""
+        """Wait up to `timeout_s` for a local peer, then SETTLE_S for further ones, and return the contacts."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.nearby:
@@ -195,12 +198,12 @@ class LocalDiscovery:
         return self.nearby.contacts
 
     async def heard(self) -> None:
-        """Wait until a local peer is heard of from now on."""
+        """Wait until another claim about a local peer comes in."""
         self._heard.clear()
         await self._heard.wait()
 
     async def _keep_link(self) -> None:
-        """Follow the interfaces of this machine."""
+        """Open the link again if this machine's interfaces have changed."""
         segments = segments_of(self._subnets())
         if segments == self._segments and self._link is not None:
             return
@@ -234,12 +237,12 @@ class LocalDiscovery:
         return True
 
     def _on_query(self, segment: Segment) -> None:
-        """Answer at once, or as soon as the last answer was long enough ago for another."""
+        """Answer a query at once, or ANSWER_EVERY_S after the last answer."""
         loop = asyncio.get_running_loop()
         self._asked_at[segment] = loop.time()
         answer_at = self._answer_at.get(segment, 0.0)
         if answer_at > loop.time():
-            return  # it is due already, and this asker will hear it
+            return  # an answer is due already, which this asker will hear
         answer_at = max(answer_at + ANSWER_EVERY_S, loop.time())
         self._answer_at[segment] = answer_at
         loop.call_at(answer_at, self._answer, segment)
@@ -251,9 +254,10 @@ class LocalDiscovery:
 
 
 def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[Subnet]) -> tuple[str, ...]:
-    """Return where local peers reach a node: its `known` addresses, and its `listen` addresses on these subnets.
+    """Return the addresses at which local peers reach a node: its `known` ones, and its `listen` addresses on
+    `subnets`.
 
-    The latter count where others are told of another address than the one listened on, as behind a forwarded port.
+    The latter are needed if the node announces another address than it listens on, as behind a forwarded port.
     """
     found = dict.fromkeys(known)
     for addr in listen:
@@ -268,7 +272,7 @@ def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[S
 
 
 class Table(Protocol):
-    """The part of the DHT that is used here."""
+    """The part of the DHT that this module uses."""
 
     def peers(self) -> tuple[str, ...]: ...
 
@@ -278,8 +282,11 @@ class Table(Protocol):
 
 
 class LocalPeers:
-    """`reach` connects to a contact and checks that it is a node of this network, or raises PeerError. `on_met` is
-    called when a local peer was met that this node did not know: the network may have been in two parts."""
+    """Dials local peers that are not in the routing table.
+
+    `reach` connects to a contact and checks that it is a node of this network, or raises PeerError. `on_met` is called
+    after an unknown local peer was met: the network may have been in two parts.
+    """
 
     def __init__(
         self,
@@ -292,10 +299,10 @@ class LocalPeers:
         self._table = table
         self._reach = reach
         self._on_met = on_met
-        self._again_at: dict[Contact, float] = {}  # by what was claimed: one claim of a peer may be a lie, another true
+        self._again_at: dict[Contact, float] = {}  # by claim, since of two claims about a peer one may be a lie
 
     def note_met(self, peer_ids: Collection[str]) -> None:
-        """Note through which of its addresses each of these peers was reached already."""
+        """Note that the claims about these peers are true: they were reached already."""
         for contact in self._discovery.nearby.contacts:
             if contact.peer_id in peer_ids:
                 self._discovery.nearby.reached(contact)
@@ -324,7 +331,7 @@ class LocalPeers:
         try:
             await self._reach(contact)
         except PeerError as error:
-            logger.info("a node of the local network cannot be met: %s at %s: %s", *_told(contact), error.message)
+            logger.info("cannot reach a node of the local network: %s at %s: %s", *_told(contact), error.message)
             return
         self._discovery.nearby.reached(contact)
         if await self._table.ping(contact.peer_id):

@@ -1,13 +1,15 @@
-"""Encodes and decodes what nodes of one local network ask and tell each other by multicast DNS (RFC 6762, RFC 6763).
+"""Encodes and decodes queries and answers of nodes in one local network by multicast DNS (RFC 6762, RFC 6763).
 
-As libp2p's specification of mDNS has it: a query for the PTR records of a service, and answers with one instance each,
-whose TXT records hold `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service is named by the network, so that networks do not hear
-of each other's nodes. Deviation: instances are named by their peer id, which their addresses tell anyway.
+They follow libp2p's specification of mDNS: a query asks for the PTR records of a service, and an answer has one
+instance, whose TXT record holds `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service's name follows from the network, so that
+networks do not hear of each other's nodes. Deviation: an instance is named by its peer id, which its addresses show
+anyway.
 
-What comes in was written by anybody, and a general parser of DNS packets (RFC 1035, section 4) can be kept busy: by
-names of many pointers, by hundreds of records, and by rare record types. So `read_packet` checks the counts of a packet
-before it parses anything, names have few labels and pointers, and the data of a record stays as it came: a few hundred
-steps at most, apart from slices of the packet. Only addresses in the receiver's own subnets are taken. Pure.
+Anyone in the local network can send a packet, and a general parser of DNS packets (RFC 1035, section 4) can be kept
+busy by names with many pointers, by hundreds of records, and by rare record types. So `read_packet` checks the counts
+of a packet before it parses anything else, names have few labels and pointers, and the data of records is not parsed.
+That is a few hundred steps at most, besides slices of the packet. Only addresses in the receiver's own subnets are
+accepted. Pure.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from swarm.network.ip_kinds import kind_of
 from swarm.network.multiaddr import PeerAddr, ip_of, is_relayed, parse_peer_addr
 
 PTR, TXT, ANY = 12, 16, 255
-"""Types of records, and of questions for any."""
+"""Types of records; ANY is only the type of a question."""
 
 IN = 1
 MAX_QUESTIONS = 16
 MAX_RECORDS = 32
 MAX_LABELS = 16
 MAX_POINTERS = 4
-"""In one name. Nodes write two labels and one pointer at most."""
+"""Maximum pointers in one name. Nodes write at most one."""
 
 MAX_LABEL_BYTES = 63
 MAX_STRING_BYTES = 255
@@ -59,7 +61,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packet:
-    """`questions` are the names that are asked for, with the type. `records` are those of all sections."""
+    """`questions` are pairs of a name and a type. `records` are those of all sections."""
 
     is_answer: bool
     questions: tuple[tuple[Name, int], ...]
@@ -71,7 +73,7 @@ def name_of(text: str) -> Name:
 
 
 def read_packet(packet: bytes) -> Packet:
-    """Raises ValueError for a packet that is malformed, or beyond the bounds."""
+    """Parse a packet. Raises ValueError if it is malformed or exceeds the bounds."""
     try:
         _, flags, num_questions, *nums_records = _HEADER.unpack_from(packet)
         if num_questions > MAX_QUESTIONS or sum(nums_records) > MAX_RECORDS:
@@ -95,7 +97,7 @@ def read_packet(packet: bytes) -> Packet:
 
 
 def _read_name(packet: bytes, at: int) -> tuple[Name, int]:
-    """Return a name and where it ends. Raises ValueError or IndexError."""
+    """Return the name at `at` and the offset behind it. Raises ValueError or IndexError."""
     labels: list[bytes] = []
     end, num_pointers = -1, 0
     while size := packet[at]:
@@ -114,7 +116,7 @@ def _read_name(packet: bytes, at: int) -> tuple[Name, int]:
 
 
 def strings_of(data: bytes) -> Iterator[bytes]:
-    """Yield the strings in the data of a TXT record, as long as they are whole."""
+    """Yield the strings in the data of a TXT record, up to the first that is cut off."""
     at = 0
     while at < len(data) and at + 1 + data[at] <= len(data):
         yield data[at + 1 : at + 1 + data[at]]
@@ -126,9 +128,9 @@ def write_question(name: Name, kind: int) -> bytes:
 
 
 def write_instance(service: Name, label: bytes, strings: Sequence[bytes], ttl_s: int) -> bytes:
-    """Return an answer that names `label` as the one instance of a service, with the strings in its TXT record.
+    """Return an answer with `label` as the one instance of a service, and `strings` in its TXT record.
 
-    Strings have at most MAX_STRING_BYTES.
+    Each string has at most MAX_STRING_BYTES, and the answer is valid for `ttl_s` seconds.
     """
     header = _HEADER.pack(0, _IS_ANSWER | _IS_AUTHORITATIVE, 0, 1, 0, 1)
     service_at = len(header)
@@ -148,10 +150,10 @@ def _pointer(to: int) -> bytes:
 
 
 MAX_PACKET_BYTES = 4096
-"""Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
+"""Maximum bytes of a packet that is read. Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
 
 MAX_TXT_STRINGS = 2 * limits.MAX_CONTACT_ADDRS
-"""Strings in an answer that are looked at, each of which may be an address. Nodes write half as many."""
+"""Maximum strings that are read in an answer, each of which may be an address. Nodes write at most half as many."""
 
 TTL_S = 120
 _ADDR_TEXT = "dnsaddr="
@@ -161,14 +163,14 @@ _NUM_NAME_CHARS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsQuery:
-    """Somebody asks who is there."""
+    """A query for the nodes of the network."""
 
 
 def service_of(network_id: str, secret: NetworkSecret | None = None) -> str:
     """Return the service that stands for a network: `_swarm-` and 8 letters of the SHA-256 digest of its id in base32.
 
-    Of a private network it is the digest of a name that its secret gives. A service name has at most 15
-    characters, of fewer kinds than network ids have (RFC 6763, section 7).
+    For a private network, a name that follows from its secret replaces the id. A service name has at most 15
+    characters, from a smaller set than those of network ids (RFC 6763, section 7).
     """
     name = secret.discovery_name if secret else network_id
     digest = base64.b32encode(hashlib.sha256(name.encode()).digest()).decode().lower()
@@ -180,7 +182,7 @@ def query(service: str) -> bytes:
 
 
 def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecret | None = None) -> bytes:
-    """Tell that `peer_id` is at `addrs`, of which the first few are named; with a `secret` for members alone."""
+    """Return an answer that `peer_id` is at the first few of `addrs`. With a `secret`, only members can read it."""
     told = [f"{_ADDR_TEXT}{PeerAddr(peer_id=peer_id, addr=addr)}".encode() for addr in addrs]
     instance = peer_id
     if secret is not None:
@@ -193,10 +195,10 @@ def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecr
 def read_message(
     packet: bytes, service: str, subnets: Sequence[Subnet], secret: NetworkSecret | None = None
 ) -> MdnsQuery | Contact | None:
-    """Return what a packet says of `service`; None if that is nothing, or is not to be believed.
+    """Return the query or the contact for `service` in a packet; None if there is none, or none that is acceptable.
 
-    `subnets` are the receiver's on the interface that the packet came in by. Only addresses inside these count, and
-    only private and link-local ones. An answer that names two peers is dropped.
+    `subnets` are the receiver's subnets on the interface at which the packet came in. Only private and link-local
+    addresses inside these count. An answer with addresses of two peers is dropped.
     """
     if len(packet) > MAX_PACKET_BYTES:
         return None
@@ -230,17 +232,17 @@ def _contact(
 
 
 def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
-    """Return whether an address is a private or link-local one of one of these subnets."""
+    """Return whether an address is private or link-local, and in one of these subnets."""
     ip = ip_of(addr)
     if ip is None or is_relayed(addr) or kind_of(ip) not in ("private", "link-local"):
         return False
     if ip.version == 6 and ip.is_link_local:
-        return False  # nobody can dial it without a zone
+        return False  # it cannot be dialled without a zone
     return any(ip.version == subnet.network.version and ip in subnet.network for subnet in subnets)
 
 
 def _unsealed(text: bytes, wanted: Name, secret: NetworkSecret) -> bytes:
-    """Return what a member sealed in one string of a TXT record; nothing for a string of anybody else."""
+    """Return what a member sealed in one string of a TXT record; b"" if no member sealed it."""
     service = b".".join(wanted) + b"."
     try:
         return secret.open(base64.b64decode(text.removeprefix(_SEALED), validate=True), service)
@@ -249,7 +251,7 @@ def _unsealed(text: bytes, wanted: Name, secret: NetworkSecret) -> bytes:
 
 
 def _near(text: bytes, subnets: Sequence[Subnet]) -> PeerAddr | None:
-    """Return the address in one string of a TXT record, if it is one and is near."""
+    """Return the address in one string of a TXT record; None if there is none, or `is_near` is False for it."""
     if not text.startswith(_ADDR_TEXT.encode()):
         return None
     try:

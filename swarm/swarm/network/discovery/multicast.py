@@ -1,7 +1,7 @@
-"""Sockets for multicast DNS: one for each network of an interface, and the choice of these networks.
+"""Sockets for multicast DNS: one for each local network of an interface, and the choice of these networks.
 
-A packet counts only if it comes from a host of the network that the socket stands for. `MulticastLink` owns the
-sockets; what is said over them is left to `local_discovery`.
+A packet is accepted only if its sender is in the network of the socket. `MulticastLink` owns the sockets, and
+`local_discovery` decides what is sent.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _GROUP_IP6 = "ff02::fb"
 _LINK_LOCAL = ipaddress.ip_network("fe80::/10")
 
 MAX_SEGMENTS = 16
-"""A machine with many containers has many bridges, each with a network of its own."""
+"""Maximum segments: a machine with many containers has many bridges, each with a network of its own."""
 
 _IP_MULTICAST_ALL = 49
 _IPV6_MULTICAST_ALL = 29
-"""Linux: else a socket hears the groups that other sockets of the machine have joined, too. Python names neither."""
+"""Options of Linux that Python does not name. They keep a socket from receiving packets of groups that only other
+sockets of the machine have joined."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A local network that packets are sent to: by IPv4 from `source`, or by IPv6 without one.
+    """A local network to which packets are sent: by IPv4 from `source`, or by IPv6 if `source` is None.
 
-    `subnets` are all that this machine has on the interface, of both versions.
+    `subnets` are all subnets of this machine on the interface, of both IP versions.
     """
 
     interface: str
@@ -47,7 +48,7 @@ class Segment:
     subnets: tuple[Subnet, ...]
 
     def is_from_here(self, sender: IpAddress) -> bool:
-        """Return whether a host of this network can have sent a packet from that address."""
+        """Return whether `sender` is the address of a host in this network."""
         if self.source is None:
             return sender in _LINK_LOCAL
         return any(sender in subnet.network for subnet in self.subnets if subnet.address == self.source)
@@ -70,7 +71,7 @@ OpenLink = Callable[[Sequence[Segment], OnPacket], Awaitable[Link]]
 
 
 def segments_of(subnets: Iterable[Subnet]) -> tuple[Segment, ...]:
-    """Return the networks in which local peers are to be looked for: those with private or link-local addresses."""
+    """Return the networks in which to look for local peers: those with private or link-local addresses."""
     by_interface: dict[str, list[Subnet]] = {}
     for subnet in subnets:
         if kind_of(subnet.address) in ("private", "link-local"):
@@ -94,7 +95,8 @@ class MulticastLink:
 
     @classmethod
     async def open(cls, segments: Sequence[Segment], on_packet: OnPacket) -> MulticastLink:
-        """Open what can be opened. A segment that cannot is left out: an interface may be about to vanish."""
+        """Open the segments. A segment that cannot be opened is left out, since its interface may be about to
+        vanish."""
         link = cls()
         loop = asyncio.get_running_loop()
         try:
@@ -113,7 +115,7 @@ class MulticastLink:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments that could be opened."""
+        """Return the segments that were opened."""
         return tuple(self._transports)
 
     def send(self, segment: Segment, packet: bytes) -> None:
@@ -151,12 +153,12 @@ def _group(segment: Segment) -> tuple[Any, ...]:
 
 
 def _open_socket(segment: Segment) -> socket.socket:
-    """Raises OSError."""
+    """Open and join a segment's multicast group. Raises OSError."""
     opened = socket.socket(socket.AF_INET if segment.source else socket.AF_INET6, socket.SOCK_DGRAM)
     try:
         opened.setblocking(False)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):  # other programs of this machine have the port, too
+        if hasattr(socket, "SO_REUSEPORT"):  # other programs of this machine use the port, too
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         (_join_ip4 if segment.source else _join_ip6)(opened, segment)
     except BaseException:

@@ -1,8 +1,8 @@
-"""The networks that this machine is in: what a name or a local peer may make a node dial.
+"""The networks of this machine, which bound what a name or a local peer may make a node dial.
 
-A name, or an answer by multicast, comes from others. A node that dials whatever they say could be used to knock at the
-services of its own machine and local network. So both are held against the networks that the node is in itself.
-Pure, but for `own_subnets` and `source_addresses`, which ask the machine.
+Others decide where a name leads, and what a multicast answer says. If a node dialled everything, they could use it to
+probe the services of its own machine and local network. So both are checked against the networks of the node's machine.
+Pure, except for `own_subnets`, `source_addresses` and `has_public_ip6`, which ask the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swarm.network.ip_kinds import IpAddress, IpKind, IpNetwork, kind_of
 from swarm.network.multiaddr import is_loopback
 
 IP6_PREFIX = 64
-"""One IPv6 network on a link, whatever prefix the interface was given (RFC 4291, section 2.5.4)."""
+"""Prefix length of an IPv6 network on a link, whatever prefix the interface has (RFC 4291, section 2.5.4)."""
 
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subnet:
-    """One address of an interface of this machine, and the network around it. An interface that is removed and comes
-    back has another `index` then, to which the sockets of the old one do not lead."""
+    """One address of an interface of this machine, and the network around it. An interface that is removed and added
+    again has another `index`, so that a link is opened again: the old sockets do not reach it."""
 
     interface: str
     address: IpAddress
@@ -35,13 +35,13 @@ class Subnet:
 
 
 def kinds_to_dial(listen: Sequence[str], own: Iterable[IpAddress]) -> frozenset[IpKind]:
-    """Return the kinds of address that a name may lead a node to.
+    """Return the kinds of address to which a name may lead a node.
 
-    `listen` are its listen addresses, `own` the addresses of its machine. Public ones it may always. Private and
-    link-local ones only if its machine has an address of that kind: then it is in such a network, as in a home, a
-    company or a cluster, and names of that network lead there rightly. (Every machine with IPv6 has link-local
-    addresses of that version, which say nothing; nobody can dial one without a zone.) Loopback ones only if the node
-    itself is not to be reached from beyond its machine, so that its network can be this machine alone.
+    `listen` are the node's listen addresses, `own` the addresses of its machine. Public addresses are always allowed.
+    Private and link-local ones are allowed only if the machine has an address of that kind. It is then in such a
+    network, as in a home, a company or a cluster, and names of that network rightly lead there. (Link-local addresses
+    of IPv6 do not count: every machine with IPv6 has them, and they cannot be dialled without a zone.) Loopback
+    addresses are allowed only if the node listens on loopback alone, so that its network may be this machine.
     """
     kinds: set[IpKind] = {"public"}
     for address in own:
@@ -54,8 +54,8 @@ def kinds_to_dial(listen: Sequence[str], own: Iterable[IpAddress]) -> frozenset[
 
 
 def own_subnets() -> tuple[Subnet, ...]:
-    """Return the subnets of this machine's interfaces that are up, those of loopback addresses included."""
-    import psutil  # noqa: PLC0415 - only where a name or a local network is looked at
+    """Return the subnets of this machine's interfaces that are up, including loopback ones."""
+    import psutil  # noqa: PLC0415 - only for names and local networks
 
     try:
         states, interfaces = psutil.net_if_stats(), psutil.net_if_addrs()
@@ -83,18 +83,18 @@ def _subnet(interface: str, address: str, netmask: str | None) -> Subnet | None:
         return None
     try:
         index = socket.if_nametoindex(interface)
-    except OSError:  # it has just gone, or has no such number
+    except OSError:  # the interface was just removed, or has no number
         index = 0
     return Subnet(interface=interface, address=ip, network=network, index=index)
 
 
 def source_addresses() -> tuple[str, ...]:
-    """Return the addresses that this machine's connections to the internet have now. Nothing is sent."""
+    """Return the addresses from which this machine's connections to the internet come now. Nothing is sent."""
     return tuple(filter(None, (_source(socket.AF_INET, "192.88.99.1"), _source(socket.AF_INET6, "2001:db8::1"))))
 
 
 def has_public_ip6() -> bool:
-    """Return whether this machine's connections have an address of IPv6 that is not a private network's."""
+    """Return whether this machine's connections to the internet come from a public IPv6 address."""
     return any(kind_of(ip) == "public" for ip in map(ipaddress.ip_address, source_addresses()) if ip.version == 6)
 
 

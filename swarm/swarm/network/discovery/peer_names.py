@@ -1,12 +1,12 @@
-"""Peers that are given by a name: /dnsaddr/NAME, /dns4|dns6|dns/NAME/tcp/PORT/p2p/ID, or a host name alone.
+"""Resolves peers that are given by a name: /dnsaddr/NAME, /dns4|dns6|dns/NAME/tcp/PORT/p2p/ID, or a host name alone.
 
-A host name alone means /dnsaddr. Its TXT records at _dnsaddr.NAME hold one address each, `dnsaddr=/ip4/…/p2p/…`, and
-may name further names (source: libp2p's specification of dnsaddr). With /p2p/ID behind it, only that peer's records
-count; without one, the author of the records says which peers are met first. Everything above sees plain IP addresses:
-they are checked once, and no later answer can lead elsewhere.
+A host name alone means /dnsaddr/NAME. Each TXT record at _dnsaddr.NAME holds one address, `dnsaddr=/ip4/…/p2p/…`, which
+may contain another name (source: libp2p's specification of dnsaddr). After /dnsaddr/NAME/p2p/ID only the records of
+that peer count; otherwise the author of the records decides which peers are met first. Callers get plain IP addresses,
+which are checked once, so that no later answer can lead elsewhere.
 
-What a name may lead to is bounded in number, depth and time, and by `own_networks.kinds_to_dial`. `GivenPeers` is owned
-by its network's task.
+The addresses behind a name are bounded in number, depth and time, and in kind by `own_networks.kinds_to_dial`.
+`GivenPeers` belongs to its network's task.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from swarm.network.ip_kinds import IpKind, kind_of
 from swarm.network.multiaddr import PeerAddr, ip_of, parse_peer_addr
 
 TIMEOUT_S = 5.0
-"""Time of all names together, which are looked up at once. As long as one seed gets to answer."""
+"""Time-out of the lookups of all names, which run at once. One seed gets as long to answer."""
 
 HURRIED_TIMEOUT_S = 2.0
-"""The same where there are other peers to start with."""
+"""The same time-out if there are other peers to start with."""
 
 AGAIN_S = 60.0
-"""Least time between two lookups of the names of peers that are missed."""
+"""Minimum time between two lookups of the names of missing peers."""
 
 MAX_LOOKUPS = 16
-"""Lookups for one given name."""
+"""Maximum lookups for one given name."""
 
 MAX_DEPTH = 4
-"""Names that lead to names. libp2p's own bootstrap list needs two."""
+"""Maximum length of a chain of names that lead to names. libp2p's own bootstrap list needs two."""
 
 MAX_RECORDS = 32
-"""TXT records of one name, and addresses of one host, that are looked at."""
+"""Maximum TXT records of one name, and maximum addresses of one host, that are read."""
 
 MAX_ADDRS = 16
-"""Addresses of peers that one given name leads to: enough first acquaintances."""
+"""Maximum addresses of peers from one given name, enough to join through."""
 
 _DNSADDR = "/dnsaddr/"
 _DNSADDR_FORM = re.compile(r"/dnsaddr/([^/]*)(?:/p2p/([^/]+))?")
@@ -70,9 +70,10 @@ class Lookup(Protocol):
 
 
 def check_peers(peers: object) -> tuple[str, ...]:
-    """Return the addresses that a caller gave, in their full form. Raises ConfigError, also unless they are a list."""
+    """Return the addresses that a caller gave, in their full form. Raises ConfigError if one is malformed, or if
+    `peers` is no list."""
     if isinstance(peers, str):
-        raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
+        raise ConfigError("peers is one address and not a list of addresses", remedy=f"give peers=[{peers!r:.200}]")
     if not isinstance(peers, Sequence) or isinstance(peers, bytes):
         raise ConfigError(f"peers is {peers!r:.80} and not a list of addresses", remedy=_LIST)
     for each in peers:
@@ -82,7 +83,7 @@ def check_peers(peers: object) -> tuple[str, ...]:
 
 
 def check_peer(text: str) -> str:
-    """Return a peer's address in its full form, a host name alone as /dnsaddr. Raises ConfigError."""
+    """Return a peer's address in its full form: /dnsaddr/NAME for a host name alone. Raises ConfigError."""
     if not text.startswith("/"):
         if "." in text and _is_host_name(text):
             return f"{_DNSADDR}{text}"
@@ -111,20 +112,21 @@ def _no_name(text: str, name: str) -> ConfigError:
 
 
 def is_named(text: str) -> bool:
-    """Return whether a name has to be looked up for this address of a peer, which `check_peer` has passed."""
+    """Return whether an address contains a name to look up. `check_peer` has returned the address."""
     return not text.startswith(("/ip4/", "/ip6/"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The addresses that the given peers have now, and why others of them have none, by the text that was given."""
+    """The addresses that the given peers have now, and by given text why some have none."""
 
     addrs: tuple[PeerAddr, ...] = ()
     failures: Mapping[str, SwarmError] = field(default_factory=dict)
 
 
 async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind], *, timeout_s: float) -> Resolved:
-    """Look up the names among the addresses of peers. Raises ConfigError for a malformed one."""
+    """Return the addresses of the given peers, after looking up their names. Raises ConfigError for a malformed
+    text."""
     checked = dict.fromkeys(map(check_peer, texts))
     found: dict[str, Sequence[PeerAddr]] = {
         text: () if is_named(text) else (parse_peer_addr(text),) for text in checked
@@ -141,7 +143,7 @@ async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind]
         found[text] = tuple(search.found)
         reason = "; ".join(dict.fromkeys(search.reasons))[: limits.MAX_FAILURE_TEXT_CHARS]
         if not search.found:
-            failures[text] = PeerUnreachable(reason or "it names no address of a peer")
+            failures[text] = PeerUnreachable(reason or "the name leads to no address of a peer")
         elif reason:
             logger.warning("%s: %s", text, reason)
 
@@ -150,7 +152,7 @@ async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind]
 
 
 class _Search:
-    """Holds what one given name leads to, as far as the bounds let it."""
+    """The search for the addresses behind one given name, within the bounds."""
 
     def __init__(self, lookup: Lookup, kinds: frozenset[IpKind]) -> None:
         self._lookup = lookup
@@ -160,8 +162,8 @@ class _Search:
         self.reasons: list[str] = []
 
     async def follow(self, text: str, *, source: str = "", only: str = "", depth: int = 0) -> None:
-        """Add the addresses behind `text`, a checked address. `source`: the name that led here, if it was not given
-        itself; `only`: the one peer that is meant, if any."""
+        """Add the addresses behind `text`, a checked address. `source` is the name whose records hold `text`, empty if
+        the user gave it. If `only` is not empty, only addresses of that peer count."""
         if text.startswith(_DNSADDR):
             name, peer_id = _dnsaddr_parts(text)
             if not (only and peer_id and peer_id != only):
@@ -177,7 +179,7 @@ class _Search:
 
     async def _follow_records(self, name: str, only: str, depth: int) -> None:
         if depth >= MAX_DEPTH:
-            self.reasons.append(f"its names lead to names more than {MAX_DEPTH} times")
+            self.reasons.append(f"the chain of names is longer than {MAX_DEPTH}")
             return
         place = f"_dnsaddr.{name}"
         if not self._may_ask(place):
@@ -219,21 +221,21 @@ class _Search:
             return failure
 
     def _may_ask(self, what: str) -> bool:
-        """Count a lookup. One that was made already leads nowhere new."""
+        """Return whether to make a lookup, and count it. A lookup is not repeated, since it would give nothing new."""
         if what in self._asked:
             return False
         if len(self._asked) >= MAX_LOOKUPS:
-            self.reasons.append(f"it takes more than {MAX_LOOKUPS} lookups")
+            self.reasons.append(f"the name takes more than {MAX_LOOKUPS} lookups")
             return False
         self._asked.add(what)
         return True
 
     def _take(self, addr: PeerAddr, name: str, *, is_own_word: bool = False) -> None:
-        """Add one address. `is_own_word`: the user of this node wrote localhost, which says what it leads to."""
+        """Add one address. With `is_own_word` the user wrote localhost, so a loopback address is meant."""
         ip = ip_of(addr.addr)
         kind = kind_of(ip) if ip is not None else "unusable"
         if kind == "link-local" and ip is not None and ip.version == 6:
-            kind = "unusable"  # without a zone
+            kind = "unusable"  # since a multiaddr has no zone
         if kind not in self._kinds and not (kind == "loopback" and is_own_word):
             self.reasons.append(f"{name} leads to {ip or addr.addr}, {_WHY_NOT[kind]}")
         elif len(self.found) < MAX_ADDRS:
@@ -250,9 +252,9 @@ _WHY_NOT: Mapping[IpKind, str] = {
 
 
 class GivenPeers:
-    """The peers that a node was given, at the addresses that they had when they were last looked up.
+    """The peers that a node was given, with their addresses as of the last lookup.
 
-    `own_peer_id` is left out: a seed may find itself in the list that all nodes share.
+    The peer `own_peer_id` is left out, since a seed may be in the list that all nodes share.
     """
 
     def __init__(
@@ -269,32 +271,33 @@ class GivenPeers:
 
     @property
     def are_missing(self) -> bool:
-        """Return whether some were named and no name has led anywhere yet."""
+        """Return whether the last lookup failed for some given name."""
         return bool(self.failures)
 
     async def look_up(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Look the names up and set `addrs` and `failures`. If a lookup failed, earlier addresses are kept."""
         own = [subnet.address for subnet in own_subnets()] if self._has_names else []
         self._next_at = asyncio.get_running_loop().time() + AGAIN_S
         resolved = await resolve(self._texts, self._lookup, kinds_to_dial(self._listen, own), timeout_s=timeout_s)
         found = tuple(addr for addr in resolved.addrs if addr.peer_id != self.own_peer_id)
         self.failures = resolved.failures
-        # a name server that fails must not take away what it said before
         kept = self.addrs if resolved.failures else ()
         self.addrs = tuple(dict.fromkeys((*found, *kept)))[: len(self._texts) * MAX_ADDRS]
 
     async def look_up_again(self) -> None:
-        """Look the names up, if the last time was long ago: a seed may have moved to another address."""
+        """Look the names up if the last lookup was at least AGAIN_S ago: a seed may have moved to another address."""
         if self._has_names and asyncio.get_running_loop().time() >= self._next_at:
             await self.look_up()
 
 
 def _check_record(text: str) -> str:
-    """Return the address in a TXT record, where no short form is known. Raises ConfigError."""
+    """Return the address in a TXT record, which must not have the short form. Raises ConfigError."""
     return check_peer(text) if text.startswith("/") else str(parse_peer_addr(text))
 
 
 def _dnsaddr_parts(text: str) -> tuple[str, str]:
-    """Return the name and the peer id, or an empty one; of anything else a name that is not a host name."""
+    """Return the name and the peer id of a /dnsaddr address; an empty peer id if it has none. If `text` has another
+    form, return it as the name, which is then no host name."""
     match = _DNSADDR_FORM.fullmatch(text)
     return (match[1], match[2] or "") if match and len(text) <= limits.MAX_ADDR_BYTES else (text, "")
 
@@ -306,7 +309,7 @@ def _host_of(addr: PeerAddr) -> str:
 
 
 def _is_host_name(name: str) -> bool:
-    """Return whether a name server can be asked for it. Letters beyond ASCII have to be written as xn--…."""
+    """Return whether `name` can be looked up. Letters beyond ASCII have to be written as xn--…."""
     labels = name.removesuffix(".").split(".")
     if not all(_LABEL.fullmatch(label) for label in labels) or len(name) > _MAX_NAME_CHARS:
         return False

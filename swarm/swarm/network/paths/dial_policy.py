@@ -1,12 +1,12 @@
-"""Decides which addresses of a peer are worth a dial, and which of our own are told to others.
+"""Decides which addresses of a peer are worth a dial, and which of this node's addresses are announced.
 
-A peer may announce any address, also one of somebody's printer. Public IP addresses are dialled. Private and loopback
-ones are dialled only where this node's network lives there, as its own addresses and the peers it was given show.
-Names are not looked up for a peer: what they lead to would be the peer's choice anew at each dial. A relay inside an
-address is dialled, too, and so is judged likewise.
+A peer may announce any address, such as that of a stranger's printer. Public IP addresses are dialled. Private and
+loopback ones are dialled only if this node's own addresses, its given peers or its connections show that its network is
+there. A peer's host names are not looked up, since the peer could let them lead elsewhere at each dial. The relay
+inside a relayed address is dialled, too, so the same rules hold for it.
 
-Every address that came from a peer passes here before it reaches the daemon. Those of the operator do not, and neither
-do those of mDNS, which `discovery` holds against the subnets of the interface. Pure, but for `of_machine`.
+Every address from a peer is checked here before it reaches the daemon. The operator's addresses are not, and neither
+are those from mDNS, which `discovery` checks against the subnets of the interface. Pure, except for `of_machine`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOPBACK = "/ip4/127.0.0.1"
 
 
 class DialPolicy:
-    """Judges addresses by what is known of this node's networks and connections at one moment."""
+    """Judges addresses by this node's networks and connections at one moment."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class DialPolicy:
         met: Sequence[str] = (),
         connected: Collection[str] = (),
     ) -> None:
-        """`own`: this node's interface addresses; `given`: addresses that its operator named; `met`: where the peers
-        are that are connected now; `connected`: those that are connected without a relay, by peer id."""
+        """`own` are the daemon's own addresses, `given` those that the operator named, and `met` those of the peers
+        that are connected now. `connected` are the ids of the peers that are connected without a relay."""
         direct = [addr for addr in (*own, *met) if not is_relayed(addr)]
-        # of a node that listens nowhere and is connected to nobody, nothing shows that its network is this machine
+        # a node that neither listens nor is connected has no sign that its network is this machine
         is_here_alone = bool(direct) and all(map(is_loopback, (*direct, *given)))
         self._takes_loopback = is_here_alone or any(map(is_loopback, (*given, *met)))
         self._takes_private = any(kind_of(ip) == "private" for ip in _ips(given))
@@ -45,29 +45,30 @@ class DialPolicy:
 
     @classmethod
     def of_machine(cls, *, listen: Sequence[str], given: Sequence[str]) -> DialPolicy:
-        """Return the policy of a node that is not running: by the networks of its machine. If it listens on loopback
-        alone, its network may be this machine."""
+        """Return the policy of a node that has not started yet, by the networks of its machine. If it is to listen on
+        loopback alone, its network may be this machine."""
         own = [f"/ip{each.address.version}/{each.address}" for each in own_subnets()]
         return cls(own=own, given=(*given, _LOOPBACK) if all(map(is_loopback, listen)) else given)
 
     def takes(self, addr: str) -> bool:
         """Return whether a peer may have this node dial the address."""
         if is_relayed(addr):
-            # the daemon dials a relay that is not connected
+            # the daemon would dial a relay that is not connected
             return relay_of(addr) in self._connected or self.takes(relay_addr_of(addr))
         ip = ip_of(addr)
-        if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address in this form
+        if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address inside an IPv6 address
             return False
         kind, is_near = kind_of(ip), local_network_of(ip) in self._subnets
         return (
             kind == "public"
             or (kind == "loopback" and self._takes_loopback)
             or (kind == "private" and (self._takes_private or is_near))
-            or (kind == "link-local" and ip.version == 4 and is_near)  # of IPv6 a zone would have to be told
+            or (kind == "link-local" and ip.version == 4 and is_near)  # those of IPv6 would need a zone
         )
 
     def told_daemon(self, addr: str) -> str:
-        """Return a relayed address as the daemon is told it: with the relay's id alone if it is not worth a dial."""
+        """Return a relayed address for the daemon: with the relay's id alone if the relay's address is not worth a
+        dial."""
         is_worth = self.takes(relay_addr_of(addr))
         return addr if is_worth else f"/p2p/{relay_of(addr)}/p2p-circuit"
 
@@ -76,12 +77,12 @@ class DialPolicy:
         return tuple(addr for addr in self.worth_knowing(addrs) if not is_relayed(addr))
 
     def worth_knowing(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `addrs` that this node dials, also through relays."""
+        """Return those of `addrs` that this node dials, including relayed ones."""
         return tuple(filter(self.takes, dialable(addrs)))
 
 
 def to_announce(direct: Iterable[str], relayed: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses that others are told: public ones, those through relays, private ones, loopback last."""
+    """Return the addresses to announce: public ones first, then relayed, private and loopback ones."""
     ranked = sorted(dialable((*direct, *relayed)), key=lambda addr: (is_loopback(addr), _rank(addr)))
     return tuple(dict.fromkeys(ranked))[: limits.MAX_CONTACT_ADDRS]
 

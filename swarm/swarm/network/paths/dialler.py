@@ -1,7 +1,7 @@
-"""Connects this node to a peer over the best path that there is: directly, by an introduction, or through a relay.
+"""Connects this node to a peer over the best available path: directly, by an introduction, or through a relay.
 
-A daemon that holds any connection to a peer makes no other one, and so the order matters. What a peer announces is a
-hint, and may be anybody's address, and so may the relay in it: `dial_policy` says what is worth a dial.
+A daemon that holds any connection to a peer makes no other one, so the order matters. An address that a peer announces
+is only a hint, and may be a stranger's, and so may the relay in it. `dial_policy` decides what is worth a dial.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
 
 LOCAL_S = 1.0
-"""Time for a dial to private addresses alone: a peer in the same local network answers at once, and in another network
-nobody does."""
+"""Time for a dial to private addresses alone. A peer in the same local network answers at once, and in another network
+there is usually no answer."""
 
 DIRECT_S = 3.0
-"""Time for a dial to public addresses of a peer that can be reached in another way as well: twice across the world, and
-a SYN that was lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers
-do."""
+"""Time for a dial to public addresses if there is another way to the peer: twice across the world, and a lost SYN. An
+address that the peer has lost does not answer, and libp2p would wait longer than callers do."""
 
 RELAYED_AGAIN_S = 0.4
-"""Time for introductions to a peer that only a relay led to until its connection was lost: three round trips across an
-ocean. Streams have waited for three seconds until it was clear that their path is dead, and where NATs allow no direct
-one an attempt takes its whole time. `direct_paths.Upgrades` tries for longer."""
+"""Time for introductions to a peer whose lost connection led through a relay: three round trips across an ocean. Its
+streams have already waited three seconds until their path was found dead, and if NATs allow no direct path, an
+introduction takes all the time that it gets. `direct_paths.Upgrades` tries for longer."""
 
 MAX_RELAYS = 2
-"""Relays of a peer that are asked for an introduction, one after the other."""
+"""Maximum relays of a peer that are asked for an introduction, one after the other."""
 
 _NOWHERE = "no addresses"
-"""Holds what the daemon says of a peer of which it knows no address."""
+"""The daemon's error for a peer of which it knows no address."""
 
 
 def judged(connect: Connect, policy: DialPolicy) -> Connect:
-    """Return `connect` for addresses that came from peers: it raises ControlError if none of them is worth a dial."""
+    """Return a `connect` that dials only addresses worth a dial, and raises ControlError if there is none."""
 
     async def dial(peer_id: str, addrs: Sequence[str]) -> None:
         if not (worth := policy.worth_knowing(addrs)):
@@ -49,11 +48,11 @@ def judged(connect: Connect, policy: DialPolicy) -> Connect:
 
 
 def ip4_first(addrs: Sequence[str]) -> list[Sequence[str]]:
-    """Return `addrs` in the order in which they are dialled: of a peer with public ones of both IP versions, the public
-    ones of IPv6 and those through relays after all others.
+    """Return `addrs` in groups to be dialled one after the other. If there are public addresses of both IP versions,
+    the public IPv6 ones and the relayed ones form a second group.
 
-    Only a peer that is connected by IPv4 can tell this node at which port its NAT is reached. Addresses of IPv6 are
-    not rewritten on the way, and so known without anybody's help.
+    Only a peer that is connected by IPv4 can tell this node at which port its NAT is reached. IPv6 addresses are not
+    rewritten on the way, so this node knows its own without help.
     """
 
     def is_public(addr: str, version: int) -> bool:
@@ -67,8 +66,8 @@ def ip4_first(addrs: Sequence[str]) -> list[Sequence[str]]:
 
 
 class Dialler:
-    """Connects to peers. `policy` returns what holds now; `was_relayed(peer_id)` whether a relay alone has led to a
-    peer lately, so that a direct path need not be waited for."""
+    """Connects to peers. `policy` returns the present dial policy. `was_relayed(peer_id)` returns whether a peer was
+    last connected through a relay, so that introductions get little time."""
 
     def __init__(
         self,
@@ -84,8 +83,8 @@ class Dialler:
 
     async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Connect to a peer by the best way that works. Raises ControlError with the failures of the last way that was
-        tried, OSError or IncompleteReadError if the daemon cannot be asked, and PeerUnreachable if its connections
-        cannot be."""
+        tried, OSError or IncompleteReadError if the daemon cannot be asked to dial, and PeerUnreachable if it cannot be
+        asked for its connections."""
         policy = self._policy()
         worth = policy.worth_knowing(addrs)
         direct = [addr for addr in worth if not is_relayed(addr)]
@@ -115,7 +114,7 @@ def _patience_s(direct: Sequence[str]) -> float:
 
 
 def _relays(relayed: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the relays that addresses lead through, with what leads to each relay."""
+    """Return the relays through which addresses lead, each with its own addresses."""
     found: dict[str, list[str]] = {}
     for addr in relayed:
         found.setdefault(relay_of(addr), []).append(relay_addr_of(addr))

@@ -1,14 +1,14 @@
-"""Puts together what a network needs to be dialled, and to dial, over the best paths that there are.
+"""Puts together the parts by which a node is dialled, and dials, over the best available paths.
 
-`DirectPaths` holds which addresses are this node's and which are dialled, and turns relays on and off as its addresses
-are confirmed or lost. It hooks the dialler into the host.
+`DirectPaths` keeps this node's addresses and the dial policy, and turns relays on and off as addresses are confirmed or
+lost. It sets the host's dialler.
 
-`Upgrades` moves connections that began over a relay to a direct path, streams in use included. A pair ends on a relay
-because an attempt failed, or because an address was not known yet. A daemon that holds a relayed connection makes no
-other, so an attempt means to give that connection up: streams are resumed on the next one, which costs them a pause of
-some seconds where there is still no direct path. So attempts are few, unless there is news: the peer announces an
-address that was not tried, or an own address has changed. A peer that announces ever new ones is soon not heeded any
-more. `Upgrades.run` is a task of the network.
+`Upgrades` moves connections that began over a relay to a direct path, including streams in use. A connection leads
+through a relay because an attempt failed, or because an address was not known yet. A daemon that holds a relayed
+connection makes no other one, so an attempt gives that connection up. Streams resume on the next connection, after a
+pause of some seconds if there is still no direct path. So attempts are rare unless there is news: the peer announces an
+address that was not tried, or an address of this node has changed. News of a peer that keeps announcing new addresses
+soon stops counting. `Upgrades.run` is a task of the network.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 FIRST_S = 60.0
-"""Time on a relay before the first attempt. An attempt of the same pair that failed has left NATs by then."""
+"""Time on a relay before the first attempt. By then NATs have forgotten an earlier attempt of the same two peers."""
 
 MAX_S = 3600.0
 GROWTH = 4.0
-"""The pause to the next attempt is so many times as long, up to MAX_S."""
+"""Factor by which the pause before the next attempt grows, up to MAX_S."""
 
 TURN_S = 20.0
-"""Time by which the peer with the greater id is later, so that not both sides give the connection up at once."""
+"""Time by which the peer with the greater id waits longer, so that both sides do not give the connection up at once."""
 
 ATTEMPT_S = 15.0
 MAX_AT_ONCE = 8
-"""Attempts at the same time. Others wait for the next look."""
+"""Maximum attempts at the same time. Other peers wait for the next look."""
 
 FORGET_S = 600.0
-"""Time for which attempts are remembered of a peer that is not connected: leaving is no way to be tried anew."""
+"""Time for which the attempts of a disconnected peer are remembered, so that it is not tried sooner by reconnecting."""
 
 MAX_TRIED = 32
-"""Addresses of a peer that are remembered as tried: four times what it can announce at once. Others are no news."""
+"""Maximum tried addresses that are remembered of a peer: four times what it can announce at once. Once as many were
+tried, further addresses do not count as news."""
 
 
 def wants_relays(options: Libp2pOptions) -> bool:
-    """Return whether a node that has just started is to ask for relays: not all that it knows is on this machine."""
+    """Return whether a node that has just started asks for relays: with "use", and with "auto" unless all addresses
+    that it knows are on this machine."""
     return options.relay == "use" or (options.relay == "auto" and not all(map(is_loopback, _given(options))))
 
 
 class DirectPaths:
-    """The paths of a node: its own addresses and relays, introductions to others, and which addresses it dials."""
+    """The paths of a node: its own addresses and relays, introductions to others, and the policy for dials."""
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class DirectPaths:
         asked: Callable[[], Sequence[str]],
         on_change: Callable[[tuple[str, ...]], None],
     ) -> None:
-        """`asked` returns the peers to ask for this node's addresses; `on_change` is told what to announce."""
+        """`asked` returns the peers to ask for this node's addresses. `on_change` is called with the addresses to
+        announce."""
         self._host = host
         self._is_auto = options.relay == "auto"
         self._named = _named(options)
@@ -88,10 +91,11 @@ class DirectPaths:
         self._known: object = None
         self._policy: DialPolicy
         self.may_relay = True
-        """True while this node's owner lends its link. Read when relaying is decided."""
+        """Whether this node may relay for others, if it can be reached. `update` acts on it."""
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
-        """Serve the methods of `prefix`; `replace` reaches a peer anew. Raises PeerUnreachable if the daemon ended."""
+        """Serve the methods below `prefix`, and set the host's dialler. `replace` closes the connections to a peer and
+        dials it again. Raises PeerUnreachable if the daemon has ended."""
         endpoints = listen_endpoints(self._listen, await self._host.addrs())
         surroundings = Surroundings(
             policy=self.policy,
@@ -120,7 +124,7 @@ class DirectPaths:
         tasks.create_task(self._upgrades.run(), name="upgrade paths")
 
     def policy(self) -> DialPolicy:
-        """Return the policy for what is known now. It is made anew only once that has changed."""
+        """Return the dial policy for the present addresses and connections. It is cached until these change."""
         known = self.own.daemons, self._host.connected, frozenset(self._introductions.carried)
         if known != self._known:
             connected = frozenset(peer_id for peer_id, kind in self._host.path_kinds().items() if kind != "relayed")
@@ -129,13 +133,13 @@ class DirectPaths:
         return self._policy
 
     def _met(self) -> list[str]:
-        """Return the addresses of the connected peers."""
+        """Return the addresses of the connected peers, without those whose connection this process passes on."""
         carried = self._introductions.carried
         return [addr for peer_id, addrs in self._host.connected.items() if peer_id not in carried for addr in addrs]
 
     def update(self) -> None:
-        """Act on what may have changed of this node's addresses and relays: use relays or serve as one, try peers
-        again, and announce."""
+        """Act on changes of this node's addresses and relays: use relays or serve as one, try peers again, and
+        announce."""
         if self._is_auto:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
             self._reservations.wanted = not (self.own.is_open or is_local)
@@ -147,8 +151,8 @@ class DirectPaths:
         self._tell(self.own.to_announce())
 
     async def follow_relays(self) -> None:
-        """Announce a relay as soon as it holds a place, and a lost one no more: the others may need it at the next
-        moment. A task of the network, once there is somebody to tell."""
+        """Announce addresses through a relay as soon as it holds a reservation, and stop when it is lost, since peers
+        may need them at once. The network runs this as a task once it has entered."""
         while True:
             await self._reservations.changed()
             self.update()
@@ -160,7 +164,7 @@ def _named(options: Libp2pOptions) -> tuple[str, ...]:
 
 
 def _given(options: Libp2pOptions) -> tuple[str, ...]:
-    """Return the addresses that the operator named, or that this node remembers."""
+    """Return the addresses that the operator named, those of relays, and those that this node remembers."""
     relays = (parse_peer_addr(each).addr for each in options.relays)
     return (*_named(options), *relays, *(addr for contact in options.remembered for addr in contact.addrs))
 
@@ -169,12 +173,12 @@ def _given(options: Libp2pOptions) -> tuple[str, ...]:
 class _Relayed:
     due_at: float
     pause_s: float
-    tried: frozenset[str]  # direct addresses of the peer that attempts have known
+    tried: frozenset[str]  # direct addresses of the peer that were known at earlier attempts
     seen_at: float
 
 
 class Upgrades:
-    """Tries to replace relayed connections by direct ones, seldom, and sooner when there is news of addresses."""
+    """Tries to replace relayed connections by direct ones: rarely, but sooner when there is news of addresses."""
 
     def __init__(
         self,
@@ -182,20 +186,21 @@ class Upgrades:
         replace: Callable[[str], Awaitable[None]],
         may_be_introduced: Callable[[], bool],
     ) -> None:
-        """`replace` gives a peer's connection up and reaches it anew. It raises PeerError if that leads nowhere. While
-        this node can open no NAT, `may_be_introduced` returns False, and only new addresses are a reason to try."""
+        """`replace` closes a peer's connection and dials the peer again. It raises PeerError if the peer is not
+        reached. `may_be_introduced` returns False while this node can open no NAT; then only new addresses are a reason
+        to try."""
         self._host = host
         self._replace = replace
         self._may_be_introduced = may_be_introduced
         self._relayed: dict[str, _Relayed] = {}
-        self._tried: set[str] = set()  # the peers of attempts that are under way
+        self._tried: set[str] = set()  # the peers of the attempts under way
 
     def was_relayed(self, peer_id: str) -> bool:
-        """Return whether a relay led to the peer when it was last seen, and no attempt to change that is under way."""
+        """Return whether the peer was last connected through a relay, and no attempt to change that is under way."""
         return peer_id in self._relayed and peer_id not in self._tried
 
     def expect_news(self) -> None:
-        """Try all peers soon: this node's addresses have changed."""
+        """Try all peers at the next look, since this node's addresses have changed."""
         now = asyncio.get_running_loop().time()
         for each in self._relayed.values():
             each.due_at, each.pause_s = now, FIRST_S
@@ -208,7 +213,7 @@ class Upgrades:
                     attempts.create_task(self._try(peer_id))
 
     def _due(self) -> list[str]:
-        """Look at the connections, and return the peers to try, with the one that has waited longest first."""
+        """Look at the connections, and return the peers to try, the one due longest first."""
         now = asyncio.get_running_loop().time()
         kinds = self._host.path_kinds()
         known = {

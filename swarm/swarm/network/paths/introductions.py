@@ -1,17 +1,18 @@
-"""Direct connections between two peers of which at least one is behind a NAT, arranged by a relay that both can reach.
+"""Makes direct connections between two peers of which at least one is behind a NAT, by a relay that both can reach.
 
-The peer that wants a connection asks a relay of the other for an introduction. The relay tells each of the two where it
-sees the other one, at the same moment, and both act by the same rule: the one with the smaller peer id dials, the other
-one opens its NAT towards it (`opener`), and dials itself if it finds that the first one can be dialled as it is. So it
-makes no difference who asked, and two who ask at once do not disturb each other.
+The peer that wants a connection asks a relay of the other peer for an introduction. The relay tells each of the two at
+the same moment where it sees the other one, and both follow the same rule. The peer with the smaller id dials. The one
+with the greater id opens its NAT towards the other (`opener`), and dials if it finds that the other can be dialled
+without help. So it makes no difference which of them asked, and two requests at once do not disturb each other.
 
-A relay sees a peer at one IP version, and the two may have a direct path by the other one alone. So each of them also
-claims an IP of the other version, which the relay passes on: an address of IPv6 that is its own, or the one of IPv4 at
-which others see it.
+A relay sees a peer by one IP version, but the two peers may have a direct path only by the other version. So each of
+them also claims an IP of the other version, which the relay passes on: an IPv6 address of its own, or the IPv4 address
+at which others see it.
 
-What is refused: a relay introduces only peers that hold a reservation with it, and passes on no further addresses but
-those that share the IP at which it sees the peer (in a network behind one NAT also private ones). A node acts only on
-the word of relays that it chose, on few addresses, and not often: what a relay names as a peer's may be anybody's.
+Bounds: a relay introduces a peer only to peers that hold a reservation at the relay. It passes on no other claimed
+addresses than those at the IP at which it sees the claiming peer, private ones if both peers share that IP, and those
+of the other IP version. A node accepts introductions only from relays that it chose, tries few addresses, and limits
+the rate, since the addresses may be those of strangers.
 """
 
 from __future__ import annotations
@@ -45,36 +46,36 @@ ANSWER_S = 3.0
 """Time for a relay's answer, which takes two round trips."""
 
 ATTEMPT_S = 4.0
-"""Time from the answer to a connection. It takes one round trip, and a second more where a SYN is dropped."""
+"""Time from the relay's answer to a connection. It takes one round trip, and a second more if a SYN is dropped."""
 
 POLL_S = 0.02
 MAX_POLL_S = 0.2
-"""Time between two looks whether the peer has connected itself; it grows by half."""
+"""Pause between two checks whether there is a connection; each is half as long again as the last one."""
 
 MAX_ADDRS = 4
-"""Addresses of a peer to which this node sends something: of each IP version at ports of one public IP, and of one
-private IP, which a neighbour has."""
+"""Maximum addresses of a peer that are tried: for each IP version those at one public IP, and those at one private IP,
+for a peer in the same network."""
 
 MAX_ATTEMPTS = 32
-"""Maximum attempts at the same time, for all peers together. Each is six SYNs to each address at most."""
+"""Maximum attempts at the same time, to all peers together. Each sends at most six SYNs to each address."""
 
 RETRY_S = 30.0
-"""Time after a failed attempt in which a pair is not introduced again: where NATs do not allow a connection, they still
-do not, and some keep a half-open one for as long."""
+"""Time after a failed attempt in which this node does not ask for another introduction to the peer: NATs that did not
+allow the connection still do not, and some keep a half-open connection for this long."""
 
 BURST_S = 10.0
 MAX_BURST = 40
-"""Introductions that a node takes part in, or a relay makes for one peer, within BURST_S. A round of 64 members makes
-63 at once; what is refused goes over the relay, and is tried again later."""
+"""Maximum introductions within BURST_S that a node accepts from one relay, or that a relay makes for one peer. A round
+of 64 members needs 63 at once; refused pairs are connected through the relay, and tried again later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Holds what this node knows about itself and its relays; the functions return what holds now."""
+    """What this node knows about itself and its relays. The functions return the present values."""
 
     policy: Callable[[], DialPolicy]
     listen_endpoints: Mapping[int, ListenEndpoint]  # by IP version
-    own_addrs: Callable[[], Sequence[str]]  # direct ones, also those at which a NAT or a filter has to be opened
+    own_addrs: Callable[[], Sequence[str]]  # direct ones, including those that need an opened NAT or firewall
     is_public: Callable[[], bool]
     own_relays: Callable[[], Collection[str]]  # the peers that relay for this node
     reserved: Callable[[], Collection[str]]  # the peers for which this node relays
@@ -89,7 +90,7 @@ class Introductions:
         self._tasks = tasks
         self._here = surroundings
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
-        self._failed: dict[str, float] = {}  # until when a peer is not tried again
+        self._failed: dict[str, float] = {}  # by peer, the time until which it is not tried again
         self._relayed = RateLimit()
         self._told = RateLimit()
         self.carried: set[str] = set()  # peers whose connection this process passes to its daemon
@@ -99,13 +100,13 @@ class Introductions:
         await self._host.serve(self._prefix + INTRODUCED, self._take_part)
 
     def forget_failures(self) -> None:
-        """Try all peers again: this node's addresses have changed."""
+        """Allow introductions to all peers again, since this node's addresses have changed."""
         self._failed.clear()
 
     async def connect(self, peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
-        """Have `relay` introduce this node to `peer_id`. Return whether there is a direct connection then."""
+        """Have `relay` introduce this node to `peer_id`. Return whether there is then a direct connection."""
         if not self._here.listen_endpoints:
-            return False  # this node's dials come from a new port each, which the peer's NAT cannot be opened for
+            return False  # each dial of this node comes from a new port, for which no NAT can be opened in advance
         if self._failed.get(peer_id, 0.0) > asyncio.get_running_loop().time():
             return False
         attempt = self._attempts.get(peer_id)
@@ -177,8 +178,8 @@ class Introductions:
         return len(self._attempts) >= MAX_ATTEMPTS
 
     def _begin(self, peer_id: str, addrs: Sequence[str]) -> asyncio.Task[None] | None:
-        """Begin this node's part in reaching `peer_id`, or join the attempt that is under way. Return None if there is
-        no address to try, or if too many attempts are under way."""
+        """Start this node's part of an attempt, or return the attempt that is under way. Return None if there is no
+        address to try, or if too many attempts are under way."""
         if not addrs:
             return None
         if peer_id not in self._attempts:
@@ -206,7 +207,7 @@ class Introductions:
             self._note_failure(peer_id)
             logger.info("no direct path to %s through %s", peer_id, ", ".join(addrs))
         except PeerUnreachable:
-            pass  # the daemon has ended; the unary connection tells why
+            pass  # the daemon has ended, which the unary connection reports
         finally:
             del self._attempts[peer_id]
             for act in acts:
@@ -219,7 +220,7 @@ class Introductions:
         self._failed[peer_id] = now + RETRY_S
 
     async def _kind(self, peer_id: str) -> PathKind:
-        """Return "dialled back" for a connection of which one end can be dialled by anyone, else "punched"."""
+        """Return "dialled back" for a connection if one of its ends can be dialled by anyone, else "punched"."""
         public = [addr for addr in self._host.known_addrs(peer_id) if is_tcp_by_ip(addr) and not is_private(addr)]
         can_be_dialled = self._here.is_public() or any(addr in public for addr in await self._seen(peer_id))
         return "dialled back" if can_be_dialled and peer_id not in self.carried else "punched"
@@ -248,7 +249,7 @@ class Introductions:
         except (OSError, TimeoutError, NotALibp2pHost) as error:
             logger.debug("no path to %s at %s: %r", peer_id, addr, error)
         finally:
-            if carries:  # another address of the peer may have failed while this one carries
+            if carries:  # not if another address of the peer carries the connection
                 self.carried.discard(peer_id)
 
     async def _is_direct(self, peer_id: str) -> bool:
@@ -258,17 +259,17 @@ class Introductions:
         return _direct((await self._host.connected_peers()).get(peer_id, ()))
 
     def _shared_addrs(self) -> Addrs:
-        """Return this node's own addresses, for a peer that shares its network, its IP with a forwarded port, or its IP
-        version where that is not the relay's."""
+        """Return the addresses that this node claims: for a peer in the same network, for a forwarded port at the IP
+        that the relay sees, and for the IP version by which the relay does not see this node."""
         return _told(_direct(self._here.own_addrs()))
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return the addresses that this node takes: of each version at one public and at one private IP."""
+        """Return the addresses to try: for each IP version those at one public and at one private IP."""
         return _one_ip_of_each(is_private, _direct(self._here.policy().worth_dialling(addrs)))[:MAX_ADDRS]
 
 
 class RateLimit:
-    """Allows what a peer asks for at most MAX_BURST times within BURST_S."""
+    """Allows each peer at most MAX_BURST requests within BURST_S."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}
@@ -292,14 +293,14 @@ def _ips(addrs: Iterable[str]) -> set[object]:
 
 
 def _told(addrs: Iterable[str]) -> Addrs:
-    """Return of `addrs` those at one public IP of each version, and then the private ones: which of their networks both
-    peers share is known to the one that dials."""
+    """Return those of `addrs` at one public IP of each version, then all private ones, since only the peer that dials
+    knows which network both share."""
     found = _one_ip_of_each(lambda addr: is_private(addr) and ip_of(addr), addrs)
     return tuple(sorted(found, key=is_private))[: limits.MAX_CONTACT_ADDRS]
 
 
 def _one_ip_of_each(kind: Callable[[str], object], addrs: Iterable[str]) -> tuple[str, ...]:
-    """Return of `addrs` those at one IP of each version and kind."""
+    """Return those of `addrs` at the first IP of each IP version and `kind`."""
     ips: dict[object, object] = {}
     found = []
     for addr in addrs:
@@ -310,9 +311,9 @@ def _one_ip_of_each(kind: Callable[[str], object], addrs: Iterable[str]) -> tupl
 
 
 def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
-    """Return the addresses at which a peer is seen, and of those that it claims the ones that share their IP, are
-    private where both peers share it, or have one IP of a version at which it is not seen. Of all else nothing is
-    passed on: a peer could have strangers' machines dialled."""
+    """Return the addresses that a relay passes on: those at which it sees a peer, and the claims that share their IP,
+    are private while both peers share that IP, or are of an IP version by which it does not see the peer. With other
+    claims, a peer could have strangers' machines dialled."""
     ips, versions = _ips(seen), {ip.version for addr in seen if (ip := ip_of(addr)) is not None}
 
     def may_be_its_own(addr: str) -> bool:

@@ -1,10 +1,11 @@
-"""Opens TCP connections from the port on which the libp2p daemon listens, so that a NAT lets a peer's dial come in.
+"""Opens TCP connections from the port on which the libp2p daemon listens, so that a NAT lets a peer's dial in.
 
-A NAT passes packets from an endpoint to which something was sent before. This node sends a SYN to where a peer is seen,
-while that peer's daemon dials this node: the two SYNs meet, and both systems call it one connection (RFC 9293, section
-3.5, simultaneous open; RFC 5382 asks NATs to allow it). The peer's daemon is the side that began, as always; this side
-passes the bytes to its own daemon's listener, which so answers a dial like any other. If nobody dials but a listener
-answers, the peer can be dialled as it is: the connection is closed, and the daemon dials.
+A NAT lets packets in from an endpoint to which something was sent before. This node sends a SYN to the address at which
+a peer is seen, while the peer's daemon dials this node. The two SYNs meet, and both systems make one connection of them
+(RFC 9293, section 3.5, simultaneous open; RFC 5382 asks NATs to allow it). For libp2p the peer's daemon is the dialler.
+This process passes the bytes to the listener of its own daemon, which answers them like any other dial. If the peer
+does not dial, but its listener answers, the peer can be dialled without help: the connection is closed, and this node's
+daemon dials.
 """
 
 from __future__ import annotations
@@ -21,37 +22,40 @@ from swarm.network.rate import write
 from swarm.network.relay.relay import Circuit, RelayCounts
 
 OPEN_S = 4.0
-"""Time for a peer's dial to meet ours: its relay has to tell it, and a SYN that was dropped is sent again after 1 s."""
+"""Time for a peer's dial to meet this node's SYN. A relay has to tell the peer first, and a dropped SYN is sent again
+after 1 s."""
 
 REFUSED_PAUSE_S = 0.1
-"""Pause after a NAT or a machine refused the connection: the peer's own SYN may be on its way. It doubles each time, so
-that six SYNs at most go to a machine that never asked for any."""
+"""Pause after a NAT or a machine refused the connection, since the peer's own SYN may be on its way. It doubles each
+time, so that at most six SYNs go to a machine that has nothing to do with the peer."""
 
 FIRST_BYTES_S = 2.0
-"""Time for the first bytes of the other side, once a connection is open."""
+"""Time for the other side's first bytes once a connection is open."""
 
 PROPOSAL_S = 0.5
-"""Time for a dialler's proposal after its greeting. Both are one write, and so one packet as a rule."""
+"""Time for a dialler's proposal after its greeting. Both are one write, and so usually one packet."""
 
 IDLE_S = 100.0
-"""A connection without a byte for so long is closed. libp2p says something every 30 s."""
+"""A connection without a byte for this time is closed. libp2p sends something every 30 s."""
 
 _GREETING = b"\x13/multistream/1.0.0\n"
-"""The first message of both sides. Only the side that dialled has more to say before it has heard something."""
+"""The first message of both sides. Only the dialler sends more before it has received something."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenEndpoint:
-    """The endpoint at which a daemon listens: the one to bind, and the one at which this process reaches it."""
+    """The endpoint at which a daemon listens: `bind` is the one to send SYNs from, and `reach` the one at which this
+    process reaches the daemon."""
 
     bind: tuple[str, int]
     reach: tuple[str, int]
 
 
 def listen_endpoints(listen: Sequence[str], addrs: Sequence[str]) -> dict[int, ListenEndpoint]:
-    """Return the daemon's TCP listener for each IP version, of those that peers beyond this machine can use.
+    """Return by IP version the first TCP listener of the daemon that peers beyond this machine can use.
 
-    `listen` is what it was told, `addrs` are its addresses, which tell the port where it could choose.
+    `listen` are the daemon's listen addresses. `addrs` are its own addresses, which show the port if a listen address
+    has port 0.
     """
     endpoints: dict[int, ListenEndpoint] = {}
     for addr in listen:
@@ -68,14 +72,15 @@ def listen_endpoints(listen: Sequence[str], addrs: Sequence[str]) -> dict[int, L
 
 
 class NotALibp2pHost(Exception):
-    """Another program than a libp2p host answered."""
+    """The program that answered is no libp2p host."""
 
 
 async def open_path(here: ListenEndpoint, there: tuple[str, int], opened: Callable[[], None]) -> bool:
-    """Send SYNs to `there` until its dial has met them, then carry the connection until it ends, and return True.
+    """Send SYNs to `there` until the peer's dial meets one, then pass the connection's bytes until it ends, and return
+    True.
 
-    `opened` is called when the connection is there. Returns False if `there` can be dialled as it is, and its port is
-    free again. Raises OSError, TimeoutError or `NotALibp2pHost` if nothing came of it.
+    `opened` is called when the connection is open. Returns False if `there` can be dialled without help; the pair of
+    ports is then free again. Raises OSError, TimeoutError or `NotALibp2pHost` if there is no connection.
     """
     reader, writer = await _connect(here.bind, there)
     try:
@@ -109,7 +114,7 @@ async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[async
                 sock.setblocking(False)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if sock.family == socket.AF_INET6:  # as the daemon does: the same port of IPv4 may be another's
+                if sock.family == socket.AF_INET6:  # as the daemon does: another program may have this port of IPv4
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 sock.bind(bind)
                 await loop.sock_connect(sock, there)
@@ -124,7 +129,7 @@ async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[async
 
 
 async def _proposal(reader: asyncio.StreamReader) -> bytes:
-    """Return the next bytes of a dialler, or none of a listener, which waits for ours."""
+    """Return the next bytes of a dialler, or b"" for a listener, which sends nothing more by itself."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PROPOSAL_S):
             return await reader.read(1 << 16)
@@ -132,7 +137,7 @@ async def _proposal(reader: asyncio.StreamReader) -> bytes:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close at once, without the minute in which the system would keep the pair of ports from the daemon's dial."""
+    """Close by a reset, so that the daemon can use the pair of ports at once and not only after a minute."""
     sock = writer.get_extra_info("socket")
     with suppress(OSError, AttributeError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

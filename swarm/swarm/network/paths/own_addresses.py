@@ -1,20 +1,22 @@
-"""Learns under which addresses others reach this node, and answers the same question for peers.
+"""Learns at which addresses others reach this node, and helps peers to learn theirs.
 
-Candidates are the daemon's own addresses (interfaces, and what the router maps by UPnP or NAT-PMP), and the listen port
-at the IP that peers see. A candidate counts once peers have dialled it: from a temporary host each time, as their own
-has a connection already, and libp2p lets a dial succeed only if this node's key answers. A peer dials no IP but the one
-at which it sees the asker, so that nobody can have others scanned or flooded.
+Candidates are the daemon's own addresses (those of interfaces, and those that the router maps by UPnP or NAT-PMP), and
+the listen port at the IP that peers see. A candidate counts once peers have dialled it. A peer dials from a temporary
+host, since its own host has a connection already; libp2p lets a dial succeed only if this node's key answers. A peer
+dials only the IP at which it sees the asker, so that nobody can have other machines scanned or flooded.
 
-`observe` asks at which IP peers see this node; `run` is a task that has the candidates dialled, and again when the
+`observe` asks peers at which IP they see this node. `run` is a task that has the candidates dialled, and again when the
 machine's addresses or that IP change.
 
-The dials back that peers can have from this node are bounded: each starts a libp2p daemon, a tenth of a second of work.
-A peer waits for one at a time and gets few in a minute, which is enough for a node whose addresses change. As peer ids
-cost nothing, all peers together are bounded, too: at most a tenth of one core. A peer that is refused asks another one.
+The dials back that this node makes for peers are bounded, since each starts a libp2p daemon, a tenth of a second of
+work. A peer waits for one at a time and gets few in a minute, which is enough for a node whose addresses change. Since
+peer ids cost nothing, those for all peers together are bounded, too, to at most a tenth of one core. A peer that is
+refused asks another one.
 
-A peer may lie about where it sees this node, and which addresses it reaches. So no single one decides where there are
-others to ask: two that agree do, and peers at one IP, which may all be one machine, count once. With two peers that
-differ nothing is decided. Each IP version is a question of its own, which goes to the peers that are connected by it.
+A peer may lie about where it sees this node, and about the addresses that it reaches. So no single peer decides if
+there are others to ask: two must agree. Peers at one IP count once, since they may be one machine. If only two peers
+answer, and they differ, nothing is decided. Each IP version is a separate question, which goes to the peers connected
+by it.
 
 State belongs to the network's loop, whose clock it reads.
 """
@@ -58,30 +60,30 @@ OBSERVE = "paths/observe"
 DIAL_BACK = "paths/dial_back"
 
 NUM_ASKED = 4
-"""Peers that are asked at most, for one measurement."""
+"""Maximum peers that are asked for one measurement."""
 
 ASK_S = 6.0
 DIAL_S = 2.0
 """Time for the dials of one IP version: twice across the world, and a SYN that was lost."""
 MAX_DIALS = 4
-"""Addresses that are dialled back for one question."""
+"""Maximum addresses that are dialled back for one request."""
 TURN_S = ASK_S - 2 * DIAL_S
-"""Time that a peer waits for its turn to be dialled back. An answer after a longer wait would be too late for it, and
-peers that take long to be dialled would have all others refused."""
+"""Time that a request for a dial back waits for its turn. After a longer wait the answer would come too late."""
 LOOK_S = 3.0
 """Time between two looks at the machine's own addresses, which cost nothing."""
 OBSERVE_EVERY = 20
-"""Looks from one question to a peer at which IP it sees this node to the next."""
+"""Number of looks after which a peer is asked again at which IP it sees this node."""
 RETRY_S = 60.0
-"""Time after which a node that nobody could reach, or that had nobody to ask, is measured again."""
+"""Time after which a node is measured again if no peer reached it, or if it had no peer to ask."""
 CONFIRM_S = 900.0
+"""Time after which confirmed addresses are measured again."""
 WOKEN_S = 15.0
-"""Time after the machine has woken up, in which the dead paths to peers are replaced: whom it asks sooner does not hear
-it. A router may have forgotten the port that it had opened."""
+"""Time after the machine has woken up until its addresses are measured again, since a router may have forgotten its
+mappings. Before that, peers would not hear the requests: dead paths to them have to be replaced first."""
 
 
 MAX_WAITING = 16
-"""Peers that wait at the same time. They are served one after the other."""
+"""Maximum peers that wait for a dial back at the same time. They are served one after the other."""
 
 PERIOD_S = 60.0
 MAX_PER_PEER = 5
@@ -89,14 +91,14 @@ MAX_PER_PERIOD = 60
 
 
 class DialBackLimit:
-    """Decides which peers are dialled back now."""
+    """Bounds the dials back for each peer, and for all peers together, within PERIOD_S."""
 
     def __init__(self) -> None:
         self._waiting: set[str] = set()
-        self._taken: deque[tuple[float, str]] = deque()  # within the last period: when, and for whom
+        self._taken: deque[tuple[float, str]] = deque()  # time and peer of each dial back within the last period
 
     def takes(self, peer_id: str) -> bool:
-        """Return whether a dial back begins for a peer. If so, the caller tells its end by `done`."""
+        """Return whether a dial back for a peer may begin. If so, the caller must call `done` at its end."""
         now = asyncio.get_running_loop().time()
         while self._taken and self._taken[0][0] <= now - PERIOD_S:
             self._taken.popleft()
@@ -114,7 +116,7 @@ class DialBackLimit:
 
 
 class OwnAddresses:
-    """Finds out which of this node's addresses others can dial, and dials addresses of peers that ask the same."""
+    """Finds out which of this node's addresses others can dial, and dials back peers that ask for it."""
 
     def __init__(
         self,
@@ -128,14 +130,14 @@ class OwnAddresses:
         carried: Collection[str],
         on_change: Callable[[], None],
     ) -> None:
-        """`announced` are addresses that the operator gives. Names among them are told, and as peers look no
-        names up, so are the addresses at which they find this node. `asked` are the peers to ask, the best ones first;
-        `relayed` returns the addresses through relays; `carried` are peers of which this node sees a wrong address."""
+        """`announced` are addresses that the operator gives. Since peers look no names up, the addresses at which peers
+        reach this node are announced besides names. `asked` returns the peers to ask, the best first. `relayed` returns
+        the addresses through relays. `carried` are peers of which this node sees a wrong address."""
         self.reachability: Reachability = "unknown"
         self.measured = asyncio.Event()
         self.is_open = False
-        """True once an address was confirmed that no NAT's memory stands behind: of IPv4, which all peers have, unless
-        this node listens on IPv6 alone."""
+        """True once peers have confirmed an address that does not depend on a NAT's temporary mapping. It must be an
+        IPv4 address, which all peers can use, unless this node listens on IPv6 alone."""
         self.daemons: tuple[str, ...] = ()
         """The daemon's own addresses."""
         self._host = host
@@ -149,10 +151,10 @@ class OwnAddresses:
         self._carried = carried
         self._on_change = on_change
         self._confirmed: tuple[str, ...] = ()
-        self._seen_at: tuple[str, ...] = ()  # where peers see this node
-        self._named_ips: set[object] = set()  # at which single ones have said that they see it
+        self._seen_at: tuple[str, ...] = ()  # the addresses at which peers agree that they see this node
+        self._named_ips: set[object] = set()  # the IPs at which any single peer said that it sees this node
         self.is_behind_symmetric_nat = False
-        """True once peers have shown that a NAT gives this node another port for each of them."""
+        """True once peers have shown that a NAT gives this node another port for each peer."""
         self._num_looks = 0
         self._was_asked = False  # whether any peer has tried to reach this node
         self._turn = asyncio.Lock()
@@ -164,7 +166,7 @@ class OwnAddresses:
 
     @property
     def direct(self) -> tuple[str, ...]:
-        """The addresses without a relay under which others may reach this node, without /p2p."""
+        """The addresses at which others may reach this node without a relay, without /p2p."""
         is_local = all(map(is_loopback, self.daemons)) or any(map(is_loopback, self._seen_at))
         first = of_version(self._first_version, self.daemons)
         own = [
@@ -176,27 +178,27 @@ class OwnAddresses:
 
     @property
     def possible(self) -> tuple[str, ...]:
-        """The addresses at which a peer may reach this node while it lets that peer in: the direct ones, where peers
-        see it, and its own address of IPv6."""
+        """The addresses at which a peer may reach this node while this node opens its NAT or firewall for the peer: the
+        direct ones, those at which peers see this node, and its own IPv6 addresses."""
         return tuple(dict.fromkeys((*self.direct, *self._seen_at, *self._own_ip6())))
 
     @property
     def can_be_opened(self) -> bool:
-        """Return whether a peer may reach this node while it lets that peer in: no NAT gives it another port for each
-        peer, or it has an address of IPv6."""
+        """Return whether this node can open a NAT or firewall for a peer: no NAT gives it another port for each peer,
+        or it has a public IPv6 address."""
         return not self.is_behind_symmetric_nat or bool(self._own_ip6())
 
     def _own_ip6(self) -> list[str]:
-        """Return the public addresses of IPv6 from which this node's connections come."""
+        """Return the daemon's public IPv6 addresses from which this machine's connections come."""
         sources = source_addresses()
         return [addr for addr in of_version(6, self.daemons) if str(ip_of(addr)) in sources and not is_private(addr)]
 
     def to_announce(self) -> tuple[str, ...]:
-        """Return what others are told: direct addresses and those through relays."""
+        """Return the addresses to announce, direct and relayed ones."""
         return to_announce(self.direct, self._relayed())
 
     async def refresh(self) -> None:
-        """Raises PeerUnreachable if the daemon cannot be asked."""
+        """Ask the daemon for its addresses. Raises PeerUnreachable if the daemon cannot be asked."""
         self.daemons = await self._host.addrs()
 
     async def observe(self) -> None:
@@ -209,11 +211,12 @@ class OwnAddresses:
         self._on_change()
 
     async def _observe_by(self, version: int, peers: Sequence[str]) -> Sequence[str]:
-        """Return the addresses of an IP version at which `peers`, which are connected by it, see this node."""
+        """Return the addresses of one IP version at which peers see this node. `peers` are connected by that
+        version."""
         answers = await asyncio.gather(*map(self._ask_seen, peers))
         self._named_ips.update(ip_of(addr) for addrs in answers for addr in addrs)
         seen = [found for addrs in answers if (found := of_version(version, addrs))]
-        if not seen:  # a NAT is not forgotten while all peers are connected by IPv6
+        if not seen:  # no peer of this IP version has answered, so earlier answers hold
             here = {ip_of(addr) for addr in self.daemons}
             return [addr for addr in of_version(version, self._seen_at) if version == 4 or ip_of(addr) in here]
         if version == 4:
@@ -221,8 +224,8 @@ class OwnAddresses:
         return seen_addrs(seen)
 
     async def run(self) -> None:
-        """Have the addresses confirmed, and again when they change. Where the daemon cannot be asked, that is told once
-        and tried again; if it has ended, the network ends this task."""
+        """Have the addresses confirmed, and again when they change. A daemon that cannot be asked is logged once, and
+        asked again. If it has ended, the network ends this task."""
         trouble = ""
         while True:
             try:
@@ -244,7 +247,7 @@ class OwnAddresses:
         while True:
             await asyncio.sleep(LOOK_S)
             self._num_looks += 1
-            self._on_change()  # peers that were met since may be the first beyond this machine
+            self._on_change()  # a new connection may be the first beyond this machine
             if suspension.was_suspended():
                 due_at = min(due_at, loop.time() + WOKEN_S)
             asks = self._num_looks % OBSERVE_EVERY == 0
@@ -260,8 +263,8 @@ class OwnAddresses:
         return source_addresses(), frozenset(self.daemons)
 
     async def _is_seen_elsewhere(self) -> bool:
-        """Return whether a peer sees this node at an IP at which none has seen it before: of IPv6, a machine has
-        several, and peers see the one that was the newest when they were connected."""
+        """Return whether a peer sees this node at an IP that no peer has named before. All named IPs count, since a
+        machine has several IPv6 addresses, and a peer sees the one that was newest when it connected."""
         known = self._named_ips.union(map(ip_of, self._seen_at))
         asked = [peers[0] for peers in (await self._direct_peers()).values()]
         answers = await asyncio.gather(*map(self._ask_seen, asked))
@@ -301,7 +304,8 @@ class OwnAddresses:
         self._on_change()
 
     async def _reached_by(self, peers: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the candidates that `peers` have reached; None if nobody has tried. All are of one IP version."""
+        """Return the candidates that `peers` have reached, or None if no peer has answered. All are of one IP
+        version."""
         request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
         answers: list[list[str]] = []
         while candidates and peers and not are_decided(answers):
@@ -312,13 +316,13 @@ class OwnAddresses:
         return reached_addrs(answers, candidates) if answers else None
 
     def _is_lasting(self, addr: str) -> bool:
-        """Return whether no NAT's memory stands behind an address that was reached: it is one of this machine's, or one
-        that the operator announced, perhaps by a name."""
+        """Return whether an address does not depend on a NAT's temporary mapping: it is one of the daemon's, or the
+        operator announced it, or its port with a name."""
         endpoint = tcp_endpoint(addr)
         return addr in (*self._announced, *self.daemons) or (endpoint is not None and endpoint[1] in self._named_ports)
 
     async def _direct_peers(self) -> dict[int, list[str]]:
-        """Return the peers to ask, by the IP version at which they are connected: they see this node at that one."""
+        """Return the peers to ask, by the IP version by which they are connected and so see this node."""
         connected = await self._host.connected_peers()
         ips: dict[int, dict[str, IpAddress]] = {}
         for peer_id in self._asked():
@@ -337,7 +341,7 @@ class OwnAddresses:
                 answer = await self._host.call(peer_id, self._prefix + method, request, addrs=())
             found = PathAnswer.from_bytes(answer)
         except (PeerError, NotServed, TimeoutError) as error:
-            logger.info("%s does not tell how it sees this node: %s", peer_id, error)
+            logger.info("%s does not answer %s: %s", peer_id, method, error)
             return None
         return found if found.agreed else None
 
@@ -355,7 +359,7 @@ class OwnAddresses:
         ips = {ip_of(addr) for addr in await self._seen(peer_id)}
         usable = [addr for addr in dialable(claims) if is_tcp_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
         is_neighbour = bool(ips & {ip_of(addr) for addr in self._seen_at}) and not any(map(is_private, usable))
-        # behind one NAT a dial says nothing of what others can do
+        # a dial behind the same NAT does not show whether others can dial
         if not usable or is_neighbour or not self._limit.takes(peer_id):
             return REFUSED
         try:
@@ -372,14 +376,14 @@ class OwnAddresses:
         return PathAnswer(agreed=True, addrs=tuple(reached)).to_bytes()
 
     async def _seen(self, peer_id: str) -> tuple[str, ...]:
-        """Return the addresses at which this node sees a peer, none where only relays do."""
+        """Return the addresses at which this node sees a peer; none if the peer is connected only through relays."""
         if peer_id in self._carried:
             return ()
         return tuple(filter(is_tcp_by_ip, (await self._host.connected_peers()).get(peer_id, ())))[:NUM_ASKED]
 
 
 async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
-    """Return the first address of each IP version at which the peer answers a host that it does not know.
+    """Dial `addrs` from a temporary host, and return those that led to a connection, for each IP version.
 
     Raises StartError.
     """
@@ -399,5 +403,5 @@ async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
                 except (*CONTROL_FAILURES, TimeoutError) as error:
                     logger.info("%s is not reached at %s: %s", peer_id, dialled, error)
         finally:
-            await host.stop()  # which ends its calls, too
+            await host.stop()  # this ends `host.unary.run`, too
     return reached

@@ -98,7 +98,7 @@ def test_local_peers_that_lie_are_not_met_and_hide_nobody(
                 return a.peer_id in b._dht.peers() and b.peer_id in a._dht.peers()
 
             async def have_dialled_all() -> bool:
-                return caplog.text.count("a node of the local network cannot be met") >= 6
+                return caplog.text.count("cannot reach a node of the local network") >= 6
 
             await eventually(have_met)
             await eventually(have_dialled_all)

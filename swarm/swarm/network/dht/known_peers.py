@@ -1,7 +1,7 @@
-"""The peers that this node's part of the DHT knows, and calls to them, which show whether a peer is there.
+"""Keeps the peers that this node's part of the DHT knows, and calls them.
 
-An answer that is too large for the unary connection, whose answers the libp2p daemon keeps, leaves out places or
-records, and says so; the same is then asked over a stream, where the whole answer comes.
+Answers over the unary connection have to be small, since the libp2p daemon keeps them (`peer_budgets`). A larger answer
+is cut, and says so. The caller then asks the same over a stream, which carries the whole answer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from swarm.network.interface import NotServed, UnaryHandler
 NUM_PARALLEL_CALLS = 16
 
 SMALL_BYTES = 4096
-"""The time of a longer answer says more of the bandwidth than of the way."""
+"""Only answers of at most this size measure round trips: the time of a longer answer depends on the bandwidth."""
 
 RPC_TIMEOUT_S = 3.0
 
 WHOLE = "find_whole"
-"""The method over streams, beside `find`."""
+"""The method that answers like `find` over a stream, without cutting."""
 
 T = TypeVar("T")
 
@@ -50,14 +50,14 @@ class RecordTransport(Protocol):
         addrs: Sequence[str] | None = None,
         timeout_s: float,
     ) -> bytes:
-        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError, NotServed, or TimeoutError after
+        """Call a peer, dialled at `addrs` if need be. Raises PeerError, NotServed, or TimeoutError after
         `timeout_s`."""
 
     async def serve(self, protocol: str, answer: UnaryHandler) -> None: ...
 
 
 class StreamedCalls(Protocol):
-    """The part of `PeerMethods` that is used here."""
+    """The part of `PeerMethods` that the DHT uses."""
 
     async def serve_streamed(self, protocol: str, answer: UnaryHandler, *, max_request_bytes: int) -> None: ...
 
@@ -68,10 +68,10 @@ class StreamedCalls(Protocol):
 
 
 class KnownPeers:
-    """The routing `table`, the addresses of its members in `book`, and the `suspects`, which did not answer lately.
+    """The routing `table`, the address `book` of its members, and the `suspects`, which did not answer lately.
 
-    `on_answer` is told of each small answer to a call, and after how many seconds it came: peers answer these calls at
-    once. Without `streams`, small answers are as large as others.
+    `on_answer(peer_id, seconds)` is called for each small answer, since peers answer these calls at once. Without
+    `streams` no answer is cut.
     """
 
     def __init__(self, host: RecordTransport, prefix: str, streams: StreamedCalls | None = None) -> None:
@@ -82,15 +82,16 @@ class KnownPeers:
         self.book = AddressBook()
         self.suspects = Suspects()
         self.own_addrs: tuple[str, ...] = ()
-        """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
+        """This node's own addresses, which its network keeps up to date. While there are none, others do not add this
+        node to their tables."""
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
         self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
 
     async def call(
         self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
     ) -> T | None:
-        """Call a peer. Return None if there is no answer, or one that is none. The peer is then out of the table, and
-        suspected. `hints` are addresses of the peer that others named."""
+        """Call a peer. Return None if there is no answer or a malformed one; the peer is then removed from the table
+        and suspected. `hints` are addresses of the peer that others gave."""
         addrs, now = self.book.of(peer_id), asyncio.get_running_loop().time
         if hints and hints != addrs:
             addrs = tuple(dict.fromkeys((*addrs, *hints)))
@@ -114,15 +115,15 @@ class KnownPeers:
         return answer
 
     async def find(self, peer_id: str, num_keys: int, request: bytes, hints: Sequence[str] = ()) -> FindResponse | None:
-        """Ask for the first of the `num_keys` keys of the encoded `request`. None means no answer. `hints` are
-        addresses of the peer that others named."""
+        """Send an encoded request for `num_keys` keys. The answer may cover only the first ones. Return None if there
+        is no answer. `hints` are addresses of the peer that others gave."""
         response = await self.call(peer_id, "find", request, partial(_decoded, peer_id, num_keys), hints)
-        if response is not None and peer_id in self.table:  # so that a flood of newcomers pushes out no address
+        if response is not None and peer_id in self.table:  # only members, so that newcomers cannot displace addresses
             self.book.learn(peer_id, response.addrs)
         return response
 
     async def find_whole(self, peer_id: str, num_keys: int, request: bytes) -> FindResponse | None:
-        """Return the whole answer of a peer that has cut it. None: it does not come, so what came before counts."""
+        """Return the whole answer of a peer whose answer was cut, or None if it does not come."""
         if self._streams is None:
             return None
         try:
@@ -139,8 +140,8 @@ class KnownPeers:
             return None
 
     def meet(self, peer_id: str, addrs: Sequence[str]) -> None:
-        """Note a caller that says where it can be dialled. Raises PeerViolation for a key of a kind that no node
-        has."""
+        """Note a caller that gave addresses at which it can be dialled. Raises PeerViolation if its peer id is not of
+        the kind that nodes have."""
         try:
             is_member = self.table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
         except ValueError as error:
@@ -151,7 +152,7 @@ class KnownPeers:
 
 
 def _decoded(peer_id: str, num_keys: int, answer: bytes) -> FindResponse:
-    """Raises PeerViolation."""
+    """Decode an answer to a request for `num_keys` keys. Raises PeerViolation."""
     response = FindResponse.from_bytes(answer)
     if not min(1, num_keys) <= len(response.found) <= num_keys:
         raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)

@@ -1,9 +1,10 @@
-"""Tells the DHT of this node: the records that it has signed, and that its own addresses have changed.
+"""Publishes this node's own records in the DHT, and tells peers when its addresses have changed.
 
-A record of ours that others hold, and that we did not sign since our start, means that somebody else has our key.
+A record of this node that is newer than its start, and that it did not sign, shows that another node has its key.
 
-Peers learn addresses from requests and answers of the DHT, of which two peers may exchange none for minutes. So
-`AddressNews` tells those that are in use at once, and the nodes near this node's DHT id, whom others ask.
+Peers learn addresses from requests and answers of the DHT, and two peers may exchange none for minutes. So
+`AddressNews` tells new addresses at once to the peers in use, and to the nodes near this node's DHT id, which others
+ask for them.
 """
 
 from __future__ import annotations
@@ -20,32 +21,31 @@ from swarm.network.dht.record_dht import RecordDht
 from swarm.newest_items import NewestItems
 
 MIN_ISSUE_STEP_S = 0.002
-"""Minimum difference between the issue times of two records of one key, of which the later one counts."""
+"""Minimum difference between the issue times of two records of one key, so that the order of records is clear."""
 
 MAX_KEYS = 256
-"""Keys of which the latest record's time is remembered: many more than a node publishes under."""
+"""Maximum keys whose latest issue time is remembered: many more than a node publishes under."""
 
 LOOK_S = 1.0
-"""Time between two looks, and so the least between two changes that are told."""
+"""Time between two looks at the addresses, and so the minimum time between two announcements."""
 
 MAX_TOLD = 256
 
 
 class OwnRecords:
-    """Stores the records that this node has signed with other nodes, and notices copies that another holder of its key
-    signed."""
+    """Signs and stores this node's records, and notices records that another node with its key has signed."""
 
     def __init__(
         self, dht: RecordDht, identity: Identity, network_id: str, now: Callable[[], float], on_copy: Callable[[], None]
     ) -> None:
-        """`on_copy` is called when a record turns up that another holder of the key has signed."""
+        """`on_copy` is called when a lookup finds a record that another node with the same key has signed."""
         self._dht = dht
         self._identity = identity
         self._network_id = network_id
         self._now = now
         self._on_copy = on_copy
         self._started_at = now()
-        self._issued_at = NewestItems[str, float](MAX_KEYS)  # by key the latest record, also after it is forgotten
+        self._issued_at = NewestItems[str, float](MAX_KEYS)  # by key, the latest record's time, also after it expired
         self._published: dict[str, Envelope] = {}  # by key
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
@@ -66,7 +66,7 @@ class OwnRecords:
         return await self._dht.store(envelope)
 
     async def publish_again(self) -> None:
-        """Store all records anew: the nodes that hold them may be others now."""
+        """Store all records again, since other nodes may be nearest to their keys now."""
         self._forget_invalid()
         self._dht.forget_holders()
         await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
@@ -77,7 +77,7 @@ class OwnRecords:
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
         now = self._now()
-        # others may tell of one for a while after its end, which we have forgotten
+        # other nodes may return a record for a while after it has expired
         records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
         for envelope in records.values():
             if envelope.peer_id == self._identity.peer_id:
@@ -93,8 +93,8 @@ class OwnRecords:
             self._on_copy()
 
     def _forget_invalid(self) -> None:
-        """Forget what has expired, and what others refuse since the clock was set back: it would date all later ones
-        ahead."""
+        """Forget records that have expired, and records from the future, as after the clock was set back: later records
+        would have to be issued after them, and other nodes would refuse all of these."""
         now = self._now()
         self._published = {key: envelope for key, envelope in self._published.items() if envelope.holds_at(now)}
 
@@ -103,7 +103,7 @@ class AddressNews:
     """Tells peers when this node's own addresses have changed. `run` is a task of the network."""
 
     def __init__(self, dht: RecordDht, used: Callable[[], Collection[str]]) -> None:
-        """`used` returns the peers that would look for this node if its connection to them was lost."""
+        """`used` returns the peers that would look for this node if their connection was lost."""
         self._dht = dht
         self._used = used
 

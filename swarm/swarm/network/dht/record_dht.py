@@ -1,17 +1,17 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
-Puts together the parts: `known_peers` calls others, `routing_table` knows them, their addresses and whom to ask next
-(`NodeLookup`), `searches` asks them, and `record_storage` has the records that this node holds and decides which
-ones are valid (`RecordValidator`). `RecordHolders` remembers the nodes that took a key's last record, since a search
-for each publication would cost more than the calls that store it.
+Puts together the parts. `routing_table` keeps the known peers, their addresses, and the order of a search
+(`NodeLookup`). `known_peers` calls peers, and `searches` runs searches. `record_storage` holds records, and checks them
+(`RecordValidator`). `RecordHolders` remembers the nodes nearest to a key, since a search for each publication would
+cost more than the calls that store it.
 
-Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
+Names on the wire carry the network id, so the DHTs of two networks never mix, even if they share seeds.
 
-It also finds the addresses of peers, in place of go-libp2p's own DHT: each node tells its addresses
-with each request and answer, so that the nodes near its DHT id know them.
+The DHT also finds the addresses of peers, in place of go-libp2p's own DHT: each node sends its addresses with each
+request for keys and each answer to one, so that the nodes near its DHT id know them.
 
-Deviation from the paper: nodes hand on no records. Owners publish theirs anew, most of them every half minute
-(`Announcer`), to the nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
+Deviation from the paper: nodes do not pass records on. Owners publish theirs again, most of them every half minute
+(`Announcer`), to the nodes that are then nearest, so a newcomer near a key soon holds the records of that key.
 """
 
 from __future__ import annotations
@@ -45,35 +45,37 @@ from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
-"""Calls that check members of the routing table. Silent members, which a stranger can provide, thus leave half of all
-calls to searches."""
+"""Maximum parallel calls that check members of the routing table: half of all parallel calls. Silent members, with
+which a stranger can fill the table, leave the other half to searches."""
 
 SEARCH_TIMEOUT_S = 4.0
-"""Time-out of the search for the nodes that store a record. It covers one silent round of calls and leaves a second of
-the publisher's five."""
+"""Time-out of the search for the nodes that store a record. It covers one round of calls without answers, and leaves
+one second of the publisher's five."""
 
 NUM_NAMING = 2
-"""Holders of a record that are asked who else is near its key, of those that have just taken it again. Drawn anew each
-time, so that one that lies hides no newcomer."""
+"""Number of holders that have just stored a record and are also asked which other nodes are near its key. They are
+drawn at random each time, so that a liar among them hides no newcomer for long."""
 
 NUM_FIRST_SEARCHES = 2
 SEARCH_EVERY = 5
+"""This node searches for itself at its first two calls of `tend`, and then at every fifth."""
 
 DOUBT_S = 360.0
-"""A peer of the routing table is pinged if it was not heard of for this time. The nearest ones are, by each search."""
+"""A peer of the routing table is pinged if it was not heard of for this time. Searches keep the nearest ones fresh."""
 
 MAKE_ROOM_S = 1.0
-"""Time within which further members are pinged where one was found to have gone."""
+"""Time for which `make_room` pings members; no further ones are pinged after it."""
 
 NUM_REPLICAS = 5
-"""Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
+"""Nodes that store each record. A record survives until its refresh unless all of them fail."""
 
 MIN_HOLD_S = 20.0
-"""Less than the time until a record is published again: in a network that changes, each time is a new search."""
+"""Minimum time for which the nearest nodes of a key are remembered. It is less than the time until a record is
+published again, so in a changing network each publication makes a new search."""
 
 MAX_HOLD_S = 300.0
-"""In five minutes of a network whose half leaves in an hour, one of ten nodes near a key is a new one. Readers ask ten
-nodes, and owners store with five."""
+"""Maximum time for which they are remembered. In a network whose half leaves within an hour, about one of ten nodes
+near a key is new after five minutes. Readers ask ten nodes, and owners store with five."""
 
 MAX_HELD_KEYS = 256
 
@@ -89,8 +91,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtCounts:
-    """`num_records` are held here for everyone, `num_refused` were offered since the start and not in order, and
-    `num_peers` are in the routing table. `num_addresses` are the peers whose addresses are known."""
+    """Counts of this node's part of the DHT: `num_records` held for all nodes, `num_refused` invalid records that were
+    offered since the start, `num_peers` in the routing table, and `num_addresses`, the peers whose addresses are
+    known."""
 
     num_records: int
     num_refused: int
@@ -104,7 +107,7 @@ class RecordDht:
     def __init__(
         self, host: RecordTransport, prefix: str, validator: RecordValidator, streams: StreamedCalls | None = None
     ) -> None:
-        """Without `streams`, small answers are as large as others."""
+        """Without `streams`, answers are not cut."""
         self._host = host
         self._streams = streams
         self._validator = validator
@@ -113,7 +116,7 @@ class RecordDht:
         self._searches = Searches(host.peer_id, self.known, validator)
         self._holders = RecordHolders(self.known.table)
         self.last_hops = 0
-        """Calls one after the other by which the last `find` came to the node nearest to a key."""
+        """Number of successive calls by which the last `find` reached the node nearest to a key."""
         self._num_tended = 0
         self._num_refused = 0
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
@@ -125,7 +128,7 @@ class RecordDht:
     async def create(
         cls, host: RecordTransport, prefix: str, validator: RecordValidator, streams: StreamedCalls | None = None
     ) -> RecordDht:
-        """Raises PeerUnreachable if the daemon ends meanwhile."""
+        """Start to answer other nodes. Raises PeerUnreachable if the daemon has ended."""
         dht = cls(host, prefix, validator, streams)
         if streams is not None:
             size = limits.MAX_FIND_REQUEST_BYTES
@@ -135,17 +138,17 @@ class RecordDht:
         return dht
 
     def peers(self) -> tuple[str, ...]:
-        """Return everyone in the routing table."""
+        """Return all peers in the routing table."""
         return self.known.table.peers
 
     def contacts(self) -> tuple[Contact, ...]:
-        """Return everyone in the routing table who said where to dial it."""
+        """Return the peers in the routing table whose addresses are known."""
         found = map(self.known.book.contact, self.known.table.peers)
         return tuple(contact for contact in found if contact.addrs)
 
     @property
     def counts(self) -> DhtCounts:
-        """Return the current counts. Records include expired ones that are not cleared away yet."""
+        """Return the current counts. Records include expired ones that are not dropped yet."""
         return DhtCounts(
             num_records=self._storage.num_records,
             num_refused=self._num_refused,
@@ -154,9 +157,9 @@ class RecordDht:
         )
 
     async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
-        """Make `peer_id`, perhaps at `addrs`, and this node known to each other.
+        """Call `peer_id`, dialled at `addrs` if need be, so that both know each other. Return whether it answered.
 
-        False also if its key is of a kind that no node has.
+        Return False, too, if the peer id is not of the kind that nodes have.
         """
         try:
             check_peer_id(peer_id)
@@ -165,23 +168,23 @@ class RecordDht:
         return await self.known.find(peer_id, 0, FindRequest(addrs=self.known.own_addrs).to_bytes(), addrs) is not None
 
     async def refresh(self) -> None:
-        """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
+        """Search for this node's own DHT id, so that it meets the nodes nearest to it, and all others can find it."""
         await self._searches.search(
             [dht_id_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S
         )
 
     async def make_room(self) -> None:
-        """Look whether members of the routing table have gone for whose places newcomers wait. To be called every few
-        seconds: nobody finds the address of a node that no table has."""
+        """Ping members of the routing table for whose places newcomers wait. To be called every few seconds, since no
+        peer finds the addresses of a node that is in no table."""
         loop = asyncio.get_running_loop()
         until = loop.time() + MAKE_ROOM_S
         while loop.time() < until and (peers := self.known.table.crowded(loop.time())):
             await self._check(peers)
 
     async def tend(self) -> None:
-        """Look who of the routing table has gone, forget records that are due to be dropped, and `refresh`. Once a
-        minute; of every two times each bucket has its turn once, and a node that has been there for a while searches
-        for itself at every fifth: who comes later searches, too, and both meet."""
+        """Ping doubtful members of the routing table, drop records that are due, and `refresh` if it is time. To be
+        called once a minute. Each bucket is checked at every second call. A node that has been up for a while refreshes
+        only at every SEARCH_EVERY-th call, since newcomers search, too, and so meet it."""
         self._storage.clear_due()
         turn, self._num_tended = self._num_tended, self._num_tended + 1
         heard_before_s = asyncio.get_running_loop().time() - DOUBT_S
@@ -192,7 +195,7 @@ class RecordDht:
             await self.refresh()
 
     async def _check(self, members: Sequence[str]) -> None:
-        """Ping members of the routing table, which loses those that do not answer."""
+        """Ping members of the routing table; those that do not answer are removed."""
 
         async def check(peer_id: str) -> None:
             async with self._checks:
@@ -201,10 +204,10 @@ class RecordDht:
         await asyncio.gather(*map(check, members))
 
     async def store(self, envelope: Envelope) -> bool:
-        """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.
+        """Store `envelope` with the nodes nearest to its key. Return whether most of those that answered hold it.
 
-        The nodes that took the key's last record get this one first, and are taken to be the nearest until one of them
-        does not answer, a nearer node is known, or it is time to search again.
+        The nodes of the key's last search get the record first. They count as the nearest until one of them does not
+        answer, a nearer node is known, or it is time to search again.
         """
         dht_id, data = dht_id_of(envelope.subject), envelope.to_bytes()
         request = StoreRequest(record=data).to_bytes()
@@ -212,7 +215,7 @@ class RecordDht:
         answers = await self._store_with(holders, request)
         if gone := set(holders) - answers.keys():
             self._holders.lose(dht_id, gone)
-        # waiting for the first that are gone has taken the time of a search; further ones do not put it off again
+        # the calls to lost holders have already taken the time of a search, so the search is put off, but only once
         is_put_off = bool(gone) and len(holders) == NUM_REPLICAS
         if len(answers) > NUM_REPLICAS // 2 and (are_current or is_put_off):
             self._keep_own(envelope, data, holders)
@@ -229,30 +232,30 @@ class RecordDht:
         return _is_held(answers.values())
 
     def forget_holders(self) -> None:
-        """Search for the nodes nearest to every key anew: which they are may have changed at once, as when a partition
-        healed."""
+        """Forget the nodes nearest to all keys, so that the next publications search again. They may have changed at
+        once, as when a partition has healed."""
         self._holders.clear()
 
     async def _store_with(self, peers: Sequence[str], request: bytes) -> dict[str, StoreResponse]:
-        """Return the answers of those that have answered."""
+        """Return the answers by peer id, without peers that did not answer."""
         decode = StoreResponse.from_bytes
         calls = (self.known.call(peer_id, "store", request, decode) for peer_id in peers)
         answers = zip(peers, await asyncio.gather(*calls), strict=True)
         return {peer_id: answer for peer_id, answer in answers if answer is not None}
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
-        """Hold the record here, too, if this node is one of the nearest to its key."""
+        """Hold the record here, too, if this node is among the NUM_REPLICAS nearest to its key."""
         number = to_id(dht_id_of(envelope.subject))
         farthest = [node_id_of(peer_id) ^ number for peer_id in nearest[NUM_REPLICAS - 1 :]]
         if not farthest or node_id_of(self._host.peer_id) ^ number < farthest[0]:
             self._storage.store(envelope, data)
 
     async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> tuple[list[Envelope], bool]:
-        """Return the newest record of each key and signer, expired ones included, and whether any node was there to
-        ask.
+        """Return the newest record of each key and signer, including expired ones, and whether the search is
+        conclusive: False if no peer answered, and the calls to some had not failed by the deadline.
 
-        With `max_records`, a sample of each key that has more: SAMPLE_WIDTH nodes are asked, and others only if these
-        hold none.
+        With `max_records`, return a sample for each key that has more: SAMPLE_WIDTH nodes are asked, and others only if
+        these hold no record.
         """
         dht_ids = list({dht_id_of(key): None for key in keys})
         width = SAMPLE_WIDTH if max_records else WIDTH
@@ -265,11 +268,12 @@ class RecordDht:
         return list(search.records.values()), bool(search.answered) or not search.peers
 
     def known_addrs(self, peer_id: str) -> Sequence[str]:
-        """Return the addresses that `peer_id` told this node; none if it is not in the routing table."""
+        """Return the addresses that `peer_id` gave this node itself; none if they are not known."""
         return self.known.book.of(peer_id)
 
     def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-        """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id."""
+        """Yield addresses of `peer_id`: those that it gave this node, then those that it gave the nodes nearest to its
+        id."""
         return self._searches.find_addrs(peer_id)
 
     # --- answering ----------------------------------------------------------------------------------------------------
@@ -285,13 +289,13 @@ class RecordDht:
         return _NO_ANSWER if answer is None else answer.to_bytes()
 
     def _answer(self, peer_id: str, request: bytes) -> FindResponse | None:
-        """Return the whole answer. None: the request is malformed."""
+        """Return the whole answer, or None if the request is malformed."""
         try:
             asked = FindRequest.from_bytes(request)
             if asked.addrs:
                 self.known.meet(peer_id, asked.addrs)
         except PeerViolation as violation:
-            logger.debug("%s asked for something else: %s", peer_id, violation)
+            logger.debug("%s sent a malformed request for keys: %s", peer_id, violation)
             return None
         found = (self._found(peer_id, key, asked) for key in asked.keys)
         return FindResponse.fitting(found, self.known.own_addrs)
@@ -300,7 +304,7 @@ class RecordDht:
         try:
             record = StoreRequest.from_bytes(request).record
         except PeerViolation as violation:
-            logger.debug("%s stored something else: %s", peer_id, violation)
+            logger.debug("%s sent a malformed request to store: %s", peer_id, violation)
             self._num_refused += 1
             return _NO_ANSWER
         envelope = self._validator.envelope(record)
@@ -321,15 +325,15 @@ class RecordDht:
 
 
 def _is_held(answers: Iterable[StoreResponse]) -> bool:
-    """Return whether most of the nodes that answered hold the record. A full key's nodes refuse it all alike."""
+    """Return whether most of the nodes that answered hold the record. All nodes of a full key refuse it."""
     held = [answer.held for answer in answers]
     return sum(held) * 2 > len(held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holders:
-    """The nodes nearest to a key, as a search found them; good for `hold_s`, which ends at `until`. `passed_over` were
-    nearest of those that this node knew then, some of which may not have answered."""
+    """The nodes nearest to a key, as a search found them. They are current for `hold_s` seconds, until `until`.
+    `passed_over` were the nearest in the routing table at that time; some of them may not have answered."""
 
     peers: tuple[str, ...]
     passed_over: Sequence[str]
@@ -338,19 +342,20 @@ class _Holders:
 
 
 class RecordHolders:
-    """Remembers the holders of MAX_HELD_KEYS keys, by the keys' DHT ids. `table` knows nodes that are nearer."""
+    """Remembers the nodes nearest to up to MAX_HELD_KEYS keys, by the keys' DHT ids. `table` shows when a nearer node
+    is known."""
 
     def __init__(self, table: RoutingTable) -> None:
         self._table = table
         self._of = NewestItems[bytes, _Holders](MAX_HELD_KEYS)
 
     def of(self, dht_id: bytes) -> tuple[str, ...]:
-        """Return the holders by the last search, without those that are lost since; none if there was no search."""
+        """Return the holders of the last search, without those lost since; none if there was no search."""
         holders = self._of.get(dht_id)
         return holders.peers if holders is not None else ()
 
     def are_current(self, dht_id: bytes) -> bool:
-        """Return whether it is not yet time to search again, and no nearer node is known."""
+        """Return whether the holders are still current: it is not time to search again, and no nearer node is known."""
         holders = self._of.get(dht_id)
         if holders is None or asyncio.get_running_loop().time() >= holders.until:
             return False
@@ -358,15 +363,15 @@ class RecordHolders:
         return nearest <= {*holders.peers, *holders.passed_over}
 
     def lose(self, dht_id: bytes, gone: Collection[str]) -> None:
-        """Forget holders that did not answer, and let the next time be a new search."""
+        """Forget holders that did not answer, so that the next publication searches again."""
         if dht_id in self._of:
             holders = self._of[dht_id]
             peers = tuple(peer for peer in holders.peers if peer not in gone)
             self._of[dht_id] = replace(holders, peers=peers, until=0.0)
 
     def remember(self, dht_id: bytes, nearest: tuple[str, ...]) -> None:
-        """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that
-        has just begun, where the next node to come is one of them."""
+        """Remember the nearest nodes, for longer the longer they have stayed the same. Fewer than NUM_REPLICAS are not
+        remembered: in so small a network, each newcomer is among the nearest."""
         before = self._of.pop(dht_id, None)
         if len(nearest) < NUM_REPLICAS:
             return

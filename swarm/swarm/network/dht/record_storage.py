@@ -1,7 +1,7 @@
-"""The records that one node holds for everyone, by key and signer, within bounds. Pure but for the clock it is given.
+"""Holds the records that one node stores for all nodes, by key and signer, within bounds. Pure, except for its clock.
 
-`RecordValidator` checks each record before it is stored. Of a key and signer the record issued last is held,
-until `drop_at`.
+`RecordValidator` checks each record before it is stored. For each key and signer, the record issued last is held until
+`drop_at`.
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
 from swarm_protocol.errors import SwarmError
 
 MAX_KEYS = 16384
-"""Keys of some thousand models and runs, each of several levels."""
+"""Maximum keys: those of some thousand models and runs, each with child keys."""
 
 MAX_BYTES = 256 * 2**20
-"""Maximum bytes of stored records, as sent. A thousand nodes with eight models each need about 5 MiB."""
+"""Maximum encoded bytes of all stored records. A thousand nodes with eight models each need about 5 MiB."""
 
 MAX_KEYS_PER_SIGNER = 64
-"""Three times what a node has that serves and trains eight models. So it takes hundreds of identities to fill this."""
+"""Maximum keys of one signer, three times those of a node that serves and trains eight models. So an attacker needs
+hundreds of identities to fill the storage."""
 
 _SHARE_DROPPED = 64
-"""A 64th of them goes at once when there is no room, so that a flood of keys does not cost a sort each."""
+"""When there is no room, a 64th of the keys is dropped at once, so that a flood of keys does not cost a search for
+each."""
 
 _MAX_CHECKED_BYTES = 16 * 2**20
-"""Maximum bytes of the records that are remembered as checked, each with _ENVELOPE_BYTES besides: ten thousand usual
-ones."""
+"""Maximum bytes of the records that are remembered as checked, counting _ENVELOPE_BYTES more for each: ten thousand
+usual records."""
 _ENVELOPE_BYTES = 1024
 
 
 class RecordStorage:
-    """Holds other nodes' records, by key and signer: of each signer the newest one under a key."""
+    """Holds records by key and signer: the newest record of each signer under a key."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
-        self._signed_ids: dict[str, set[bytes]] = {}  # of each signer's records
-        self._first_due: dict[bytes, float] = {}  # of each DHT id, before which none of its records is due
+        self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # issue time and encoded record
+        self._signed_ids: dict[str, set[bytes]] = {}  # the DHT ids under which each signer has a record
+        self._first_due: dict[bytes, float] = {}  # by DHT id, a time before which none of its records is due
         self._num_bytes = 0
 
     @property
     def num_records(self) -> int:
-        """Those that are due to be dropped and not yet cleared away included."""
+        """The number of records, including those that are due and not yet dropped."""
         return sum(map(len, self._records.values()))
 
     def store(self, envelope: Envelope, data: bytes) -> bool:
-        """Hold `data`, which is `envelope`. False if what its signer issued is newer, if its key is full of others', or
-        if its signer has as many keys here as one may have."""
+        """Hold `data`, the encoded `envelope`. Return False if the held record of its signer is newer, if its key is
+        full, or if its signer already has records under MAX_KEYS_PER_SIGNER keys here."""
         dht_id = dht_id_of(envelope.subject)
         self._drop_due([dht_id])
         held = self._records.get(dht_id, {})
         present = held.get(envelope.peer_id)
-        # one from the future came before this machine's clock was set back, and is refused by all
+        # a held record from the future, as after this machine's clock was set back, is replaced
         if present is not None and envelope.issued_at <= present[0] <= _latest(self._now()):
             return present[1] == data
         if present is None and (len(held) >= limits.MAX_RECORDS_PER_KEY or self._has_its_share(envelope.peer_id)):
@@ -70,13 +72,13 @@ class RecordStorage:
         return envelope.peer_id in self._records.get(dht_id, {})
 
     def get(self, dht_id: bytes) -> tuple[bytes, ...]:
-        """Return the records under this DHT id."""
+        """Return the encoded records under this DHT id."""
         self._drop_due([dht_id])
         held = self._records.get(dht_id)
         return tuple([data for _, data in held.values()]) if held else ()
 
     def clear_due(self) -> None:
-        """Forget what is due to be dropped."""
+        """Drop all records that are due."""
         self._drop_due(list(self._records))
 
     def _has_its_share(self, signer: str) -> bool:
@@ -130,19 +132,22 @@ def drop_at(issued_at: float) -> float:
 
 
 def _latest(now: float) -> float:
-    """Return the latest time of issue that is believed at `now`."""
+    """Return the latest issue time that is accepted at `now`."""
     return now + limits.MAX_CLOCK_SKEW_S
 
 
 class RecordValidator:
+    """Checks encoded records of one network, and remembers checked ones."""
+
     def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
         self._network_id = network_id
         self.now = now
-        self._checked: OrderedDict[bytes, Envelope] = OrderedDict()  # the one asked for last is last
+        self._checked: OrderedDict[bytes, Envelope] = OrderedDict()  # in the order of their last use
         self._num_checked_bytes = 0
 
     def envelope(self, data: bytes) -> Envelope | None:
-        """Return the checked envelope, or None if it is refused. An expired record passes; lookups leave it out."""
+        """Return the checked envelope, or None if it is invalid. An expired record is valid here; lookups leave it
+        out."""
         envelope, now = self._checked.get(data) or self._unseal(data), self.now()
         if envelope is None or drop_at(envelope.issued_at) <= now or envelope.issued_at > _latest(now):
             return None

@@ -1,18 +1,18 @@
-"""The routing table of a DHT node, Kademlia's buckets of peers by distance, and the search over many nodes. Pure.
+"""A DHT node's routing table (Kademlia's buckets of peers by distance), and the state of one search. Pure.
 
 Source: Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Based on the XOR Metric" (2002), sections
-2.2, 2.3 and 4.1: a peer that has long been there is likelier to stay than a newcomer, so a full bucket keeps its
-members and newcomers wait until one of these is gone. This also keeps a flood of new identities from pushing out known
+2.2, 2.3 and 4.1: a peer that has been there for long is likelier to stay than a newcomer, so a full bucket keeps its
+members, and newcomers wait until a member is gone. This also keeps a flood of new identities from displacing known
 peers.
 
-`crowded` names whom to ping in full buckets: while candidates wait, the member that was not heard of for longest, and
-the more rarely the more often it answers.
+`crowded` names the members to ping in buckets where candidates wait: in each the member that was not heard of for
+longest, and the more rarely the more often members answer.
 
-Deviations: one bucket for each bit of distance instead of a tree of ranges, which holds the same peers; a peer that
-does not answer once is gone, since it comes back with its next call. A peer's DHT id follows from its key; still, to be
-the nearest of a thousand nodes to a chosen DHT id takes no more than some thousand keys.
+Deviations: there is one bucket for each bit of distance instead of a tree of ranges, which holds the same peers. A peer
+that does not answer once is removed, since its next call adds it again. A peer's DHT id follows from its key; still,
+some thousand keys are enough to be the nearest of a thousand nodes to a chosen DHT id.
 
-`AddressBook` keeps the addresses of peers, as each told them of itself.
+`AddressBook` keeps the addresses that peers gave of themselves.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from swarm_protocol.envelope import Envelope
 from swarm.network.multiaddr import dialable
 
 BUCKET_SIZE = 20
-"""The paper's k: that many peers hardly ever all leave within an hour."""
+"""Maximum members of a bucket, the paper's k: so many peers hardly ever all leave within an hour."""
 
 WIDTH = 10
-"""Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
+"""Nodes asked for a key: twice the replicas, because two peers may not agree on which nodes are nearest."""
 NARROW_WIDTH = 6
-"""Nodes asked a key where only its nearest are sought: those that are to store a record, and one more."""
+"""Nodes asked for a key if only its nearest nodes are sought: those that are to store a record, and one more."""
 SAMPLE_WIDTH = 3
-"""Nodes asked a key for a sample of its records: two liars beside it hide nobody."""
+"""Nodes asked for a sample of a key's records: two liars among them cannot hide the records that the third has."""
 MAX_CALLS = 100
-"""Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
+"""Maximum calls of one search for each key. Otherwise a liar could name peers without end, each nearer than the
+last."""
 MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
-"""Maximum addresses of one peer: from several sources, so that a liar among them hides nothing."""
+"""Maximum addresses of one peer in a search: those from several sources, so that a liar among them hides nothing."""
 MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
-"""Maximum records of a key, as if each of the nearest nodes held different ones. Liars could name accomplices without
-end."""
+"""Maximum records of a key in a search, as many as if each of the nearest nodes held different ones. Otherwise liars
+could send records without end."""
 
 
 MIN_CROWDED_S = 10.0
 MAX_CROWDED_S = 320.0
-"""Time between two pings of members for whose places candidates wait. It doubles while all of them answer."""
+"""Time between two pings of members of one bucket in which candidates wait. It doubles while all of them answer."""
 
 
 @lru_cache(maxsize=32768)
@@ -61,22 +62,22 @@ def node_id_of(peer_id: str) -> int:
 
 
 def to_id(dht_id: bytes) -> int:
-    """Return an id as a number; the distance between two ids is their XOR."""
+    """Return a DHT id as a number; the distance between two ids is their XOR."""
     return int.from_bytes(dht_id, "big")
 
 
 SUSPECT_S = 5.0
-"""A peer that did not answer is left out of searches for this time, so that each death costs one timeout, not many."""
+"""A peer that did not answer is left out of searches for this time, so that a dead peer costs few time-outs."""
 MAX_SUSPECT_S = 160.0
-"""The dead are named for as long as the nodes near them have not noticed, which takes minutes."""
+"""Maximum time for which a peer is left out: other nodes may name a dead peer for minutes until they notice."""
 MAX_SUSPECTS = 1024
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Peers at like distances; of both the one last heard of is last. Members are with the time of that, and once more
-    behind their ids, in any order. `pause_s`: how long the members are left alone while candidates wait, until
-    `calm_until_s`."""
+    """Peers at similar distances. `members`, each with the time when it was last heard of, and the candidates `waiting`
+    are in the order of that time. `by_id` has the members by DHT id. While candidates wait, no member is pinged before
+    `calm_until_s`; `pause_s` is the pause that ends then."""
 
     members: dict[str, float] = field(default_factory=dict)
     by_id: dict[int, str] = field(default_factory=dict)
@@ -86,12 +87,13 @@ class _Bucket:
 
 
 class RoutingTable:
-    """The peers that node `peer_id` knows: for each of 256 bits BUCKET_SIZE members, and as many candidates."""
+    """The peers that node `peer_id` knows: for each of 256 bits of distance up to BUCKET_SIZE members, and as many
+    candidates."""
 
     def __init__(self, peer_id: str) -> None:
         self._own_id = node_id_of(peer_id)
         self._buckets: dict[int, _Bucket] = {}
-        self._bits: list[int] = []  # of the buckets, nearest first
+        self._bits: list[int] = []  # the keys of the buckets, nearest first
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -107,8 +109,8 @@ class RoutingTable:
         return sum(len(bucket.members) for bucket in self._buckets.values())
 
     def heard_of(self, peer_id: str, now_s: float = 0.0) -> bool:
-        """Note that `peer_id` has called or answered just now. It becomes a member, or waits where all places are
-        taken. Return whether it is a member."""
+        """Note that `peer_id` has called or answered at `now_s`. It becomes a member, or waits if all places are taken.
+        Return whether it is a member."""
         node_id = node_id_of(peer_id)
         bits = (node_id ^ self._own_id).bit_length()
         if not bits:
@@ -133,7 +135,7 @@ class RoutingTable:
         return False
 
     def lost(self, peer_id: str) -> None:
-        """Remove `peer_id`, which did not answer. Its place goes to the candidate that was heard of last."""
+        """Remove `peer_id`, which did not answer. Its place goes to the candidate heard of last."""
         node_id = node_id_of(peer_id)
         bucket = self._buckets.get((node_id ^ self._own_id).bit_length())
         if bucket is None:
@@ -142,28 +144,28 @@ class RoutingTable:
         if peer_id not in bucket.members:
             return
         del bucket.members[peer_id], bucket.by_id[node_id]
-        bucket.pause_s, bucket.calm_until_s = MIN_CROWDED_S / 2, -math.inf  # others may have gone with it
+        bucket.pause_s, bucket.calm_until_s = MIN_CROWDED_S / 2, -math.inf  # other members may be gone, too
         if bucket.waiting:
             heir, _ = bucket.waiting.popitem()
-            # it was heard of before it had a place: it is doubtful first
+            # it was heard of before it had a place, so it is the first to be pinged
             bucket.members, bucket.by_id[node_id_of(heir)] = {heir: -math.inf} | bucket.members, heir
 
     def doubtful(self, turn: int, heard_before_s: float = math.inf) -> tuple[str, ...]:
-        """Return, of every second bucket by `turn`, the member that was not heard of for longest, if that was before
-        `heard_before_s`. It is to be pinged: candidates may wait for its place, and other nodes' searches learn of it
-        from here."""
+        """Return, for every second bucket depending on `turn`, the member that was not heard of for longest, if that
+        was before `heard_before_s`. It should be pinged: candidates may wait for its place, and this node names it to
+        others."""
         buckets = (bucket for bits, bucket in self._buckets.items() if (bits + turn) % 2 == 0 and bucket.members)
         oldest = (next(iter(bucket.members.items())) for bucket in buckets)
         return tuple(peer_id for peer_id, heard_s in oldest if heard_s < heard_before_s)
 
     def crowded(self, now_s: float) -> tuple[str, ...]:
-        """Return of each bucket in which candidates wait the member that was not heard of for longest, where it is time
-        to ping it: those that have gone without a word would keep newcomers out."""
+        """Return, for each bucket in which candidates wait and whose pause is over, the member that was not heard of
+        for longest. It should be pinged: members that left silently would keep newcomers out."""
         found = []
         for bucket in self._buckets.values():
             if bucket.waiting and bucket.calm_until_s <= now_s:
                 peer_id, heard_s = next(iter(bucket.members.items()))
-                if heard_s > -math.inf:  # else it took the place of one that had gone, and the next may have, too
+                if heard_s > -math.inf:  # else it replaced a lost member, and the next member may be lost, too
                     bucket.pause_s = min(MAX_CROWDED_S, 2 * bucket.pause_s)
                     bucket.calm_until_s = now_s + bucket.pause_s
                 if heard_s <= now_s - MIN_CROWDED_S:
@@ -173,12 +175,12 @@ class RoutingTable:
     def nearest(self, key: int, count: int) -> list[str]:
         """Return the `count` members nearest to `key`, nearest first; fewer if there are not as many.
 
-        Every member of the bucket in which `key` itself would be is nearer to it than all others, then come all nearer
-        buckets together, then the farther ones, one by one.
+        The members of the bucket to which `key` belongs are the nearest to it. Then come those of all buckets nearer to
+        this node, together, and then those of the farther buckets, one bucket after the other.
         """
         found: list[str] = []
         for members in self._groups((key ^ self._own_id).bit_length()):
-            # whole numbers alone are sorted in half the time of pairs with what they belong to
+            # sorting numbers alone takes half the time of sorting pairs
             distances = sorted(map(key.__xor__, members))
             found += [members[distance ^ key] for distance in distances[: count - len(found)]]
             if len(found) >= count:
@@ -186,8 +188,8 @@ class RoutingTable:
         return found
 
     def _groups(self, own: int) -> Iterator[Mapping[int, str]]:
-        """Yield members by id in such groups that all of one are nearer than those of the next to every key that
-        belongs into the bucket `own`."""
+        """Yield groups of members by DHT id. To any key of the bucket `own`, all members of a group are nearer than
+        those of the next group."""
         buckets, at = self._buckets, bisect_left(self._bits, own)
         if own in buckets:
             yield buckets[own].by_id
@@ -200,11 +202,11 @@ class RoutingTable:
 
 
 class Suspects:
-    """Peers that did not answer: each is left out of searches for SUSPECT_S, and for twice as long each further time,
-    until it answers."""
+    """Peers that did not answer. Each is left out of searches for SUSPECT_S, and for twice as long each further time,
+    up to MAX_SUSPECT_S, until it answers."""
 
     def __init__(self) -> None:
-        self._left_out: dict[str, tuple[float, float]] = {}  # until when, and for how long
+        self._left_out: dict[str, tuple[float, float]] = {}  # the end and the length of each time
 
     def add(self, peer_id: str, now_s: float) -> None:
         """Note a peer that did not answer."""
@@ -219,14 +221,15 @@ class Suspects:
         self._left_out.pop(peer_id, None)
 
     def has_called(self, peer_id: str, now_s: float) -> None:
-        """Note a peer that has called: it is there, and may still not be reached from here: it is tried again in
-        SUSPECT_S at the latest."""
+        """Note a peer that has called. It is alive, but this node may still not reach it, so it is tried again within
+        SUSPECT_S."""
         if peer_id in self._left_out:
             until_s, _ = self._left_out[peer_id]
             self._left_out[peer_id] = (min(until_s, now_s + SUSPECT_S), SUSPECT_S)
 
     def at(self, now_s: float) -> set[str]:
-        """Return those that are left out now. Whom nobody has named for as long again is forgotten."""
+        """Return the peers that are left out now. A peer is forgotten once it was not added again for as long as it was
+        left out."""
         for peer_id, (until_s, hold_s) in list(self._left_out.items()):
             if until_s + hold_s <= now_s:
                 del self._left_out[peer_id]
@@ -234,10 +237,10 @@ class Suspects:
 
 
 class NodeLookup:
-    """The search for the `width` nodes nearest to each of `keys`, and what they hold."""
+    """The state of a search for the `width` nodes nearest to each of `keys`, and for their records."""
 
     def __init__(self, keys: Sequence[bytes], own_peer_id: str, width: int = WIDTH) -> None:
-        # of each key the peers, each behind its distance, nearest first: a liar can name thousands
+        # by key, pairs of distance and peer, nearest first; kept sorted, since a liar can name thousands
         self._ranked: dict[bytes, list[tuple[int, str]]] = {key: [] for key in keys}
         self._own_peer_id = own_peer_id
         self.width = width
@@ -245,11 +248,11 @@ class NodeLookup:
         self._num_asked = 0
         self._dropped: set[str] = set()
         self._addrs: dict[str, tuple[str, ...]] = {}
-        self._heard: dict[str, Contact] = {}  # as it was named last
+        self._heard: dict[str, Contact] = {}  # by peer id, the contact as it was named last
         self.peers: set[str] = set()
         self.answered: set[str] = set()
         self.num_hops: dict[str, int] = {}
-        """Calls one after the other by which each peer was found: one for those that were known before."""
+        """The number of successive calls that reach each peer: one for a peer that was known before."""
         self.records: dict[tuple[str, str], Envelope] = {}  # by subject and signer
         self._num_records: Counter[str] = Counter()
 
@@ -259,7 +262,7 @@ class NodeLookup:
         return tuple(self._ranked)
 
     def meet(self, peers: Iterable[str], suspects: Container[str], *, named_by: str = "") -> None:
-        """Take in peers: all but this node, those that were dropped, and `suspects`. Without `named_by` they were known
+        """Add peers, except this node, dropped peers and `suspects`. An empty `named_by` means that they were known
         before."""
         num_hops = self.num_hops.get(named_by, 0) + 1
         for peer_id in peers:
@@ -272,19 +275,18 @@ class NodeLookup:
                     insort(ranked, _placed(peer_id, key))
 
     def spare(self, peers: Sequence[str]) -> None:
-        """Take in peers that have just answered another call: they count as asked."""
+        """Add peers that have just answered another call. They count as asked."""
         self.meet(peers, ())
         self.answered.update(peers)
         self._asked.update((peer_id, key) for peer_id in peers for key in self._ranked)
 
     def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
-        """Take in the peers that a node names: `meet` them. Their addresses are tried beside those that others
-        named."""
+        """Add the peers that a node names, as `meet` does, and their addresses beside those that other nodes named."""
         news = []
         for contact in named:
             peer_id = contact.peer_id
             if self._heard.get(peer_id) is contact:
-                continue  # another node has named it alike, as they do most
+                continue  # another node has named the same contact, as is usual
             if peer_id not in suspects:
                 self._heard[peer_id] = contact
             known = self._addrs.get(peer_id, ())
@@ -295,11 +297,11 @@ class NodeLookup:
         self.meet(news, suspects, named_by=named_by)
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
-        """Return the addresses that nodes have named for `peer_id` so far."""
+        """Return the addresses that nodes have named for `peer_id` in this search."""
         return self._addrs.get(peer_id, ())
 
     def drop(self, peer_id: str) -> None:
-        """Drop a peer that did not answer."""
+        """Remove a peer that did not answer."""
         self._dropped.add(peer_id)
         if peer_id in self.peers:
             self.peers.remove(peer_id)
@@ -307,11 +309,12 @@ class NodeLookup:
                 del ranked[bisect_left(ranked, _placed(peer_id, key))]
 
     def left_out(self, peer_id: str, keys: Iterable[bytes]) -> None:
-        """Note that a node had no room for these in its answer, and is to be asked again."""
+        """Note that a node's answer left out `keys`, for which it is to be asked again."""
         self._asked.difference_update((peer_id, key) for key in keys)
 
     def take_in(self, envelope: Envelope) -> None:
-        """Add a record. Of one key and signer the record issued last counts; records beyond the bound are dropped."""
+        """Add a record. For each key and signer the record issued last is kept. Records of a key beyond the bound are
+        dropped."""
         signed = (envelope.subject, envelope.peer_id)
         known = self.records.get(signed)
         if known is None:
@@ -322,16 +325,16 @@ class NodeLookup:
             self.records[signed] = envelope
 
     def nearest(self, key: bytes, count: int) -> list[str]:
-        """Return the nearest peers that answered. A liar may have invented the others."""
+        """Return the `count` nearest peers that have answered, since a liar may have invented the others."""
         return list(islice((peer_id for _, peer_id in self._ranked[key] if peer_id in self.answered), count))
 
     def most_hops(self) -> int:
-        """Return the hops to the nearest peer that answered, of the key where they are most."""
+        """Return the most hops, over all keys, to the nearest peer that answered."""
         return max((self.num_hops[peer_id] for key in self._ranked for peer_id in self.nearest(key, 1)), default=0)
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
-        """Return the peers that are among the nearest of keys they have not been asked for, with as many as a request
-        takes."""
+        """Return pairs of a peer and keys to ask it for: the keys to which it is among the nearest, and for which it
+        was not asked. A request takes at most MAX_FIND_KEYS keys."""
         calls: dict[str, list[bytes]] = {}
         for key, ranked in self._ranked.items():
             for _, peer_id in ranked[: self.width]:
@@ -348,18 +351,19 @@ def _placed(peer_id: str, key: bytes) -> tuple[int, str]:
 
 
 MAX_ADDRESSED = 1024
-"""The routing table of a network of a million nodes twice over."""
+"""Maximum peers with addresses: twice the routing table of a node in a network of a million nodes."""
 
 
 class AddressBook:
-    """Remembers the addresses that peers of the table gave of themselves."""
+    """Remembers the addresses that members of the routing table gave of themselves."""
 
     def __init__(self) -> None:
         self._contacts: OrderedDict[str, Contact] = OrderedDict()
         self._gone: set[str] = set()
 
     def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
-        """Take `addrs` from `peer_id` itself, in place of those that it gave before. Nothing if none can be dialled."""
+        """Note the addresses that `peer_id` gave of itself, in place of earlier ones. Do nothing if none can be
+        dialled."""
         known = self._contacts.get(peer_id)
         if known is None or known.addrs != addrs:
             usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
@@ -371,7 +375,8 @@ class AddressBook:
             self._contacts.popitem(last=False)
 
     def forget_all_but(self, peers: Container[str]) -> None:
-        """Forget who is not one of `peers`, and was not the last time either: who was lost just now may be dialled."""
+        """Forget peers that are neither in `peers` now nor were at the last call: a peer that was just lost may still
+        be dialled."""
         gone = {peer_id for peer_id in self._contacts if peer_id not in peers}
         for peer_id in gone & self._gone:
             del self._contacts[peer_id]
@@ -381,10 +386,10 @@ class AddressBook:
         return len(self._contacts)
 
     def of(self, peer_id: str) -> tuple[str, ...]:
-        """Return the addresses that `peer_id` gave last; none if it is not known."""
+        """Return the addresses that `peer_id` gave last; none if they are not known."""
         known = self._contacts.get(peer_id)
         return known.addrs if known is not None else ()
 
     def contact(self, peer_id: str) -> Contact:
-        """Return `peer_id` as this node names it to others."""
+        """Return the contact of `peer_id` that this node names to others."""
         return self._contacts.get(peer_id) or contact_of(peer_id=peer_id)

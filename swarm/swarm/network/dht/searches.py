@@ -1,8 +1,8 @@
-"""The searches of one node in the record DHT: for what is under keys, and for the addresses of a peer.
+"""Runs the searches of one node in the record DHT: for records under keys, and for the addresses of a peer.
 
-`NodeLookup` says whom to ask next. The end of each call begins the next ones, so that a search of many calls wakes its
-caller once. A search belongs to its caller and ends with it. At its deadline it is done with what it has: peers that
-answer nothing, however many a liar names, delay what the others said and hide none of it.
+`NodeLookup` decides which peers to ask next. The end of each call starts the next ones, so that a search of many calls
+wakes its caller only once. A search belongs to its caller, and ends with it. At its deadline a search ends with the
+results so far. So silent peers, however many of them a liar names, delay the other answers but hide none of them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from swarm.network.dht.routing_table import WIDTH, NodeLookup, to_id
 from swarm.newest_items import NewestItems
 
 WIDEN_S = 1.0
-"""A search that is not over by then asks as many nodes as any: some of the nearest seem to be gone."""
+"""After this time an unfinished search is widened to WIDTH nodes, since some of the nearest seem to be gone."""
 
 FIND_ADDRS_TIMEOUT_S = 2.0
-"""Time-out of an address search whose caller waits for a peer that could not be dialled."""
+"""Time-out of a search for the addresses of a peer that could not be dialled."""
 
 SOUGHT_S = 2.0
-"""A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
+"""Minimum time between two searches for the addresses of one peer, since callers dial a dead peer repeatedly."""
 
 MAX_SEARCHED_KEYS = 256
 
 _CHECKED_AT_ONCE = 32
-"""Signatures, a tenth of a millisecond each, before others have their turn."""
+"""Records checked before other tasks get a turn. Each signature takes a tenth of a millisecond."""
 
 
 class _Sought:
-    """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
+    """The search for one peer's addresses. Callers take turns, and each goes on where the last one stopped."""
 
     def __init__(self, search: NodeLookup, until: float) -> None:
         self.search = search
@@ -46,14 +46,14 @@ class _Sought:
 
 
 class Searches:
-    """Searches that begin among the peers that are `known`. Records count that `validator` passes."""
+    """Runs searches that begin among the `known` peers. Only records that `validator` accepts count."""
 
     def __init__(self, peer_id: str, known: KnownPeers, validator: RecordValidator) -> None:
         self._peer_id = peer_id
         self._known = known
         self._validator = validator
         self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_SEARCHED_KEYS)
-        """The nodes nearest to a key by the last search for it: the next one begins there."""
+        """The nodes nearest to a key in the last search for it, where the next search begins."""
         self._sought: dict[str, _Sought] = {}
 
     async def search(
@@ -66,8 +66,8 @@ class Searches:
         max_records: int = 0,
         spared: Sequence[str] = (),
     ) -> NodeLookup:
-        """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
-        WIDTH of them where that takes longer than WIDEN_S. Those that are `spared` count as asked."""
+        """Ask the known nodes nearest to each key, and the nodes that they name, until the `width` nearest of each key
+        have been asked, or the WIDTH nearest if the search takes longer than WIDEN_S. `spared` nodes count as asked."""
         search = NodeLookup(keys, self._peer_id, width)
         search.spare(spared)
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
@@ -76,9 +76,10 @@ class Searches:
         return search
 
     async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-        """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id.
+        """Yield addresses of `peer_id`: those that it gave this node, then those that it gave the nodes nearest to its
+        id.
 
-        Both are hints: a dial succeeds only if the peer's key answers.
+        All are only hints: a dial succeeds only if a host with the peer's key answers.
         """
         tried: dict[str, None] = {}
         found = self._known.book.of(peer_id)
@@ -94,7 +95,7 @@ class Searches:
                 return
 
     def _search_for(self, peer_id: str) -> _Sought:
-        """Share one search among all who want to reach `peer_id` within SOUGHT_S."""
+        """Return the search for the addresses of `peer_id`, which all callers within SOUGHT_S share."""
         now = asyncio.get_running_loop().time()
         self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
         if peer_id not in self._sought:
@@ -104,8 +105,8 @@ class Searches:
         return self._sought[peer_id]
 
     async def _more_addrs(self, sought: _Sought, peer_id: str, tried: Collection[str]) -> tuple[str, ...]:
-        """Return addresses that nodes name besides `tried`. A liar that answers first delays the others' answers but
-        hides none."""
+        """Return addresses that nodes name and that are not in `tried`. A liar that answers first delays the others'
+        answers but hides none."""
 
         def named() -> tuple[str, ...]:
             return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
@@ -148,7 +149,7 @@ class Searches:
     async def _ask(
         self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
     ) -> None:
-        """Ask for the `keys` of the encoded `request`."""
+        """Send the encoded `request` for `keys` to a peer, and take in its answer."""
         answer = await self._known.find(peer_id, len(keys), request, search.addrs_of(peer_id))
         if answer is None:
             search.drop(peer_id)
@@ -170,7 +171,7 @@ class Searches:
             await self.take_in(search, key, each.records)
 
     async def take_in(self, search: NodeLookup, dht_id: bytes, records: Sequence[bytes]) -> None:
-        """Take in those of `records` that are valid and of `dht_id`. The rest is no harm to what else is there."""
+        """Add those of `records` that are valid and belong to `dht_id`. Invalid ones are skipped."""
         for index, data in enumerate(records, 1):
             envelope = self._validator.envelope(data)
             if envelope is not None and dht_id_of(envelope.subject) == dht_id:
@@ -180,7 +181,7 @@ class Searches:
 
 
 class _SearchCalls:
-    """Asks whom `search` names, by `ask(peer_id, keys)`, until `is_over` is true after an answer."""
+    """Calls `ask(peer_id, keys)` for the peers that `search` names, until none is left or `is_over()` is true."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class _SearchCalls:
         only_peers: bool,
         is_over: Callable[[], bool],
     ) -> None:
-        """With `only_peers` no records are searched for, and so none are missing."""
+        """With `only_peers` no records are searched for, so a search without records is not widened."""
         self._search = search
         self._ask = ask
         self._only_peers = only_peers
@@ -200,7 +201,7 @@ class _SearchCalls:
         self._group = asyncio.TaskGroup()
 
     async def run(self, timeout_s: float) -> None:
-        """Run once. Whose call has not ended by then may be asked again by a later search."""
+        """Run the search once, for at most `timeout_s`. Peers whose calls have not ended may be asked again later."""
         late = asyncio.get_running_loop().call_later(WIDEN_S, self._widen_late)
         try:
             with contextlib.suppress(TimeoutError):
@@ -208,7 +209,7 @@ class _SearchCalls:
                     self._go_on()
         finally:
             late.cancel()
-            for _, peer_id, keys in self._running.values():  # cancelled, some of them before they began
+            for _, peer_id, keys in self._running.values():  # these calls were cancelled, some before they began
                 self._search.left_out(peer_id, keys)
 
     async def _call(self, number: int, peer_id: str, keys: Sequence[bytes]) -> None:
@@ -217,7 +218,7 @@ class _SearchCalls:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ask whoever is to be asked next. The search ends with its last call."""
+        """Ask the next peers. The search ends with its last call."""
         if self._is_over():
             for call, _, _ in self._running.values():
                 call.cancel()
@@ -226,7 +227,7 @@ class _SearchCalls:
             number = next(self._numbers)
             self._running[number] = (self._group.create_task(self._call(number, peer_id, keys)), peer_id, keys)
         if not (self._running or self._only_peers or self._search.records):
-            self._widen()  # they hold none, and others may
+            self._widen()  # the asked nodes hold no record, but others may
 
     def _widen(self) -> None:
         if self._search.width < WIDTH:
@@ -234,6 +235,6 @@ class _SearchCalls:
             self._go_on()
 
     def _widen_late(self) -> None:
-        """Widen a search that takes long, and not one that is ending, by its deadline or with its last call."""
+        """Widen a slow search, unless it is ending: by its deadline or with its last call."""
         if self._running and not any(call.cancelling() for call, _, _ in self._running.values()):
             self._widen()

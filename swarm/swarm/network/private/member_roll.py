@@ -1,9 +1,10 @@
-"""The members that one node of a private network knows: their capabilities, and what the owner has revoked. Pure.
+"""Keeps the members that one node of a private network knows, with their capabilities, and the revoked serials. Pure.
 
-A peer comes onto the roll by the chain of certificates that it shows, and counts until that expires or its invitation
-is revoked. State belongs to the network's loop; time comes in as an argument.
+A peer is added to the roll with the chain of certificates that it shows. It counts as a member until the chain expires
+or its invitation is revoked. State belongs to the network's loop; the time is an argument.
 
-`rights_to_call` and its like say which right a peer needs to call a method, to answer it, and to publish a record.
+`rights_to_call`, `right_to_answer` and `rights_to_publish` define which rights a peer needs to call a method, to answer
+it, and to publish a record.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from swarm_protocol.version import Hello
 from swarm.newest_items import NewestItems
 
 MAX_MEMBERS = 8192
-"""Members that are remembered. Who comes back after it was forgotten shows its chain again."""
+"""Maximum members that are remembered. A member that was forgotten shows its chain again when it returns."""
 
 REMEDY = "ask the network's owner for a new invitation"
 
@@ -35,14 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 _FOR_MEMBERS = frozenset({"train.standing", "train.history", "train.run_file"})
-"""Lists what dashboards and `run watch` ask trainers: the run's file and its certificates, and nothing of its
-weights."""
+"""Methods of training that every member may call: dashboards and `run watch` use them to read a run's file and its
+certificates, but no weights."""
 
 _RECORD_KINDS = ("nodes", "serve", "train")
 
 
 def rights_to_call(method: str) -> tuple[Right, ...]:
-    """Return the rights of which the caller of `method` needs one; a server pushes to the next one, so it may call."""
+    """Return the rights of which the caller of `method` needs one. Servers may call methods of serving, too, since a
+    server pushes to the next one."""
     name = method.partition("/")[0]
     if name.startswith("serving."):
         return ("ask", "serve")
@@ -52,7 +54,7 @@ def rights_to_call(method: str) -> tuple[Right, ...]:
 
 
 def right_to_answer(method: str) -> Right:
-    """Return the right that a peer needs to be asked for `method`."""
+    """Return the right that a peer needs to answer `method`."""
     match method.partition(".")[0]:
         case "serving":
             return "serve"
@@ -62,8 +64,8 @@ def right_to_answer(method: str) -> Right:
 
 
 def rights_to_publish(envelope: Envelope) -> frozenset[Right]:
-    """Return the rights that the signer of a record needs, all of them. Raises PeerViolation for a record that is not
-    well formed."""
+    """Return the rights that the signer of a record needs; it needs all of them. Raises PeerViolation for a malformed
+    record."""
     if envelope.subject.partition("#")[0].partition("/")[0] not in _RECORD_KINDS:
         return frozenset({"join"})
     rights: set[Right] = {"join"}
@@ -78,7 +80,7 @@ def rights_to_publish(envelope: Envelope) -> frozenset[Right]:
 
 
 def may_publish(envelope: Envelope, rights: frozenset[str]) -> bool:
-    """Return whether a signer with these rights may publish the record."""
+    """Return whether a signer with these rights may publish the record. A malformed record may not be published."""
     try:
         return rights_to_publish(envelope) <= rights
     except PeerViolation:
@@ -89,8 +91,8 @@ class MemberRoll:
     """The members of a private network that this node knows, and the serials that its owner has revoked."""
 
     def __init__(self, invitation: NetworkInvitation, peer_id: str, now: float, *, revocations: bytes = b"") -> None:
-        """`revocations` is the signed list that this node kept. Raises ConfigError if the invitation makes this node no
-        member now."""
+        """`revocations` is the signed list that this node kept from an earlier run. Raises ConfigError if this node is
+        no member by this invitation at `now`."""
         self.network_id = invitation.network_id
         self._peer_id = peer_id
         self._chain = invitation.chain_for(peer_id)
@@ -108,11 +110,11 @@ class MemberRoll:
             raise ConfigError(trouble, remedy=REMEDY)
 
     def greeting(self, hello: Hello) -> PrivateGreeting:
-        """Return what this node shows to a peer."""
+        """Return the greeting that this node sends to a peer."""
         return PrivateGreeting(hello=hello, chain=self._chain, revocations=self.revocations)
 
     def take_in(self, peer_id: str, greeting: PrivateGreeting, now: float) -> None:
-        """Take a peer for a member by what it showed. Raises PeerRefused, PeerViolation or IntegrityError."""
+        """Note a peer as a member by its greeting. Raises PeerRefused, PeerViolation or IntegrityError."""
         if greeting.refusal:
             raise PeerRefused(greeting.refusal, remedy=REMEDY, peer_id=peer_id)
         if greeting.hello is None:
@@ -126,13 +128,13 @@ class MemberRoll:
         self._members[peer_id] = capability
 
     def _hear(self, data: bytes, now: float) -> None:
-        """Take a list of revocations if it is a later one."""
+        """Keep a list of revocations if it is valid and newer than the present one."""
         if data == self.revocations:
             return
         try:
             heard: Revocations = open_revocations(data, network_id=self.network_id, now=now)
         except SwarmError as error:
-            logger.warning("a list of revocations is ignored: %s", error)
+            logger.warning("ignored a list of revocations: %s", error)
             return
         if heard.number > self.number:
             self.number, self.revocations, self._revoked = heard.number, data, frozenset(heard.serials)
@@ -140,28 +142,28 @@ class MemberRoll:
     # --- what holds now ---------------------------------------------------------------------------------------------
 
     def trouble(self, now: float) -> str | None:
-        """Return why this node itself is no member any more, or None."""
+        """Return the reason why this node itself is no member any more, or None."""
         if self.own.serial in self._revoked:
             return "this node's invitation was revoked"
         return None if now < self.own.expires_at else "this node's invitation has expired"
 
     def rights_of(self, peer_id: str, now: float) -> frozenset[str]:
-        """Return the rights of a peer; none if it is not known to be a member, or is one no more."""
+        """Return the rights of a peer; none if it is not known as a member, or is no member any more."""
         member = self._members.get(peer_id)
         return member.rights if member is not None and member.holds(self._revoked, now) else frozenset()
 
     def has_ended(self, peer_id: str, now: float) -> bool:
-        """Return whether a peer was a member and is one no more."""
+        """Return whether a peer was a member and is none any more."""
         member = self._members.get(peer_id)
         return member is not None and not member.holds(self._revoked, now)
 
     def forget_ended(self, now: float) -> None:
-        """Forget who is a member no more."""
+        """Forget former members."""
         for peer_id in [peer_id for peer_id in self._members if self.has_ended(peer_id, now)]:
             del self._members[peer_id]
 
     def check_own(self, method: str, peer_id: str, now: float) -> None:
-        """Raises PeerRefused if this node itself may not call `method`: then `peer_id` need not be asked."""
+        """Raises PeerRefused if this node itself may not call `method`, so that `peer_id` need not be asked."""
         if (trouble := self.trouble(now)) is not None:
             raise PeerRefused(trouble, remedy=REMEDY, peer_id=peer_id)
         wanted = rights_to_call(method)
@@ -174,7 +176,7 @@ class MemberRoll:
         return not self.rights_of(peer_id, now).isdisjoint(rights_to_call(method))
 
     def check_answers(self, peer_id: str, method: str, now: float) -> None:
-        """Raises PeerRefused if a peer may not be asked for `method`."""
+        """Raises PeerRefused if a peer may not answer `method`."""
         right = right_to_answer(method)
         if right not in self.rights_of(peer_id, now):
             raise PeerRefused(
@@ -182,12 +184,12 @@ class MemberRoll:
             )
 
     def may_store(self, peer_id: str, envelope: Envelope, now: float) -> bool:
-        """Return whether a peer may store this record: its own, and what its rights cover."""
+        """Return whether a peer may store this record here: only its own records, and only if its rights cover them."""
         return peer_id == envelope.peer_id and may_publish(envelope, self.rights_of(peer_id, now))
 
     def believes(self, envelope: Envelope, now: float) -> bool:
-        """Return whether a record that another member kept is to be looked at. Of a signer that this node has not met
-        it is: nothing is asked of that peer before it has shown its chain."""
+        """Return whether to use a record that another member stored. A record of an unknown signer is used, since this
+        node asks nothing of that peer before the peer has shown its chain."""
         member = self._members.get(envelope.peer_id)
         if envelope.peer_id == self._peer_id or member is None:
             return True

@@ -1,11 +1,11 @@
-"""The gate of a node in a private network: greets peers, checks their chains, and lets nobody else be answered.
+"""The gate of a node in a private network: greets peers, checks their chains of certificates, and admits only members.
 
-Each side shows its chain before anything else is asked or answered, sealed with the network's secret, once for as long
-as both remember it. A peer that this node does not know, and that asks for something, is greeted back over its own
-connection; a stranger learns from that only that it was sent bytes. Method names on the wire follow from the secret.
+Both sides show their chains, sealed with the network's secret, before anything else is asked or answered. They do so
+once, for as long as both remember it. If an unknown peer asks for something, this node greets it over the peer's own
+connection; from that a stranger learns only that it was sent bytes. Method names on the wire follow from the secret.
 
-`PrivateGate.run` is a task of the network: it ends connections of those who are members no more, or never were, passes
-on newer lists of revocations, and ends the network once this node is no member itself.
+`PrivateGate.run` is a task of the network. It ends connections of former members and of strangers, passes on newer
+lists of revocations, and ends the network once this node is no member itself.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from swarm.network.private.member_roll import REMEDY, MemberRoll
 from swarm.network.relay.relay_access import NetworkPeers
 
 CHECK_S = 3.0
-"""Time between two looks at who is connected. An invitation that ends, or is revoked here, ends its connections so
-soon."""
+"""Time between two looks at the connected peers, and so the time until an expired or revoked invitation ends the
+connections of its node."""
 
 STRANGER_S = 20.0
-"""Time for a connection whose peer has not shown that it is a member. Nodes that dial back a member's address, to see
-whether it can be reached, are strangers for less."""
+"""Time after which a connection of a peer that has not shown that it is a member is closed. Temporary hosts that dial
+back a member's address are connected for less."""
 
 EXCHANGE_S = 30.0
-"""Time between two greetings with a member that is drawn by chance, so that a list of revocations that somebody missed
-comes to it."""
+"""Time between two greetings with a random connected member, by which a node gets a list of revocations that it
+missed."""
 
 NUM_AT_ONCE = 16
-"""Peers that are greeted, or whose connections are closed, at a time."""
+"""Maximum peers that are greeted, or disconnected, at the same time."""
 
 _METHOD_KINDS = frozenset({"call", "bulk", "stream"})
 
@@ -49,21 +49,21 @@ logger = logging.getLogger(__name__)
 
 
 class PrivateGate:
-    """Greets the peers of a private network, and says which of them this node asks and answers."""
+    """Greets the peers of a private network, and decides which of them this node asks and answers."""
 
     def __init__(self, host: Host, invitation: NetworkInvitation, *, revocations: bytes = b"") -> None:
-        """Raises ConfigError if the invitation makes this node no member."""
+        """Raises ConfigError if this node is no member by this invitation."""
         self._host = host
         self._secret = invitation.network_secret
         self._roll = MemberRoll(invitation, host.peer_id, time.time(), revocations=revocations)
         self._network_peers = NetworkPeers(lambda peer_id: self.greet(peer_id, addrs=()))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._strangers: dict[str, float] = {}  # since when they are connected
+        self._strangers: dict[str, float] = {}  # by peer, the time since when it is connected
         self._num_told = self._roll.number
 
     @property
     def revocations(self) -> bytes:
-        """The newest signed list of revocations that this node has heard of; empty: none."""
+        """The newest signed list of revocations that this node has; b"" if it has none."""
         return self._roll.revocations
 
     # --- as `greeting.Gate` -----------------------------------------------------------------------------------------
@@ -72,16 +72,17 @@ class PrivateGate:
         return self._secret.protocol_name(protocol)
 
     async def greet(self, peer_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
-        """Raises PeerUnreachable, PeerRefused (no member of this network), PeerViolation or PeerTimeout."""
+        """Exchange greetings with a peer, and note it as a member. Raises PeerUnreachable, PeerRefused (the peer is no
+        member, or refuses this node), PeerViolation or PeerTimeout."""
         before = time.time()
         try:
             answer = await self._host.call(peer_id, HELLO, self._sealed(peer_id, before), addrs=addrs)
         except NotServed:
             raise PeerRefused(
-                "it does not answer as a member of this private network",
-                remedy="give the address of a member; an invitation to another network leads nowhere here",
+                "the peer does not answer as a member of this private network",
+                remedy="give the address of a member; an invitation to another network does not work here",
                 peer_id=peer_id,
-            ) from None
+                ) from None
         greeting = self._opened(peer_id, answer)
         try:
             self._roll.take_in(peer_id, greeting, time.time())
@@ -111,7 +112,8 @@ class PrivateGate:
     # --- for the network --------------------------------------------------------------------------------------------
 
     async def answer(self, peer_id: str, request: bytes) -> bytes:
-        """Answer a greeting. Raises NotServed for bytes that are no greeting, as for any unknown method."""
+        """Answer a greeting. Raises NotServed for bytes that are no greeting, so that a stranger gets the same answer
+        as for an unknown method."""
         try:
             greeting = self._opened(peer_id, request)
         except PeerViolation:
@@ -119,16 +121,17 @@ class PrivateGate:
         try:
             self._roll.take_in(peer_id, greeting, time.time())
         except SwarmError as error:
-            logger.debug("%s is not taken for a member: %s", peer_id, error)
+            logger.debug("%s is not accepted as a member: %s", peer_id, error)
             return self._seal(peer_id, PrivateGreeting(hello=None, refusal=error.message[: limits.MAX_REFUSAL_CHARS]))
         return self._sealed(peer_id, time.time())
 
     async def include(self, peer_id: str) -> bool:
-        """Return whether a peer that is connected is a member, as `NetworkPeers` does."""
+        """Return whether a connected peer is a member. It is greeted if it is not known as one (as in
+        `NetworkPeers`)."""
         if self._roll.rights_of(peer_id, time.time()):
             return True
         if await self._network_peers.include(peer_id) and not self._roll.rights_of(peer_id, time.time()):
-            self._network_peers.forget(peer_id)  # it was one when it was asked last
+            self._network_peers.forget(peer_id)  # it was a member at its last greeting, so it is greeted again
             await self._network_peers.include(peer_id)
         return bool(self._roll.rights_of(peer_id, time.time()))
 
@@ -136,12 +139,13 @@ class PrivateGate:
         return self._roll.may_store(peer_id, envelope, time.time())
 
     def believed(self, envelopes: Iterable[Envelope]) -> list[Envelope]:
-        """Return the records whose signers may publish them, as far as this node knows."""
+        """Return the records that this node believes (see `MemberRoll.believes`)."""
         now = time.time()
         return [envelope for envelope in envelopes if self._roll.believes(envelope, now)]
 
     async def run(self, end_streams: Callable[[str, PeerRefused], None]) -> None:
-        """Raises StartError once this node is no member any more. `end_streams` ends those with a peer."""
+        """Check connections until cancelled. Raises StartError once this node is no member any more.
+        `end_streams(peer_id, refusal)` ends the streams with a peer."""
         loop = asyncio.get_running_loop()
         exchange_at = loop.time() + EXCHANGE_S
         telling = asyncio.create_task(self._tell([]), name="tell members of revocations")
@@ -152,10 +156,10 @@ class PrivateGate:
                     raise StartError(trouble, remedy=f"{REMEDY}, and start with --invite")
                 try:
                     connected = await self._host.connected_peers()
-                except PeerError:  # if the daemon has ended, the unary connection says so
+                except PeerError:  # if the daemon has ended, the unary connection reports it
                     continue
                 await self._end_others(connected, end_streams)
-                if not telling.done():  # members that are slow to answer keep nobody else connected
+                if not telling.done():  # slow members must not delay the checks of connections
                     continue
                 telling.result()
                 members = [peer_id for peer_id in connected if self._roll.rights_of(peer_id, time.time())]
@@ -172,7 +176,8 @@ class PrivateGate:
             await asyncio.wait({telling})
 
     async def _end_others(self, connected: Iterable[str], end_streams: Callable[[str, PeerRefused], None]) -> None:
-        """Disconnect members whose invitation has ended, and then strangers that had their time, who are not asked."""
+        """Disconnect former members, and then strangers that were connected for STRANGER_S. Strangers are not greeted
+        for this."""
         now, time_s = time.time(), asyncio.get_running_loop().time()
         ended = [peer_id for peer_id in connected if self._roll.has_ended(peer_id, now)]
         self._strangers = {
@@ -188,7 +193,7 @@ class PrivateGate:
         await _for_each(self._disconnect, late)
 
     async def _disconnect(self, peer_id: str) -> None:
-        logger.info("the connection to %s is closed: it is not a member of this network", peer_id)
+        logger.info("closing the connection to %s, which is no member of this network", peer_id)
         try:
             async with asyncio.timeout(CHECK_S):
                 await self._host.control.disconnect(peer_id)
@@ -196,14 +201,14 @@ class PrivateGate:
             logger.debug("%s is not disconnected: %s", peer_id, error)
 
     async def _tell(self, members: Sequence[str]) -> None:
-        """Greet members, which brings the list of revocations."""
+        """Greet members, which exchanges lists of revocations."""
 
         async def tell(peer_id: str) -> None:
             try:
                 async with asyncio.timeout(CHECK_S):
                     await self.greet(peer_id, addrs=())
             except (PeerError, TimeoutError) as error:
-                logger.debug("%s is not told of revocations: %s", peer_id, error)
+                logger.debug("cannot tell %s of revocations: %s", peer_id, error)
 
         await _for_each(tell, members)
 
@@ -216,7 +221,7 @@ class PrivateGate:
         return self._secret.seal(greeting.to_bytes(), _between(self._host.peer_id, peer_id))
 
     def _opened(self, peer_id: str, sealed: bytes) -> PrivateGreeting:
-        """Raises PeerViolation."""
+        """Open a sealed greeting of a peer. Raises PeerViolation."""
         if len(sealed) > PrivateGreeting.MAX_BYTES + SEAL_BYTES:
             raise PeerViolation("a greeting is too long", peer_id=peer_id)
         return PrivateGreeting.from_bytes(self._secret.open(sealed, _between(peer_id, self._host.peer_id)))
@@ -237,6 +242,7 @@ def _between(sender: str, receiver: str) -> bytes:
 
 
 def method_of(protocol: str) -> str:
-    """Return the method that a protocol, /swarm/VERSION/NETWORK/KIND/METHOD, is for; empty: the network's own."""
+    """Return the method of a protocol /swarm/VERSION/NETWORK/KIND/METHOD; an empty text for the network's own
+    protocols."""
     kind, _, method = protocol.removeprefix("/swarm/").split("/", 2)[-1].partition("/")
     return method if kind in _METHOD_KINDS else ""

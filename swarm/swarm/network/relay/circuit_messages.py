@@ -1,7 +1,7 @@
-"""The messages of libp2p's circuit relay v2, as far as our relays, and nodes reached through them, need them.
+"""Encodes and parses the messages of libp2p's circuit relay v2 that Swarm's relays, and peers behind them, need.
 
 The bytes are those of the specification (libp2p/specs, relay/circuit-v2.md), so that the daemon's own client can dial
-through our relays, and be dialled. Pure: knows bytes and bounds, not sockets.
+through Swarm's relays, and be dialled. Pure functions of bytes, without sockets.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from enum import IntEnum
 from swarm_protocol.wire import decode_varint, encode_varint
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
-"""Protocol to the relay: reserve, or connect to a peer that has reserved."""
+"""Protocol to the relay: ask for a reservation, or for a connection to a peer that has one."""
 
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
-"""Protocol from the relay to the peer that is to be reached."""
+"""Protocol from the relay to the target of a connection."""
 
 MAX_MESSAGE_BYTES = 4096
 
@@ -49,17 +49,17 @@ def reserve_request() -> bytes:
 
 
 def hop_status(status: CircuitStatus) -> bytes:
-    """Encode a status without limits, so that the daemon treats the circuit as a connection like any other."""
+    """Encode a status that names no limits, so that the daemon treats the circuit like any other connection."""
     return _message({_TYPE: HopMessage.STATUS, _HOP_STATUS: status})
 
 
 def stop_request(source: bytes) -> bytes:
-    """Return the request to a target. `source`: the binary peer id of the peer that wants to connect."""
+    """Encode the request to a target. `source` is the binary id of the peer that wants to connect."""
     return _message({_TYPE: StopMessage.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
 
 
 def parse_hop_request(body: bytes) -> bytes | None:
-    """Return the binary peer id to connect to; None: a reservation is asked for. Raises ValueError."""
+    """Return the binary id of the peer to connect to, or None for a request for a reservation. Raises ValueError."""
     fields = _parse(body)
     match fields.get(_TYPE):
         case HopMessage.RESERVE:
@@ -73,20 +73,20 @@ def parse_hop_request(body: bytes) -> bytes | None:
 
 
 def check_hop_accepted(body: bytes) -> None:
-    """Raises ValueError, which says how else the relay answered."""
+    """Raises ValueError unless the relay accepted. The text is its answer."""
     _check_status(_parse(body), HopMessage.STATUS, _HOP_STATUS)
 
 
 def check_stop_accepted(body: bytes) -> None:
-    """Raises ValueError, which says how else the peer answered."""
+    """Raises ValueError unless the target accepted. The text is its answer."""
     _check_status(_parse(body), StopMessage.STATUS, _STOP_STATUS)
 
 
 def _check_status(fields: dict[int, int | bytes], kind: int, field: int) -> None:
     if fields.get(_TYPE) != kind or field not in fields:
-        raise ValueError("it did not send a valid answer")
+        raise ValueError("the answer is malformed")
     if fields[field] != CircuitStatus.OK:
-        raise ValueError(f"its answer is status {fields[field]!r}")
+        raise ValueError(f"the answer has status {fields[field]!r}")
 
 
 def _message(fields: dict[int, int | bytes]) -> bytes:
@@ -105,8 +105,8 @@ def _fields_bytes(fields: dict[int, int | bytes]) -> bytes:
 
 
 def _parse(body: bytes) -> dict[int, int | bytes]:
-    """Return Protobuf's varints and byte strings by field number, the last of each; no other kind occurs in these
-    messages."""
+    """Return Protobuf's varints and byte strings by field number; of a repeated field the last. These messages have no
+    other types. Raises ValueError."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(body):

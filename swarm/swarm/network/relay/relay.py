@@ -1,15 +1,15 @@
-"""Carries connections to peers that nobody can dial, over the connection that they hold to this node.
+"""Relays connections to peers that cannot be dialled, over the connections that these peers hold to this node.
 
-The daemon's own relay, which is off, gives such a connection 128 KiB and two minutes, and no flag changes that for
-sure. So we answer libp2p's relay protocol ourselves, without limits of volume and time, and bound what costs us
-something: how many circuits, how many bytes a second, of which each peer has its share (`relay_access`), and how long
-without a byte. Nodes of other networks are refused (`relay_access`). Both ends run libp2p's encryption inside the
-circuit and prove their peer ids to each other, so that a relay sees who, when and how much, and can do no more than let
-a connection fail.
+The daemon's own relay, which is off, limits each connection to 128 KiB and two minutes, and no flag changes that
+reliably. So this process answers libp2p's relay protocol itself, without limits of volume and time. It bounds the
+number of circuits, the bytes a second with a fair share for each peer (`relay_access`), and the time without a byte.
+Nodes of other networks are refused (`relay_access`). Both ends run libp2p's encryption inside the circuit and prove
+their peer ids to each other. So a relay sees only who connects with whom, when, and how many bytes they send, and it
+can do no more harm than to let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
-sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given. The
-side that asks is `reservations`.
+sides notice at once that the other one has left. `Relay` owns its socket; its tasks run in a task group of the caller.
+`reservations` has the side that asks for a reservation.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, Kn
 from swarm.network.traffic import TrafficLimits
 
 OPENING_TIMEOUT_S = 4.0
-"""Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
+"""Time-out of reading a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
 
 SPLICE_BYTES = MAX_PIECE_BYTES
-"""Read at once, and held in each direction of a circuit when its receiver is slow: up to four times that in all."""
+"""Maximum bytes that one read of a circuit returns. A circuit with slow receivers holds up to four times this."""
 
 LINGER_S = 5.0
-"""Time for the last bytes of one end to reach the other, once the first has closed."""
+"""Time for the last bytes to reach one end after the other end has closed."""
 
 T = TypeVar("T")
 
@@ -62,14 +62,14 @@ class RelayLimits:
     ends are slow. Together they take fewer than the 1,024 files that a process may usually open, and leave some for the
     node itself.
 
-    `circuits_per_pair`: from one peer to another, where libp2p needs a single circuit. With all that a peer may have, a
-    stranger could take all circuits of the peer that it calls.
+    `circuits_per_pair` bounds the circuits from one peer to another. libp2p needs a single one, and without this bound
+    one peer could use up all circuits of another peer.
 
-    `idle_s`: a circuit without a byte for this time is closed, at the latest after twice as long. libp2p itself says
-    something every 30 s, so this is for ends that have vanished.
+    `idle_s`: a circuit without a byte for this time is closed, at the latest after twice this time. libp2p itself sends
+    something every 30 s, so this only closes circuits whose ends have vanished.
 
-    `bytes_per_s`: of all circuits in both directions together. Of what the node's owner lets it send and receive they
-    get at most half.
+    `bytes_per_s` bounds all circuits in both directions together. They also get at most half of what the owner lets the
+    node send, or receive.
     """
 
     reservations: int = 256
@@ -80,18 +80,18 @@ class RelayLimits:
     bytes_per_s: float = math.inf
 
     def within(self, traffic: TrafficLimits) -> float:
-        """Return the bytes a second of all circuits that the owner's own limits leave."""
+        """Return the bytes a second for all circuits within the owner's limits."""
         return min(self.bytes_per_s, traffic.up_bytes_per_s / 2, traffic.down_bytes_per_s / 2)
 
 
 RefusalReason = Literal["refused", "stranger", "failed", "idle"]
-"""No place or no reservation; not of this network; the target did not take the connection; closed for want of a byte.
-"""
+"""Why a request was refused or a circuit was closed. "refused": no room, or no reservation. "stranger": a peer of
+another network. "failed": the target did not accept the connection. "idle": no byte came for too long."""
 
 
 @dataclass(slots=True)
 class RelayCounts:
-    """`throttled_s`: time that pieces of all circuits have waited for their turn in the budget."""
+    """Counts of a relay. `throttled_s` is the total time that pieces of all circuits have waited for the budget."""
 
     reservations: int = 0  # now
     circuits: int = 0  # now
@@ -101,13 +101,15 @@ class RelayCounts:
 
 
 class CircuitRefused(Exception):
+    """The relay refuses a request with `status`, and counts it under `reason`."""
+
     def __init__(self, status: CircuitStatus, reason: RefusalReason = "refused") -> None:
         self.status = status
         self.reason = reason
 
 
 class Relay:
-    """Answers peers that reserve a place here or open a circuit to one that has, within `RelayLimits`."""
+    """Answers peers that ask for a reservation, or for a circuit to a peer with a reservation, within `RelayLimits`."""
 
     def __init__(
         self,
@@ -125,14 +127,14 @@ class Relay:
         self._host = host
         self._limits = limits
         self._reserved: dict[str, asyncio.StreamWriter] = {}
-        self._num_circuits: Counter[str] = Counter()  # by peer, whichever end it is
+        self._num_circuits: Counter[str] = Counter()  # by peer, at either end
         self._num_between: Counter[tuple[str, str]] = Counter()  # by source and target
         self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
         self._incoming = IncomingStreams(tasks, self._serve_one, limit=SPLICE_BYTES)
 
     @property
     def serves(self) -> bool:
-        """Return whether this node relays for others. Once it does not, it ends all reservations; circuits go on."""
+        """Return whether this node relays for others. Setting it to False ends all reservations, but no circuits."""
         return self._serves
 
     @serves.setter
@@ -144,7 +146,7 @@ class Relay:
 
     @property
     def reserved(self) -> Collection[str]:
-        """The peers that can be reached through this node."""
+        """The peers with a reservation, which can be reached through this node."""
         return self._reserved.keys()
 
     async def start(self) -> None:
@@ -174,7 +176,7 @@ class Relay:
             write(writer, hop_status(refusal.status))
             await _close(writer)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
-            pass  # the peer said nothing, or has left
+            pass  # the peer sent nothing in time, or has left
         finally:
             writer.transport.abort()
             _uncount(self._num_requests, peer_id)
@@ -185,7 +187,7 @@ class Relay:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         try:
             if is_relayed(addr_text(addr)):
-                raise CircuitRefused(CircuitStatus.PERMISSION_DENIED)  # no relay behind a relay
+                raise CircuitRefused(CircuitStatus.PERMISSION_DENIED)  # a relayed peer may not use this relay
             target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
             return None if target is None else peer_id_text(target)
         except ValueError:
@@ -199,8 +201,8 @@ class Relay:
             raise CircuitRefused(CircuitStatus.PERMISSION_DENIED, "stranger")
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hold a reservation until the peer leaves or asks again; then the first stream is one whose end was not
-        noticed."""
+        """Hold a reservation until the peer leaves or asks again. If it asks again, the end of its first stream was not
+        noticed, and the new stream replaces it."""
         previous = self._reserved.pop(peer_id, None)
         if previous is not None:
             previous.transport.abort()
@@ -245,7 +247,7 @@ class Relay:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
 
     async def _open(self, source: str, target: str) -> RawStream:
-        """Return a stream to `target`, which has agreed that it be a connection from `source`."""
+        """Return a stream to `target`, which has accepted it as a connection from `source`. Raises CircuitRefused."""
         try:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 reader, writer = await self._host.control.open_stream(target, STOP, SPLICE_BYTES)
@@ -262,7 +264,7 @@ class Relay:
 
 
 class Circuit:
-    """Two byte streams joined, with each end as fast as the other takes it."""
+    """Two joined byte streams. Bytes are read from one end only as fast as the other takes them."""
 
     def __init__(
         self,
@@ -272,7 +274,7 @@ class Circuit:
         budget: RelayBudget = NO_LIMIT,
         peers: Ends = ("", ""),
     ) -> None:
-        """`peers`: those at its ends, whose shares in the budget it uses."""
+        """`peers` are the peers at the two ends, to which `budget` charges the bytes."""
         self._ends = (one, other)
         self._counts = counts
         self._budget = budget
@@ -298,15 +300,15 @@ class Circuit:
                 copy.cancel()
             ended = await asyncio.gather(*copies, return_exceptions=True)
         for error in ended:
-            if isinstance(error, Exception):  # a defect, which costs these two their circuit and nobody else anything
+            if isinstance(error, Exception):  # a bug, which must end only this circuit
                 logger.error("a circuit failed", exc_info=error)
         await asyncio.gather(_close(writer), _close(other_writer))
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # one of the two has left or is cut off, and its circuit ends with it
+        with contextlib.suppress(OSError):  # one end has left, which ends the circuit
             while data := await reader.read(self._budget.piece_bytes):
                 waited_s = await self._budget.take(self._peers, len(data))
-                self._counts.throttled_s += waited_s  # read only now: other circuits add theirs meanwhile
+                self._counts.throttled_s += waited_s  # added after the wait, since other circuits add to it meanwhile
                 write(writer, data)
                 await writer.drain()
                 self._num_bytes += len(data)
@@ -314,7 +316,7 @@ class Circuit:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection after its written bytes have left, if the other side takes them in time."""
+    """Close a connection once its written bytes have been sent, for which the other side has LINGER_S."""
     writer.close()
     with contextlib.suppress(OSError):
         async with asyncio.timeout(LINGER_S):

@@ -1,18 +1,18 @@
-"""Decides who may use this node's relay, and how much of it.
+"""Decides which peers may use this node's relay, and shares its rate among them.
 
-`NetworkPeers` tells peers of this node's network from strangers, by greeting them over the connection that they have.
-Nobody is dialled for it, and a peer is asked once, however often it comes: what it answered is kept for a while, for a
-bounded number of peers. A peer can claim to be of the network, of which it only has to know the name; this keeps out
-hosts that look for a free relay, not enemies.
+`NetworkPeers` distinguishes peers of this node's network from strangers, by greeting them over their connection. It
+dials no peer. A peer's answer is remembered for a while, for a bounded number of peers, so that a peer is not greeted
+at each request. Any host that knows the network's name can claim to be of the network. This keeps out hosts that look
+for a free relay, but not attackers.
 
-`RelayBudget` has the bytes a second that the relay carries in all, and the fair share of each peer in them. A token
-bucket (`rate`) gives the total. Pieces that must wait are served by start-time fair queueing (Goyal, Vin and Cheng
-1996) over peers: each peer has a virtual time, which is how many bytes it was served, and the piece whose ends are
-behind goes first. Deviation: a piece is charged to both its ends, so that a peer does not get more with more circuits,
-no matter which side opened them. A peer that is alone may take everything, and one that was silent has saved up
-nothing.
+`RelayBudget` limits the bytes a second of the whole relay, and gives each peer a fair share. A token bucket (`rate`)
+limits the total. Pieces that must wait are served by start-time fair queueing (Goyal, Vin and Cheng 1996) over peers:
+each peer has a virtual time, which is the number of bytes it was served, and the piece with the least virtual time of
+its ends goes first. Deviation: a piece is charged to both its ends, so that a peer does not get more with more
+circuits, no matter which side opened them. A peer that is alone may take everything, and a peer that was silent has
+saved up nothing.
 
-State belongs to the network's loop; one timer runs while somebody waits. What it holds is bounded by the circuits.
+State belongs to the network's loop; one timer runs while a piece waits. The number of circuits bounds what is held.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from swarm.network.rate import Rate
 from swarm.newest_items import NewestItems
 
 GREETING_TIMEOUT_S = 3.0
-"""Time for a peer to say who it is. A peer that dials through this node waits 5 s in all."""
+"""Time for a peer to answer a greeting. A peer that dials through this node waits 5 s in all."""
 
 NETWORK_PEER_S = 600.0
 STRANGER_S = 10.0
-"""Time for which an answer holds, or that there was none. A node that was too busy to answer may come again soon."""
+"""Time for which a peer counts as one of the network, or as a stranger, after a greeting. It is short for strangers,
+since a node that was too busy to answer may try again."""
 
 MAX_KNOWN = 1024
 
@@ -46,13 +47,13 @@ class _Finding:
 
 
 class KnowsNetworkPeers(Protocol):
-    """Tells peers of the network from strangers: `NetworkPeers`, or the gate of a private network."""
+    """Distinguishes peers of the network from strangers: `NetworkPeers`, or the gate of a private network."""
 
     async def include(self, peer_id: str) -> bool: ...
 
 
 class NetworkPeers:
-    """Remembers which peers are of this node's network, and greets those that it does not know."""
+    """Remembers which peers are of this node's network, and greets unknown ones."""
 
     def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
         """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
@@ -61,7 +62,7 @@ class NetworkPeers:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def include(self, peer_id: str) -> bool:
-        """Return whether the peer is of this network, as far as it says so in time."""
+        """Return whether the peer says in time that it is of this network."""
         if (found := self._found(peer_id)) is not None:
             return found
         async with self._locks.setdefault(peer_id, asyncio.Lock()):
@@ -72,7 +73,7 @@ class NetworkPeers:
             return is_of_network
 
     def forget(self, peer_id: str) -> None:
-        """Ask a peer anew when it comes next."""
+        """Forget a peer's answer, so that it is greeted again at its next request."""
         self._known.pop(peer_id, None)
 
     def _found(self, peer_id: str) -> bool | None:
@@ -97,13 +98,15 @@ class NetworkPeers:
 MAX_PIECE_BYTES = 2**18
 MIN_PIECE_BYTES = 2**12
 PIECE_S = 0.02
-"""Time that one piece takes at the full rate, within these bounds: how long a short message waits behind another."""
+"""Time that one piece takes at the full rate, within these bounds, and so the time for which another message waits
+behind it."""
 
 BURST_S = 0.1
 """Unused time that the rate makes up for."""
 
 MAX_SERVED = 1024
-"""Peers whose virtual time is known, twice as many as have circuits. Beyond them all are forgotten, and begin anew."""
+"""Maximum peers whose virtual time is kept: twice the maximum number of peers with circuits. Beyond it all virtual
+times are reset."""
 
 Ends = tuple[str, str]
 
@@ -119,21 +122,22 @@ class RelayBudget:
     """Shares a number of bytes a second fairly among the peers that a relay carries bytes for."""
 
     def __init__(self, bytes_per_s: float = math.inf, charge: Callable[[int], None] = lambda _num_bytes: None) -> None:
-        """Infinite: no limit. `charge` is told of all bytes that pass."""
+        """An infinite `bytes_per_s` means no limit. `charge` is called with the number of bytes of each piece that
+        passes."""
         self._rate = Rate(bytes_per_s, burst_s=BURST_S)
         self._charge = charge
         self._now_serving = 0.0  # the virtual time of the piece that passed last
-        self._served: dict[str, float] = {}  # the virtual times of peers since somebody had to wait
+        self._served: dict[str, float] = {}  # the virtual times of peers since the last time when no piece waited
         self._waiting: list[_Piece] = []
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def piece_bytes(self) -> int:
-        """Amount that is asked for at once."""
+        """The maximum bytes of one piece."""
         return int(min(MAX_PIECE_BYTES, max(MIN_PIECE_BYTES, self._rate.bytes_per_s * PIECE_S)))
 
     async def take(self, ends: Ends, num_bytes: int) -> float:
-        """Wait until `num_bytes` between two peers may pass, and return for how many seconds that was."""
+        """Wait until `num_bytes` between two peers may pass, and return the seconds waited."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         if not self._waiting and not self._rate.wait_s(began_at):
@@ -176,4 +180,4 @@ class RelayBudget:
 
 
 NO_LIMIT = RelayBudget()
-"""A budget in which nobody waits, so that everything without a limit may share it."""
+"""A budget without a limit, which all circuits outside a relay share."""

@@ -1,12 +1,14 @@
-"""Lets relays carry connections to this node: keeps reservations at up to three of them, on different networks.
+"""Keeps this node's reservations at up to three relays, in different networks if possible.
 
-`relay_candidates` says whom to ask, in which order: relays and seeds that the operator named come first, then nodes of
-the routing table, in an order that differs between nodes, so that not all of a network use the same relay. What they
-announce are claims: a relay is in use only once it has answered at such an address, and has given a reservation.
+`relay_candidates` returns the relays to ask, in order: first relays and seeds that the operator named, then nodes of
+the routing table, in an order that differs between nodes, so that the nodes of a network use different relays.
+Announced addresses are claims: a relay is used only once it has answered at such an address and has given a
+reservation.
 
-A relay that refuses or leaves is replaced by the next candidate, and asked again later. With three of them the loss of
-one interrupts nobody: peers dial the addresses of all, and this node is there at two others. `wanted` turns it on and
-off while the node runs. `run` is a task of the network and owns one task for each relay that is asked or held.
+A relay that refuses or leaves is replaced by the next candidate, and asked again later. With three relays, the loss of
+one interrupts no peer: peers dial addresses of all of them, and this node can still be reached through the other two.
+`wanted` turns reservations on and off while the node runs. `run` is a task of the network, and owns one task for each
+relay that is asked or held.
 """
 
 from __future__ import annotations
@@ -34,35 +36,36 @@ from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_h
 NUM_RELAYS = 3
 
 ANSWER_TIMEOUT_S = 5.0
-"""Time for a relay to answer this node's request."""
+"""Time for a relay to answer a request for a reservation."""
 
 CALL_POLL_S = 0.05
 
 MIN_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
-"""Pause before a relay that was given is asked again; it grows. The node is reachable again this long after it is back.
-"""
+"""Pause before a relay that the operator named is asked again; it doubles. Once the relay is back, this node is
+reachable again within that time."""
 
 MIN_KNOWN_PAUSE_S = 5.0
 MAX_KNOWN_PAUSE_S = 60.0
-"""The same for the other candidates: there may be hundreds, most of which relay for nobody."""
+"""The same pause for other candidates: there may be hundreds, and most of them do not relay."""
 
 REMEMBERED_S = 120.0
 MAX_REMEMBERED = 1024
-"""Relays that failed are remembered for this long beyond their pause, also while they are no candidates: a routing
-table loses a node and finds it again. While MAX_REMEMBERED are, only given relays are asked besides them."""
+"""Relays that failed are remembered for this time after their pause, even while they are no candidates, since a routing
+table may lose a node and find it again. While MAX_REMEMBERED are remembered, new candidates are asked only if the
+operator named them."""
 
 LOOK_S = 5.0
-"""Time between two looks for new candidates while reservations are missing."""
+"""Maximum time between two looks for new candidates."""
 
 RELEASE_S = 60.0
-"""Time that reservations are held once they are not wanted any more. Records and requests tell peers the direct
-addresses every half minute."""
+"""Time for which reservations are still held after they are no longer wanted, so that peers can learn the direct
+addresses, which they do every half minute from records and requests."""
 
 logger = logging.getLogger(__name__)
 
 MAX_RELAY_ADDRS = 2
-"""Addresses of one relay that are dialled and announced, such as one of IPv4 and one of IPv6."""
+"""Maximum addresses of one relay that are dialled and announced, such as an IPv4 and an IPv6 address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +91,22 @@ class Reservations:
         *,
         wanted: bool,
     ) -> None:
-        """`candidates` returns whom to ask now, the best first. `drop(peer_id)` closes the connections to a peer, whose
-        streams go on over the next one; it raises PeerUnreachable if the daemon has ended."""
+        """`candidates` returns the relays to ask now, the best first. `drop(peer_id)` closes the connections to a peer,
+        whose streams go on over the next connection. It raises PeerUnreachable if the daemon has ended."""
         self._host = host
         self._candidates = candidates
         self._drop = drop
         self._wanted = wanted
         self._held: dict[str, _Reservation] = {}
         self._asked: dict[str, RelayCandidate] = {}
-        self._pauses: dict[str, _Pause] = {}  # of relays that refused, failed or left, candidates or not
+        self._pauses: dict[str, _Pause] = {}  # of relays that refused, failed or left, by peer id
         self._changed = asyncio.Event()  # replaced at each change
 
     @property
     def wanted(self) -> bool:
-        """Return whether this node is to be reached through relays.
+        """Return whether this node wants to be reached through relays.
 
-        Once it is not, it announces no address through them, and releases them after RELEASE_S.
+        Once it does not, it announces no relayed address, and releases the reservations after RELEASE_S.
         """
         return self._wanted
 
@@ -114,7 +117,7 @@ class Reservations:
             self._note_change()
 
     async def changed(self) -> None:
-        """Wait until the reservations that are held, or whether they are wanted, may be others."""
+        """Wait until the reservations held, or `wanted`, may have changed."""
         await self._changed.wait()
 
     @property
@@ -124,13 +127,12 @@ class Reservations:
 
     @property
     def addrs(self) -> tuple[str, ...]:
-        """The addresses through relays at which others reach this node, without its own /p2p."""
+        """The relayed addresses at which others reach this node, without its own /p2p. Empty if not `wanted`."""
         relays = [held.relay for held in self._held.values()] if self._wanted else []
         return tuple(f"{addr}/p2p/{relay.peer_id}/p2p-circuit" for relay in relays for addr in relay.addrs)
 
     async def wait_answered(self, peer_ids: Collection[str]) -> None:
-        """Wait until each candidate of `peer_ids` has answered once or its time is over, or none is
-        missing."""
+        """Wait until each candidate among `peer_ids` has answered or timed out, or until no reservation is missing."""
 
         def is_settled() -> bool:
             waited_for = {each.peer_id for each in self._candidates()}.intersection(peer_ids)
@@ -169,8 +171,8 @@ class Reservations:
                         await changed.wait()
 
     def _next(self, now: float) -> list[RelayCandidate]:
-        """Return whom to ask now: first of all somebody in each network that is missing, then the others for the
-        reservations that are missing."""
+        """Return the relays to ask now: first candidates in networks without a relay, then others for the reservations
+        that are still missing."""
         if not self._wanted:
             return []
         present = [*(held.relay for held in self._held.values()), *self._asked.values()]
@@ -196,17 +198,17 @@ class Reservations:
         return relay.is_given or len(self._pauses) < MAX_REMEMBERED
 
     def _pause_s(self, now: float) -> float:
-        """Return the time until the next look: until somebody may be asked again, or new candidates may be known."""
+        """Return the time until the next look: until a relay may be asked again, at most LOOK_S."""
         waits = [pause.until - now for pause in self._pauses.values() if pause.until > now]
         return min([LOOK_S, *waits])
 
     async def _keep(self, relay: RelayCandidate) -> None:
-        """Ask for a reservation, hold it until the relay leaves, and note when to ask again."""
+        """Ask a relay for a reservation, hold it until the relay leaves, and note when to ask again."""
         try:
             reader, writer = await self._reserve(relay)
         except PeerError as error:
             level = logging.WARNING if relay.is_given and relay.peer_id not in self._pauses else logging.DEBUG
-            logger.log(level, "not reached through %s: %s", relay.peer_id, error)
+            logger.log(level, "%s gives this node no reservation: %s", relay.peer_id, error)
             self._pause(relay)
         else:
             self._pauses.pop(relay.peer_id, None)
@@ -223,7 +225,7 @@ class Reservations:
         self._pauses[relay.peer_id] = _Pause(pause_s, asyncio.get_running_loop().time() + pause_s)
 
     async def _reserve(self, relay: RelayCandidate) -> RawStream:
-        """Return the stream that stands for our reservation at `relay`. Raises PeerError."""
+        """Return the stream whose life is that of the reservation at `relay`. Raises PeerError."""
         peer_id = relay.peer_id
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -238,24 +240,24 @@ class Reservations:
         except TimeoutError:
             raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
         except NotServed:
-            raise PeerRefused("it does not relay", peer_id=peer_id) from None
+            raise PeerRefused("the peer does not relay", peer_id=peer_id) from None
         except ValueError as error:
-            raise PeerRefused(f"it does not relay for us: {error}", peer_id=peer_id) from None
+            raise PeerRefused(f"the peer does not relay for this node: {error}", peer_id=peer_id) from None
         except CONTROL_FAILURES:
-            raise PeerUnreachable("it broke off", peer_id=peer_id) from None
+            raise PeerUnreachable("the connection to the peer broke", peer_id=peer_id) from None
         return reader, writer
 
     async def _leave_circuits(self, peer_id: str) -> None:
-        """Close connections that lead to a relay through others, between two small calls: it reserves nothing over
-        them, and the daemon makes no direct connection beside them."""
+        """Close the connections to a relay if all lead through other relays: the relay gives no reservation over them,
+        and the daemon makes no direct connection beside them. Wait until no small call with the relay is under way."""
         addrs = (await self._host.connected_peers()).get(peer_id, ())
         if addrs and all(map(is_relayed, addrs)):
-            while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
+            while self._host.num_calls(peer_id):  # noqa: ASYNC110 - calls end in many places
                 await asyncio.sleep(CALL_POLL_S)
             await self._drop(peer_id)
 
     async def _hold(self, relay: RelayCandidate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hold the reservation until the relay leaves, or another one takes its place."""
+        """Hold the reservation until the relay leaves, or the reservation is released."""
         del self._asked[relay.peer_id]
         self._held[relay.peer_id] = _Reservation(relay, writer)
         self._release_surplus()
@@ -268,8 +270,8 @@ class Reservations:
             writer.transport.abort()
 
     def _release_surplus(self) -> None:
-        """Give up, where more than NUM_RELAYS are held since relays of other networks were added, those that share
-        theirs."""
+        """Release reservations beyond NUM_RELAYS, which relays of new networks have exceeded: first those at relays
+        that share a network with another one."""
         relays = [held.relay for held in self._held.values()]
         redundant = _redundant(relays)
         for each in sorted(relays, key=lambda each: each in redundant)[NUM_RELAYS:]:
@@ -285,7 +287,7 @@ class Reservations:
 
 
 def _redundant(relays: Iterable[RelayCandidate]) -> list[RelayCandidate]:
-    """Return the relays that share a network with an earlier one."""
+    """Return the relays that share a network with an earlier one in `relays`."""
     taken: set[str] = set()
     found = []
     for relay in relays:
@@ -297,7 +299,8 @@ def _redundant(relays: Iterable[RelayCandidate]) -> list[RelayCandidate]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayCandidate:
-    """`addrs` are without the final /p2p/<peer_id>. `is_given`: the operator named it."""
+    """A relay that may be asked. `addrs` are without the final /p2p/<peer_id>. `is_given` means that the operator named
+    it."""
 
     peer_id: str
     addrs: tuple[str, ...]
@@ -305,14 +308,14 @@ class RelayCandidate:
 
     @property
     def networks(self) -> frozenset[str]:
-        """The networks that its public addresses are in; without any it stands for itself. Relays in different ones
-        hardly fail together."""
+        """The networks of its public addresses, or its own peer id if it has none. Relays in different networks rarely
+        fail together."""
         ips = (ip_of(addr) for addr in self.addrs if is_public(addr))
         return frozenset(str(provider_network_of(ip)) for ip in ips if ip) or frozenset((self.peer_id,))
 
 
 def is_public(addr: str) -> bool:
-    """Return whether an address names its host by a public IP address, and leads there without a relay."""
+    """Return whether an address begins with a public IP address, and leads through no relay."""
     ip = ip_of(addr)
     return ip is not None and kind_of(ip) == "public" and not is_relayed(addr)
 
@@ -320,7 +323,8 @@ def is_public(addr: str) -> bool:
 def relay_candidates(
     own_peer_id: str, given: Iterable[PeerAddr], known: Iterable[Contact], takes: Callable[[str], bool] = is_public
 ) -> list[RelayCandidate]:
-    """Return whom this node may ask. `takes` decides which addresses of a node that is only `known` are used."""
+    """Return the relays that this node may ask, in order. `takes` decides which addresses are used of a node that is
+    only `known`, and not `given` by the operator."""
     found: dict[str, RelayCandidate] = {}
     named: dict[str, list[str]] = {}
     for addr in given:
@@ -338,7 +342,7 @@ def relay_candidates(
 
 
 def _best(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Return public addresses before others, and of each IP version one before a second one."""
+    """Return the best MAX_RELAY_ADDRS addresses: public ones first, and one of each IP version before a second one."""
     num_before: Counter[str] = Counter()
     ranked = []
     for addr in dict.fromkeys(addrs):

@@ -80,7 +80,7 @@ def test_nodes_that_share_a_seed_reach_each_other_without_being_told_where_also_
         ):
             assert await reaches(a, b.peer_id)
             assert await reaches(b, a.peer_id)
-            with pytest.raises(PeerUnreachable, match="nobody knows its address"):
+            with pytest.raises(PeerUnreachable, match="no address of the peer is known"):
                 await a.call(Identity(bytes(32)).peer_id, "nonesuch", b"", timeout_s=5)
             await seed.close()  # nobody has met c yet
             for one, other in itertools.permutations((a, b, c), 2):

@@ -1,8 +1,8 @@
-"""Calls of any size: small ones over the unary connection, large ones over a stream, invisible to the caller.
+"""Calls of any size: small ones go over the unary connection, large ones over a stream. Callers see no difference.
 
-A request that is too large goes as a stream's one message. A response that turns out too large stays here as a
-*parcel*, and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks
-belong to the unary connection and to the stream server.
+A request that is too large for the unary connection is the one message of a stream. If only the response is too large,
+the answering node keeps it as a *parcel*, which the caller fetches over a stream: the handler must not run twice.
+`Calls` owns the parcels; tasks belong to the unary connection and to the stream server.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget
 
 MAX_PARCELS_BYTES = 256 * 2**20
-"""Responses that wait to be fetched; the oldest of the peer that has most make room. Two of the largest, and many of
-the usual."""
+"""Maximum bytes of all parcels: several of the largest, or many usual ones. Beyond it, the oldest parcels of the peer
+that holds most are dropped."""
 
 MAX_PARCELS_PER_PEER_BYTES = 128 * 2**20
-"""The same of one caller: two of the largest, or far more chunks of a state than it asks for at once."""
+"""Maximum bytes of one caller's parcels: nearly two of the largest, or far more chunks of a state than it asks for at
+once."""
 
 PARCEL_S = 60.0
-"""A caller fetches its parcel at once, or has left."""
+"""Time for which a parcel is kept. A caller fetches it at once, unless it has left."""
 
 MAX_BULK_PER_PEER = 4
-"""Large requests of a peer that are received and answered at once, and as many parcels that it fetches meanwhile, since
-a handler may answer late; others' streams wait, each with a window unread. A peer that takes no responses thus has few
-made, and kept until they are given up."""
+"""Maximum large requests of a peer that are received and answered at once. As many parcels may be fetched meanwhile,
+since a handler may answer late. Further streams of the peer wait, each with at most a window unread. So for a peer that
+takes no responses, few responses are made and kept."""
 
 MAX_LEAVING_BYTES = 512 * 2**20
-"""Responses to all peers that leave over streams. Beyond it the largest of the peer that has most is given up, so that
-many peers that read nothing do not keep out one that asks for little."""
+"""Maximum bytes of responses that are being sent over streams to all peers. Beyond it, the largest response to the peer
+that holds most is given up, so that many peers that read nothing do not keep out a peer that asks for little."""
 
 BULK_S = 300.0
-"""Time for a large request to come, or a large response to leave: the largest message over a slow uplink, of 250 kB/s.
-"""
+"""Time for a large request to come in, or for a large response to be sent: enough for the largest message over a slow
+uplink of 250 kB/s."""
 
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 TOKEN_BYTES = 16
@@ -52,7 +53,7 @@ TOKEN_BYTES = 16
 _LATE_REQUEST, _LATE_RESPONSE = "the request did not come in time", "the response was not taken in time"
 
 OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
-"""`open(peer_id, protocol, max_bytes)`: no message that comes is longer."""
+"""`open(peer_id, protocol, max_bytes)` opens a stream that accepts messages of up to `max_bytes`."""
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Leaving:
-    """A response that is being sent, until `limit`. It implements `peer_budgets.UnreadHolder`."""
+    """A response that is being sent, whose time-out is `limit`. It implements `peer_budgets.UnreadHolder`."""
 
     def __init__(self, peer_id: str, limit: asyncio.Timeout) -> None:
         self.peer_id = peer_id
@@ -78,23 +79,23 @@ class Calls:
         self._host = host
         self._open_stream = open_stream
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
-        self._num_parcel_bytes: Counter[str] = Counter()  # of each peer that has any
-        # of a peer only while it sends or fetches
+        self._num_parcel_bytes: Counter[str] = Counter()  # by peer with parcels
+        # both only have peers that send or fetch now
         self._turns: dict[tuple[str, str], asyncio.Semaphore] = {}
         self._num_in_turn: Counter[tuple[str, str]] = Counter()
-        # the turns of a peer bound what leaves to it
+        # the turns already bound what is sent to one peer
         self._leaving = UnreadBudget(max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES)
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
-        """Call a method. `names` are the protocols of small requests, large requests and parcels. The caller sets
-        deadlines."""
+        """Call a method. `names` are the protocols of small requests, large requests and parcels. There is no time-out
+        here; the caller sets one."""
         unary_name, bulk_name, parcel_name = names
         if len(request) > MAX_UNARY_BYTES:
             return await self.exchange(peer_id, bulk_name, request, max_bytes)
         response = await self._host.call(peer_id, unary_name, request)
         status, body = response[:1], response[1:]
         if status == _OK:
-            if len(body) > max_bytes:  # no more than the daemon's own limit
+            if len(body) > max_bytes:  # the daemon's own limit has bounded it already
                 raise too_long(max_bytes, peer_id)
             return body
         if status == _FAILURE:
@@ -140,7 +141,8 @@ class Calls:
 
     @asynccontextmanager
     async def _in_turn(self, peer_id: str, kind: Literal["bulk", "parcel"]) -> AsyncIterator[None]:
-        """Wait for one of a peer's turns for streams of this kind, and hold it. Raises PeerTimeout."""
+        """Wait for a turn of the peer for a stream of this kind, and hold it while the context lasts. Raises
+        PeerTimeout."""
         key = (peer_id, kind)
         turn = self._turns.setdefault(key, asyncio.Semaphore(MAX_BULK_PER_PEER))
         self._num_in_turn[key] += 1
@@ -165,7 +167,7 @@ class Calls:
             await self._send(peer_id, stream, response)
 
     async def _send(self, peer_id: str, stream: Stream, response: bytes) -> None:
-        """Send a response. Raises PeerTimeout, also where it has to give way to others."""
+        """Send a response. Raises PeerTimeout, also if the response has to give way to others."""
         try:
             async with asyncio.timeout(BULK_S) as limit:
                 leaving = _Leaving(peer_id, limit)
@@ -192,7 +194,7 @@ class Calls:
         self._drop(next(each for each, (recipient, _) in self._parcels.items() if recipient == peer_id))
 
     def _drop(self, token: bytes) -> None:
-        """Drop a parcel; a second time does nothing."""
+        """Drop a parcel. Idempotent."""
         recipient, response = self._parcels.pop(token, ("", b""))
         self._num_parcel_bytes[recipient] -= len(response)
         if not self._num_parcel_bytes[recipient]:
@@ -200,7 +202,8 @@ class Calls:
 
 
 async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float, late: str) -> T:
-    """Return what `waiting` does. Raises PeerTimeout: nothing is kept for as long as a peer likes."""
+    """Return the result of `waiting`. Raises PeerTimeout after `within_s`, so that no peer can hold resources without
+    limit."""
     try:
         async with asyncio.timeout(within_s):
             return await waiting

@@ -1,9 +1,9 @@
-"""Talks to a running libp2p daemon (p2pd) over its unix control socket: one short connection a request.
+"""Sends requests to a running libp2p daemon (p2pd) over its unix control socket, each over a connection of its own.
 
-Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to `unary_connection`, and the
-daemon's process to `p2pd_process`. `IncomingStreams` accepts the streams that the daemon passes to this process, and
-runs a task for each. A stream's handler closes its connection. It is closed here where no handler can do so: when it
-comes while the network closes, and when its task is cancelled before its first step.
+It uses the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). `unary_connection` has the persistent connection for
+calls, and `p2pd_process` the daemon's process. `IncomingStreams` accepts the streams that the daemon passes to this
+process, and runs a task for each. The handler of a stream closes its connection. `IncomingStreams` closes it only if no
+handler can: when the stream comes while the network closes, or when its task is cancelled before its first step.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_i
 from swarm.network.rate import write
 
 STREAM_BUFFER_BYTES = 1 << 20
-"""Bytes that a reader buffers before it stops reading. asyncio's default of 64 KiB halves the throughput of large
-messages."""
+"""Bytes that a reader of an opened stream buffers before it stops reading. asyncio's default of 64 KiB halves the
+throughput of large messages."""
 
 BACKLOG = 4096
-"""Streams that the daemon may have passed to us while our loop was busy. It resets those that find no place, and their
-callers would hear that we have left, not why they are refused; asyncio's default of 100 is less than one peer may have.
-"""
+"""Streams that may wait to be accepted while the loop is busy. The daemon resets a stream that finds no place, so that
+its caller learns no reason. asyncio's default of 100 is less than the streams that one peer may open."""
 
 MAX_CONTROL_MESSAGE_BYTES = 8 << 20
-"""The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
+"""Maximum bytes of a message from the daemon. The daemon is a child of this process, but even so no length prefix is
+trusted without a bound."""
 
 MessageT = TypeVar("MessageT")
 
 READ_AHEAD_BYTES = 1 << 16
-"""asyncio's default. What is read ahead of a stream's messages is bounded by `peer_budgets`."""
+"""Bytes that a reader of an accepted stream buffers, as by asyncio's default. `peer_budgets` bounds what is read of its
+messages."""
 
 StreamTask = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 class ControlError(Exception):
-    """The daemon answered a request with an error, in its own words."""
+    """The daemon answered a request with an error, whose text this is."""
 
 
 async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT]) -> MessageT:
-    """Raises IncompleteReadError at the end of the connection, ControlError for a length no daemon would send."""
+    """Read one message. Raises IncompleteReadError at the end of the connection, and ControlError for a length that no
+    daemon sends."""
     message: Any = message_type()
     message.ParseFromString(await read_delimited(reader, MAX_CONTROL_MESSAGE_BYTES))
     return message  # type: ignore[no-any-return]
 
 
 async def read_delimited(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """Return the bytes behind a varint with their number. Raises likewise."""
+    """Read a length as a varint, then that many bytes, and return these. Raises IncompleteReadError, or ControlError
+    for more than `max_bytes`."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
@@ -81,18 +84,18 @@ class Control:
         return await asyncio.open_unix_connection(self._socket_path, limit=buffer_bytes)
 
     async def identify(self) -> tuple[str, tuple[str, ...]]:
-        """Return our own peer id and the addresses that the daemon currently has, without /p2p."""
+        """Return the host's own peer id and its present addresses, without /p2p."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return peer_id_text(response.identify.id), _known(response.identify.addrs)
 
     async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
-        """Connect to a peer. Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's
-        failures."""
+        """Connect to a peer. Without `addrs` the daemon uses those that it knows. Raises ControlError with the failures
+        of the dials."""
         request = p2pd_pb2.ConnectRequest(peer=peer_id_bytes(peer_id), addrs=[addr_bytes(addr) for addr in addrs])
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close every connection to a peer, and so every stream. Succeeds even if there is none."""
+        """Close every connection to a peer, and so every stream. Do nothing if there is none."""
         request = p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer_id))
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 
@@ -114,7 +117,7 @@ class Control:
     async def open_stream(
         self, peer_id: str, protocol: str, buffer_bytes: int = STREAM_BUFFER_BYTES
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream, whose writer the caller closes."""
+        """Open a stream. The caller must close its writer."""
         reader, writer = await self.open(buffer_bytes)
         try:
             request = p2pd_pb2.StreamOpenRequest(peer=peer_id_bytes(peer_id), proto=[protocol])
@@ -137,7 +140,7 @@ class Control:
 
 
 def _known(addrs: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the addresses as text, without those that have parts unknown to this program."""
+    """Return the addresses as text, without those that have unknown parts."""
     known = []
     for raw in addrs:
         with contextlib.suppress(ValueError):
@@ -151,8 +154,8 @@ def raise_if_error(response: Any) -> None:
 
 
 class IncomingStreams:
-    """Runs `serve` in `tasks` for each stream that comes, until it is closed or `tasks` are cancelled. A reader buffers
-    `limit` bytes."""
+    """Runs `serve` as a task in `tasks` for each incoming stream, until it is closed or `tasks` are cancelled. A reader
+    buffers `limit` bytes."""
 
     def __init__(self, tasks: asyncio.TaskGroup, serve: StreamTask, *, limit: int = READ_AHEAD_BYTES) -> None:
         self._tasks = tasks
@@ -166,7 +169,7 @@ class IncomingStreams:
         self._tasks.create_task(self._close_with_tasks(), name="accept streams")
 
     def close(self) -> None:
-        """Take no further stream. Those that have a task are left to it. A second call does nothing."""
+        """Accept no further stream. Streams that have a task go on. Idempotent."""
         self._closed.set()
         if self._server is not None:
             self._server.close()
@@ -176,11 +179,12 @@ class IncomingStreams:
             writer.transport.abort()
             return
         task = self._tasks.create_task(self._serve(reader, writer))
-        # cancelled before its first step, it has not come to its own `finally`
+        # a task that is cancelled before its first step does not run its own `finally`
         task.add_done_callback(lambda ended: writer.transport.abort() if ended.cancelled() else None)
 
     async def _close_with_tasks(self) -> None:
-        """Close when `tasks` are cancelled: what came later would not be cancelled any more, and be waited for."""
+        """Close when `tasks` are cancelled. A stream that came later would not be cancelled, but its task would be
+        waited for."""
         try:
             await self._closed.wait()
         finally:

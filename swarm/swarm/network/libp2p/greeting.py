@@ -1,5 +1,5 @@
-"""Defines what two nodes say to each other first, and the gate that a private network has in its place. See
-`network_entry`."""
+"""Defines the greeting of two nodes, and the interface of the gate that replaces it in a private network.
+`network_entry` uses both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELLO = "/swarm/hello"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """A peer's hello, and how far its clock is ahead of ours, in seconds."""
+    """A peer's hello, and the seconds by which its clock is ahead of this node's."""
 
     hello: Hello
     skew_s: float
@@ -27,22 +27,23 @@ def hello_of(network_id: str, sent_at: float = 0.0) -> Hello:
 
 
 def greeting_of(hello: Hello, before: float) -> Greeting:
-    """Return what an answer says of the peer's clock. `before`: when it was asked for."""
+    """Return the greeting for a hello that came now, in answer to one sent at `before` (Unix seconds). The skew is 0 if
+    the hello has no time."""
     after = time.time()
     return Greeting(hello=hello, skew_s=hello.sent_at - (before + after) / 2 if hello.sent_at else 0.0)
 
 
 class Gate(Protocol):
-    """Answers what a host in a private network asks before it calls or answers; an open network has none."""
+    """Decides which peers a host in a private network calls and answers. In an open network a host has no gate."""
 
     def wire_name(self, protocol: str) -> str:
-        """Return the name under which a protocol of ours is known on the wire."""
+        """Return the name on the wire of a protocol of Swarm."""
 
     async def greet(self, peer_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
-        """Show this node's chain to a peer, and check the peer's. Raises PeerError."""
+        """Show this node's chain of certificates to a peer, and check the peer's chain. Raises PeerError."""
 
     async def enter(self, peer_id: str, protocol: str, addrs: Sequence[str] | None) -> None:
-        """Make sure that a peer may be asked for `protocol`, and knows this node. Raises PeerError."""
+        """Check that a peer may be asked for `protocol`, and greet it if it is unknown. Raises PeerError."""
 
     async def admits(self, peer_id: str, protocol: str) -> bool:
-        """Return whether a peer that asks for `protocol` is to be answered."""
+        """Return whether to answer a peer that asks for `protocol`."""

@@ -1,12 +1,12 @@
-"""One libp2p host: the daemon, its control socket, small calls and raw streams, and its options.
+"""One libp2p host: the daemon, its control socket, small calls and raw streams.
 
-This is the only place where errors of the daemon become PeerUnreachable, PeerRefused or `NotServed`. The caller of
-`Host.start` owns the host and runs `unary.run()`. Methods, messages and records belong to the modules above.
+Only this module translates errors of the daemon to PeerUnreachable, PeerRefused or `NotServed`. The caller of
+`Host.start` owns the host and runs `unary.run()`. Other modules define methods, messages and records.
 
-The daemon is asked for its connections once for all who want to know them at the same time (`SharedLook`). Many tasks
-poll the connections, such as one for each introduction that is under way, and each answer costs time that grows with
-the number of connections. Here they share the answers: every caller gets one that was asked for afterwards, and so many
-questions cost no more than one every PAUSE_S. There is no task: one of those who wait asks for all.
+Callers that ask for the daemon's connections at the same time share one request (`SharedLook`). Many tasks poll the
+connections, such as one for each introduction under way, and the time of each answer grows with the number of
+connections. Every caller gets an answer to a request that was sent after its call, and there is at most one request
+every PAUSE_S. There is no task: one of the waiting callers asks for all.
 """
 
 from __future__ import annotations
@@ -40,77 +40,80 @@ from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.traffic import Traffic
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
-"""The errors of a request to the daemon: its own refusal, its death, or a lack of this process, such as of open files.
-The unary connection reports the daemon's death, so nobody else has to end for one of these."""
+"""The errors of a request to the daemon: the daemon's own error, its death, or a lack of resources of this process,
+such as open files. The unary connection reports the daemon's death, so these errors need not end any other task."""
 
 _NOBODY_ANSWERS = (ConnectionError, FileNotFoundError)
-"""The errors of operating systems where the daemon has ended."""
+"""The errors that operating systems raise if the daemon has ended."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
-"""`find_addrs(peer_id)`: sets of addresses to dial, the quickest to find first; the next is asked for if none answers.
-"""
+"""`find_addrs(peer_id)` yields sets of addresses to dial, those that are found fastest first. The next set is needed
+only if no address of the last one answers."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 
 _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
-"""Messages by which the daemon reports that it reached nobody, so that nothing was sent."""
+"""Parts of the daemon's errors for a peer that it did not reach, so that nothing was sent."""
 
 OWN_PROTOCOLS = "/swarm/"
-"""Begins the name of each protocol that is not libp2p's."""
+"""The beginning of the names of Swarm's own protocols."""
 
 CONNECTED_S = 1.0
-"""Time for which a peer that was introduced is taken to be connected still."""
+"""Time for which an introduced peer that was seen to be connected counts as connected."""
 
 _RESET = "stream reset"
-"""The daemon's word for a stream that the other side, or the end of its connection, has broken off."""
+"""Part of the daemon's error for a stream that the other side reset, or whose connection ended."""
 
 T = TypeVar("T")
 
 _REASONS = (
-    ("NO_RESERVATION", "its relay holds no place for it: it has left, or is on its way back"),
-    ("RESOURCE_LIMIT_EXCEEDED", "its relay is full"),
-    ("error opening relay circuit", "its relay does not get through to it"),
-    ("connection refused", "connection refused: nothing listens there"),
-    ("no such host", "its host name is not known"),
+    ("NO_RESERVATION", "the peer has no reservation at its relay: it has left, or is about to return"),
+    ("RESOURCE_LIMIT_EXCEEDED", "the peer's relay is full"),
+    ("error opening relay circuit", "the peer's relay does not reach it"),
+    ("connection refused", "connection refused: no program listens there"),
+    ("no such host", "the peer's host name is not known"),
     ("no route to host", "no route to that host"),
     ("network is unreachable", "no route to that network"),
-    ("i/o timeout", "no answer: a firewall, or the machine is off"),
-    ("context deadline exceeded", "no answer: a firewall, or the machine is off"),
-    ("dial backoff", "it could not be reached a moment ago"),
-    ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
-    ("routing: not found", "nobody knows its address"),
-    ("failed to find any peer in table", "nobody knows its address"),
-    (_RESET, "it broke off"),
-    ("no addresses", "nobody knows its address"),
+    ("i/o timeout", "no answer: there is a firewall, or the machine is off"),
+    ("context deadline exceeded", "no answer: there is a firewall, or the machine is off"),
+    ("dial backoff", "a dial failed a moment ago"),
+    ("failed to negotiate security protocol", "the program that answers there is no libp2p host"),
+    ("routing: not found", "no address of the peer is known"),
+    ("failed to find any peer in table", "no address of the peer is known"),
+    (_RESET, "the peer broke off"),
+    ("no addresses", "no address of the peer is known"),
 )
 
 
 PAUSE_S = 0.02
-"""Least time from one question to the next. The first after a pause is asked at once."""
+"""Minimum time between two requests for connections. The first one after a pause is sent at once."""
 
 Connections = dict[str, tuple[str, ...]]
-"""The remote addresses of all connections to each peer. It is shared: nobody may change it."""
+"""The remote addresses of all connections, by peer id. Callers share it, and must not change it."""
 
 
 class Asked(Protocol):
-    """The part of `Control` that is used here."""
+    """The part of `Control` that `SharedLook` uses."""
 
     async def connected_peers(self) -> Connections: ...
 
 
 class SharedLook:
+    """Shares the daemon's answers about its connections among callers that ask at the same time."""
+
     def __init__(self, control: Asked) -> None:
         self._control = control
         self._turn = asyncio.Lock()
         self._num_asked = 0
         self._asked_at = -math.inf
         self._answer: Connections = {}
-        self._answered = 0  # the number of the question that `_answer` is of
+        self._answered = 0  # the number of the request that `_answer` answers
 
     async def look(self) -> Connections:
-        """Return the connections at a moment after this call. Raises what `Control` raises; others ask again then."""
+        """Return the connections at a time after this call. Raises what `Control` raises; another waiting caller then
+        asks again."""
         num_asked = self._num_asked
         async with self._turn:
             if self._answered > num_asked:
@@ -127,7 +130,7 @@ class SharedLook:
 
 
 class Host:
-    """One running libp2p daemon with what this process keeps of it: connections, traffic, budgets.
+    """One running libp2p daemon, with the state that this process keeps for it: connections, traffic, budgets.
 
     Its methods raise PeerUnreachable, PeerRefused or NotServed in place of the daemon's errors.
     """
@@ -141,23 +144,23 @@ class Host:
         self.unread = UnreadBudget()
         self.unacknowledged = UnreadBudget(max_peer_bytes=kept_frames.PEER_BYTES, max_host_bytes=kept_frames.HOST_BYTES)
         self.connected: dict[str, tuple[str, ...]] = {}
-        """The peers that were connected at the last look, and where."""
+        """The peers that were connected at the last `look`, with the addresses of their connections."""
         self.introduced: dict[str, PathKind] = {}
-        """Peers whose connection came from an introduction, and its kind."""
+        """By peer id, the kind of each connection that came from an introduction."""
         self._connections = SharedLook(control)
-        self._connected_at: dict[str, float] = {}  # when introduced peers were last seen to be connected
+        self._connected_at: dict[str, float] = {}  # by introduced peer, when it was last seen to be connected
         self._num_calls: Counter[str] = Counter()
         self.find_addrs: FindAddrs = _nowhere
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
-        """Addresses of a peer that are worth a dial, found without asking anybody."""
+        """Returns the known addresses of a peer that are worth a dial, without asking other nodes."""
         self.gate: Gate | None = None
-        """Set before anything is served or asked in a private network."""
+        """The gate of a private network, which is set before anything is served or asked."""
         self.connect: Connect = control.connect
-        """Says how a peer is dialled at given addresses. Raises what `Control.connect` raises."""
+        """Dials a peer at given addresses. Raises what `Control.connect` raises."""
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:
-        """Raises StartError."""
+        """Start a daemon and connect to it. Raises StartError."""
         daemon = await Daemon.start(options)
         try:
             control = Control(daemon.control_socket)
@@ -175,7 +178,7 @@ class Host:
         await self.daemon.stop()
 
     async def addrs(self) -> tuple[str, ...]:
-        """Return our own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
+        """Return this host's own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
         try:
             _, addrs = await self.control.identify()
         except CONTROL_FAILURES as error:
@@ -183,15 +186,15 @@ class Host:
         return addrs
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
-        """Return the peers with an open connection, and where it leads; shared with all who ask at the same time, so
-        not to be changed. Raises PeerUnreachable likewise."""
+        """Return the peers with an open connection, with the remote addresses. Callers share the result, and must not
+        change it. Raises PeerUnreachable if the daemon cannot be asked."""
         try:
             return await self._connections.look()
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
     async def look(self) -> dict[str, tuple[str, ...]]:
-        """Do as `connected_peers`, and keep its answer as `connected`."""
+        """Do as `connected_peers`, and keep the result as `connected`."""
         self.connected = await self.connected_peers()
         self.introduced = {peer_id: kind for peer_id, kind in self.introduced.items() if peer_id in self.connected}
         self._connected_at = {peer_id: self._connected_at.get(peer_id, 0.0) for peer_id in self.introduced}
@@ -199,7 +202,7 @@ class Host:
         return self.connected
 
     def path_kinds(self) -> dict[str, PathKind]:
-        """Return how each peer is connected, as of the last look."""
+        """Return the kind of path to each peer that was connected at the last `look`."""
         return {
             peer_id: "relayed" if addrs and all(map(is_relayed, addrs)) else self.introduced.get(peer_id, "direct")
             for peer_id, addrs in self.connected.items()
@@ -214,10 +217,11 @@ class Host:
         addrs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
+        """Call a peer. If the daemon does not reach it, dial it at `addrs`, or at those that `find_addrs` finds if
+        `addrs` is None.
 
-        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours), NotServed, or TimeoutError after
-        `timeout_s`; in a private network also what `Gate.enter` raises.
+        Raises PeerUnreachable, PeerRefused (the peer works on too many calls of this node), NotServed, or TimeoutError
+        after `timeout_s`; in a private network also what `Gate.enter` raises.
         """
         async with asyncio.timeout(timeout_s):
             return await self._call(peer_id, protocol, request, addrs)
@@ -240,21 +244,21 @@ class Host:
         return response
 
     def called_peers(self) -> Collection[str]:
-        """Return the peers whose answer to a call is waited for."""
+        """Return the peers to which calls of this node are under way."""
         return self._num_calls.keys()
 
     def num_calls(self, peer_id: str) -> int:
-        """Return how many calls with a peer are under way, its own included."""
+        """Return the number of calls under way with a peer, in both directions."""
         return self._num_calls[peer_id] + self.unary.num_calls(peer_id)
 
     def wire_name(self, protocol: str) -> str:
-        """Return the name that peers know a protocol by: its own, or in a private network one that says nothing."""
+        """Return the name of a protocol on the wire: in a private network one that only members can relate to it."""
         is_hidden = self.gate is not None and protocol.startswith(OWN_PROTOCOLS)
         return self.gate.wire_name(protocol) if self.gate is not None and is_hidden else protocol
 
     async def admits(self, peer_id: str, protocol: str) -> bool:
-        """Return whether a peer that asks for `protocol` is answered: one with a key of the kind that nodes have, as
-        messages name no other, and in a private network a member."""
+        """Return whether to answer a peer that asks for `protocol`. Its peer id must be of the kind that nodes have,
+        since messages allow no other, and in a private network it must be a member with the right to ask."""
         try:
             check_peer_id(peer_id)
         except ValueError:
@@ -262,7 +266,7 @@ class Host:
         return self.gate is None or await self.gate.admits(peer_id, protocol)
 
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
-        """Raises PeerUnreachable if the daemon cannot be asked."""
+        """Answer calls of `protocol`. Raises PeerUnreachable if the daemon cannot be asked."""
 
         async def counted(peer_id: str, request: bytes) -> bytes:
             if not await self.admits(peer_id, protocol):
@@ -278,15 +282,16 @@ class Host:
             raise translate(error, self.peer_id) from None
 
     async def accept_streams(self, protocol: str, socket_path: str) -> None:
-        """Have streams of `protocol` come to a socket of ours. Raises PeerUnreachable likewise."""
+        """Have the daemon pass streams of `protocol` to the socket at `socket_path`. Raises PeerUnreachable if the
+        daemon cannot be asked."""
         try:
             await self.control.accept_streams(self.wire_name(protocol), socket_path)
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
     async def open_stream(self, peer_id: str, protocol: str, *, addrs: Sequence[str] | None = None) -> RawStream:
-        """Open a stream to a peer, dialled as by `call`. Raises PeerUnreachable or NotServed, and in a private network
-        what `Gate.enter` raises."""
+        """Open a stream to a peer, which is dialled as in `call`. Raises PeerUnreachable or NotServed, and in a private
+        network what `Gate.enter` raises."""
         if self.gate is not None:
             await self.gate.enter(peer_id, protocol, addrs)
         wire_name = self.wire_name(protocol)
@@ -297,7 +302,7 @@ class Host:
             except ControlError as error:
                 if _RESET not in str(error):
                     raise
-            # another connection replaces the one that the daemon chose; nothing has been said on the stream yet
+            # another connection has replaced the one that the daemon chose; nothing was sent on the stream yet
             return await self.control.open_stream(peer_id, wire_name)
 
         try:
@@ -306,7 +311,7 @@ class Host:
             raise translate(error, peer_id) from None
 
     async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
-        """Do `act`, and once more after a dial if the daemon could not reach the peer."""
+        """Run `act`. If the daemon could not reach the peer, dial the peer and run `act` once more."""
         if not await self._may_dial(peer_id):
             await self._dial(peer_id, addrs)
         try:
@@ -317,14 +322,14 @@ class Host:
         return await act()
 
     async def _may_dial(self, peer_id: str) -> bool:
-        """Return whether the daemon may act: it dials a peer that it has lost where that was seen, which a NAT lets in
-        for a moment only, and would wait for seconds."""
+        """Return False if an introduced peer is no longer connected. The daemon would then dial the address at which
+        the peer was seen, which a NAT let in only for a moment, and wait for seconds."""
         if peer_id not in self.introduced:
             return True
         now = asyncio.get_running_loop().time()
         if self._connected_at.get(peer_id, 0.0) < now - CONNECTED_S:
             if peer_id not in await self.connected_peers():
-                self.introduced.pop(peer_id, None)  # which another call, or a look, may have done meanwhile
+                self.introduced.pop(peer_id, None)  # another call may have done so meanwhile
                 return False
             self._connected_at[peer_id] = now
         return True
@@ -337,7 +342,8 @@ class Host:
 async def connect_somewhere(
     connect: Connect, peer_id: str, searched: AsyncGenerator[Sequence[str], None], *, tried: Collection[str] = ()
 ) -> bool:
-    """Connect at the first of the addresses that answers, without those that were tried. Return whether one did."""
+    """Connect at the first set of `searched` addresses that answers, skipping sets that were `tried` already. Return
+    whether one answered."""
     async with aclosing(searched):
         async for found in searched:
             if set(found).issubset(tried):
@@ -354,11 +360,12 @@ async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
 
 
 def _nowhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-    """Find nothing: there is no DHT to ask yet."""
+    """Find no address: there is no DHT to ask yet."""
     return _only(())
 
 
 def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:
+    """Return Swarm's error for an error of the daemon or of the unary connection."""
     text = str(error)
     if "protocols not supported" in text or (isinstance(error, RemoteCallError) and text == NOT_SERVED):
         return NotServed(peer_id)
@@ -371,14 +378,14 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
     if isinstance(error, OSError) and not isinstance(error, _NOBODY_ANSWERS):
         return PeerUnreachable(
             f"this node cannot ask its libp2p daemon ({error.strerror or error})",
-            remedy="see the limit of open files (ulimit -n) and the free memory of this machine",
+            remedy="check the limit of open files (ulimit -n) and the free memory of this machine",
             peer_id=peer_id,
         )
     return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
 
 
 def dial_failure(text: str) -> str:
-    """Return the daemon's account of a failed dial, as one reason in words."""
+    """Return the reason of a failed dial in words, from the daemon's error."""
     if "remote key matches " in text:
         return f"another peer answers there: {text.partition('remote key matches ')[2].split(maxsplit=1)[0]}"
     for sign, reason in _REASONS:

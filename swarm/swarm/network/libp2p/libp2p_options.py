@@ -28,25 +28,27 @@ from swarm.network.multiaddr import (
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
-"""All interfaces, at any free port."""
+"""Any free port on all interfaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Libp2pOptions:
-    """`peers`: nodes to join through, as /ip4/…/tcp/…/p2p/<peer id>; none: the first node of a network.
+    """The options of one node's network.
 
-    A name is looked up (`discovery.peer_names`). `mdns`: find nodes of the local network and be found by them, if it
-    listens beyond this machine.
+    `peers` are nodes to join through, as /ip4/…/tcp/…/p2p/<peer id> or by name (`discovery.peer_names`). Without
+    `peers`, `remembered` and `mdns`, the node is the first of its network. `mdns` finds nodes of the local network, and
+    lets them find this node, if it listens beyond this machine.
 
-    `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `relays`: addresses of those
-    that have relayed for this node. `may_be_first`: start alone if no remembered node answers and there are no `peers`;
-    else that is an error.
-    `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
-    node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
-    confirmed that this node is public, and uses relays until then. `relay_bytes_per_s` bounds all that it relays.
-    `invitation`: makes this node a member of a private network, with the list of `revocations` that it kept.
-    Without `listen` nobody can connect directly. Raises ConfigError, which names the part of an address that is
-    malformed.
+    `remembered` are nodes met in earlier runs, which are tried if no node of `peers` answers at once. `may_be_first`
+    lets the node start alone if there are no `peers` and no remembered node answers, which is an error otherwise.
+    `relays` are addresses of nodes that relayed for this node.
+
+    `relay`: "serve" lets others be reached through this node, which must be reachable itself; "use" makes this node
+    reachable through relays, first those of `peers` and `relays`; "none" does neither; "auto" serves once peers have
+    confirmed that this node can be reached, and uses relays until then. `relay_bytes_per_s` bounds all relayed bytes.
+
+    `invitation` makes this node a member of a private network; `revocations` is the list that the node kept. If
+    `listen` is empty, no peer can connect directly. Raises ConfigError, which names the malformed part of an address.
     """
 
     identity_path: Path
@@ -79,14 +81,15 @@ class Libp2pOptions:
             raise ConfigError("a relay must listen", remedy="give it a listen address, or do not serve as a relay")
         if self.relay == "use" and not (self.peers or self.relays):
             raise ConfigError(
-                "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
+                "there is no peer that could relay for this node",
+                remedy="give the address of a peer that serves as a relay",
             )
 
     def with_addrs(
         self, given: Sequence[PeerAddr], worth_knowing: Callable[[Iterable[str]], tuple[str, ...]]
     ) -> Libp2pOptions:
-        """Return these options with the addresses that the names among `peers` have led to, and of peers of earlier
-        days with those that `worth_knowing` returns: they announced them themselves."""
+        """Return these options with `peers` replaced by the addresses `given`, to which they have led. Addresses of
+        remembered peers and of relays are kept only if `worth_knowing` returns them, since peers announced them."""
         remembered = tuple(replace(each, addrs=worth_knowing(each.addrs)) for each in self.remembered)
         relays = tuple(each for each in self.relays if worth_knowing([parse_peer_addr(each).addr]))
         relay = self.relay if self.relay != "use" or given or relays else "none"
@@ -102,7 +105,8 @@ class Libp2pOptions:
 
 
 def check_invitation(network_id: str, invitation: NetworkInvitation | None) -> None:
-    """Raises ConfigError if there is none to a private network, or one to another network."""
+    """Raises ConfigError if the network is private and there is no invitation, or if the invitation is to another
+    one."""
     if invitation is None and owner_of(network_id) is not None:
         raise ConfigError(
             f"{network_id} is a private network", remedy="give --invite the invitation that its owner made for you"
@@ -114,12 +118,12 @@ def check_invitation(network_id: str, invitation: NetworkInvitation | None) -> N
 
 
 def listen_addrs_for(peers: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses to listen on for a node that joins through `peers`: loopback if all are on this machine.
-    They are in the form that `peer_names.check_peer` gives them.
+    """Return the addresses on which a node listens that joins through `peers`: loopback if all of these are on this
+    machine. `peers` have the form that `peer_names.check_peer` returns.
 
-    With a peer beyond it these are all interfaces, at any free port: a node that listens on loopback alone can be
-    reached from other machines through relays only. IPv6 is among them where this machine has a public address of it,
-    or a peer's address shows it.
+    If a peer is on another machine, the node listens on all interfaces, at any free port, since a node on loopback
+    alone could be reached from other machines only through relays. IPv6 is included if this machine has a public IPv6
+    address, or a peer has an IPv6 address.
     """
     beyond = [addr for addr in peers if not _is_on_this_machine(addr)]
     if not beyond:

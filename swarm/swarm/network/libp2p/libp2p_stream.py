@@ -1,13 +1,14 @@
-"""A stream of messages over byte streams of the libp2p daemon: framing, credit, deadlines, typed failures, moving.
+"""A stream of messages over byte streams of the libp2p daemon: framing, credit, deadlines, typed failures, resuming.
 
-`Libp2pStream.pump` is the one task that reads; the opener or acceptor of the stream owns it. It never stops reading
-for longer than one turn of the loop (credit bounds what it may be sent), so the other side's leaving is noticed at
-once. An operation that need not wait takes no timer and no turn of the loop.
+`Libp2pStream.pump` is the one task that reads; the opener or acceptor of the stream owns it. Without a limit on the
+download it never stops reading for longer than one turn of the loop, since credit bounds what the other side may send.
+So this side notices at once when the other side leaves. An operation that need not wait uses no timer and no turn of
+the loop.
 
-A stream outlives the connection below it: when its byte stream ends without END or FAILURE, `pump` asks the `Reconnect`
-that it was given for another one, and both sides send again what the other has not received. `stream_resume` makes such
-streams and finds their byte streams, `kept_frames` has what is kept to be sent again and what waits to be received, and
-`stream_buffers` moves bytes.
+A stream outlives the connection below it. When its byte stream ends without END or FAILURE, `pump` calls its
+`Reconnect` for another one, and both sides send again what the other has not received. `stream_resume` makes such
+streams and finds their byte streams. `kept_frames` keeps the frames to send again and the messages that wait to be
+received. `stream_buffers` reads and writes bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from swarm.network.rate import PacedWriter, write
 from swarm.network.traffic import Traffic
 
 _COPY_BYTES = 2**14
-"""Up to here copying a message behind its header costs less than to write from two places."""
+"""Up to this size, copying a message behind its header costs less than writing from two buffers."""
 
 LINGER_S = 5.0
-"""Time for the last frames of a side that leaves to reach the other one."""
+"""Time for the last frames of a side that leaves to reach the other side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Another byte stream to the same stream at the other side, which has received `num_received` frames."""
+    """A new byte stream on which a stream goes on. The other side has received `num_received` of this side's frames."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -48,13 +49,13 @@ class Resumed:
 
 
 Reconnect = Callable[[int], Awaitable[Resumed]]
-"""`reconnect(num_received)`: find another byte stream, and tell the other side how many frames have come. Raises
-PeerError if the stream cannot go on."""
+"""`reconnect(num_received)` finds another byte stream, and tells the other side how many frames this side has received.
+Raises PeerError if the stream cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Holds what a stream needs to go on over another byte stream."""
+    """What a stream needs to go on over another byte stream."""
 
     sent: SentFrames
     reconnect: Reconnect
@@ -75,10 +76,10 @@ class Libp2pStream:
         resumption: Resumption | None = None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
-        """`timeout_s` None: sending and receiving wait for as long as the other side is there.
+        """With `timeout_s` None, sending and receiving wait for as long as the stream lasts.
 
-        `traffic` is counted and its limits are kept; what waits to be received is charged to `unread`. Without
-        `resumption` the stream ends with its connection.
+        Messages are counted in `traffic`, whose limits hold. Messages that wait to be received are charged to `unread`.
+        Without `resumption` the stream ends with its connection.
         """
         self._reader = reader
         self._writer = writer
@@ -91,16 +92,17 @@ class Libp2pStream:
         self._sent = resumption.sent if resumption else None
         self._reconnect = resumption.reconnect if resumption else None
         self._received = ReceivedFrames()
-        self._coming_since_s = 0.0  # a long piece
-        self._is_acknowledged = False  # something, since the last look
+        self._coming_since_s = 0.0  # when the latest long piece began to come
+        self._is_acknowledged = False  # whether an acknowledgement came since the last call of `acknowledge`
         self._send_credit = framing.WINDOW_BYTES
         self._changed = asyncio.Event()  # wakes receive
         self._granted = asyncio.Event()  # wakes send
-        self._attached = asyncio.Event()  # wakes who waits for another byte stream
+        self._attached = asyncio.Event()  # wakes tasks that wait for another byte stream
         self._finished = False
         self._error: SwarmError | None = None
         self.num_signs = 0
-        """Frames that have come, acknowledgements included: of one that takes data there is one a second at least."""
+        """Number of frames that have come, including acknowledgements. While the other side takes data, at least one
+        comes each second."""
 
     # --- what users of a stream see ---------------------------------------------------------------------------------
 
@@ -117,12 +119,12 @@ class Libp2pStream:
                 for kind, piece in () if is_out else framing.pieces(message):
                     await self._spend(framing.cost(len(piece)))
                     await self._drain()
-                    # of a long message no more is kept than the pieces that the other side has not acknowledged
+                    # a long message is copied piece by piece, so that only unacknowledged pieces of it are kept
                     is_long = len(message) > framing.CHUNK_BYTES
                     self._write_piece(kind, bytes(piece) if is_long and self._keeps_sent else piece)
                 await self._drain()
         except TimeoutError:
-            # part of the message may be out, so nothing more can be said on this stream
+            # part of the message may have been sent, so the stream cannot go on
             self._fail(self._timed_out("took no more data"))
             raise self._timed_out("took no more data") from None
 
@@ -148,7 +150,7 @@ class Libp2pStream:
     # --- what the owner of the stream does --------------------------------------------------------------------------
 
     async def pump(self) -> None:
-        """Read until the other side leaves for good or breaks the protocol. Never raises but CancelledError."""
+        """Read until the stream ends, or the other side breaks the protocol. Raises only CancelledError."""
         try:
             await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
             while await self._resume():
@@ -159,15 +161,16 @@ class Libp2pStream:
             self._fail(violation)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell the other side that this side has ended, and why if it failed. It hears so as long as `pump` runs."""
+        """Tell the other side that this side has ended, with `error` if it failed. `pump` must go on until the other
+        side has received it."""
         if not self._is_over:
             last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
             self._put(last)
             self._finished = True
 
     def leave(self) -> None:
-        """Tell the other side that nobody is here any more, and close. Bytes already sent still leave; nothing more is
-        received. Only after `pump` has ended."""
+        """Tell the other side that this side has left, and close the stream. Bytes already written are still sent;
+        nothing more is received. Call it only after `pump` has ended."""
         self._over()
         self._outbox.flush()
         if not self._wire.is_lost:
@@ -180,26 +183,26 @@ class Libp2pStream:
         self._writer.transport.abort()
 
     def break_off(self) -> None:
-        """End the byte stream below, so that the stream goes on over another one."""
+        """Abort the present byte stream, so that the stream goes on over another one."""
         self._writer.transport.abort()
 
     @property
     def is_carried(self) -> bool:
-        """Return whether there is a byte stream on which more can come."""
+        """Return whether there is a byte stream to write to and to read from."""
         return self._error is None and not self._wire.is_lost
 
     def acknowledge(self) -> bool:
-        """Tell the other side what has come if it has not been told, and return whether anything has come since the
-        last call. To be called about once a second: an idle peer then keeps nothing, and one whose long frame is under
-        way sees that the path works."""
+        """Acknowledge the frames that have come, and return whether anything has come since the last call. To be called
+        at least once a second: an idle peer then keeps no frames, and a peer that sends a long frame sees that the path
+        works."""
         was_acknowledged, self._is_acknowledged = self._is_acknowledged, False
         if not self._received.has_progressed(self._wire.num_partial):
-            return was_acknowledged  # and answered by nothing, or two idle sides would never fall silent
+            return was_acknowledged  # acknowledgements are not answered, or two idle sides would never stop
         self._write_acknowledgement()
         return True
 
     def give_way(self, refusal: PeerError) -> None:
-        """Tell the other side why nothing more is taken, and drop what is unread; what still comes is not kept."""
+        """Send `refusal` to the other side, drop what is unread, and keep nothing that still comes."""
         if not self._is_over:
             self._put(framing.frame(Kind.FAILURE, encode_failure(refusal)))
             self._finished = True
@@ -214,7 +217,7 @@ class Libp2pStream:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _check_frame(self, kind: Kind, length: int) -> bool:
-        """Return whether the frame is to be kept."""
+        """Return whether to keep the body of a frame that begins to come. Raises PeerViolation."""
         if kind not in (Kind.MORE, Kind.DATA):
             return True
         if length >= MIN_MESSAGE_BYTES:
@@ -261,7 +264,7 @@ class Libp2pStream:
 
     @property
     def _is_over(self) -> bool:
-        # a lost connection may become an error in the pump's next turn
+        # `pump` may set an error for the lost connection only in its next turn
         return self._error is not None or (self._wire.is_lost and not self._may_resume)
 
     @property
@@ -273,19 +276,19 @@ class Libp2pStream:
         return self._sent is not None and self._sent.can_resend
 
     async def _resume(self) -> bool:
-        """Go on over another byte stream, and return whether there is one."""
+        """Go on over another byte stream. Return whether there is one."""
         if self._error is not None or not self._may_resume:
             return False
         assert self._reconnect is not None
         assert self._sent is not None
         self._writer.transport.abort()
-        self._wire.is_lost = True  # nothing is written until there is another one
+        self._wire.is_lost = True  # so that nothing is written until there is another byte stream
         self._unread.cut_off()
         try:
             resumed = await self._reconnect(self._received.num_frames)
         except PeerError:
             return False
-        if self._error is not None or not self._sent.can_resend:  # it changed meanwhile
+        if self._error is not None or not self._sent.can_resend:  # these may have changed meanwhile
             resumed.writer.transport.abort()
             return False
         self._outbox.drop()
@@ -308,7 +311,7 @@ class Libp2pStream:
         self._attached.set()
 
     def _send_at_once(self, message: bytes) -> bool:
-        """Send without waiting if possible, which is the usual case, and return whether it was done."""
+        """Send the message if that needs no waiting, which is the usual case. Return whether it was sent."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
         if not fits or self._error is not None or not (self._wire.has_room and self._outbox.is_empty):
             return False
@@ -335,8 +338,8 @@ class Libp2pStream:
             self._put(header, piece, at_once=False)
 
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
-        """Write a frame, or keep it until there is a byte stream again. What bears data waits for its turn, if it is
-        not sent `at_once`."""
+        """Write a frame, or only keep it until there is a byte stream again. Without `at_once` it waits for its
+        turn."""
         if self._sent is not None:
             self._sent.add(frame)
         if self._wire.is_lost:
@@ -346,7 +349,7 @@ class Libp2pStream:
         self._outbox.write(frame, at_once=at_once)
 
     async def _drain(self) -> None:
-        """Wait until the system has taken what was written, over whichever byte stream."""
+        """Wait until the system has taken what was written, on this byte stream or a later one."""
         while True:
             wire = self._wire
             try:
@@ -356,18 +359,18 @@ class Libp2pStream:
                 if self._error is None and self._may_resume:
                     await self._other_than(wire)
                     continue
-                # the pump may yet find the other side's reason in what it sent before it left
+                # `pump` may still find the other side's reason in bytes that came before the connection was lost
                 raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
             return
 
     async def _other_than(self, wire: StreamBuffers) -> None:
-        """Wait until there is another byte stream than that of `wire`, or will never be."""
+        """Wait until there is another byte stream than that of `wire`, or the stream has failed."""
         while self._wire is wire and self._error is None:
             self._attached.clear()
             await self._attached.wait()
 
     async def _next_message(self) -> bytes:
-        """Wait for the next message, which is not there yet."""
+        """Wait for the next message. None is here yet."""
         while True:
             self._changed.clear()
             await self._changed.wait()
@@ -375,8 +378,8 @@ class Libp2pStream:
                 return message
 
     def _take_message(self) -> bytes | None:
-        """Return the next message, or None if it is not there yet. Raises what `receive` does, once there is nothing
-        more."""
+        """Return the next message, or None if it is not here yet. Raises what `receive` raises, once all messages are
+        read."""
         try:
             message = self._unread.take()
         except PeerViolation as violation:

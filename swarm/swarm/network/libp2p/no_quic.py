@@ -1,13 +1,13 @@
-"""Starts child processes that can read no congestion marks of a UDP socket (Linux), so that the libp2p daemon cannot
-speak QUIC.
+"""Starts child processes that cannot read congestion marks of UDP sockets (Linux), so that the libp2p daemon cannot
+use QUIC.
 
-go-libp2p always has QUIC on, and dials QUIC addresses that peers tell it by identify, whatever addresses we name. Its
-QUIC library (quic-go 0.40.0) has known faults that such a peer could use. No flag of the daemon turns it off. A seccomp
-filter does: `setsockopt` fails with EACCES for the options by which a socket tells the congestion marks (ECN) of what
-it receives. The QUIC library asks for these on each of its sockets, and gives a socket up on which it gets neither that
-of IPv4 nor that of IPv6; nothing else in the daemon asks for them, not even what asks a router for a port by UDP. The
-filter is set in a thread of its own, from which the child inherits it; the thread ends, and this process stays as it
-was.
+go-libp2p always enables QUIC, and dials the QUIC addresses that peers send it by identify, whatever addresses this
+process gives it. Its QUIC library (quic-go 0.40.0) has known vulnerabilities that such a peer could exploit. No flag of
+the daemon turns QUIC off, but a seccomp filter does: `setsockopt` fails with EACCES for the options by which a socket
+reports the congestion marks (ECN) of received packets. The QUIC library sets these options on each of its sockets, and
+gives up a socket on which it can set neither that of IPv4 nor that of IPv6. No other code in the daemon sets them, not
+even that which asks a router for a port by UDP. The filter is installed in a separate thread, from which the child
+inherits it. The thread then ends, so this process is not affected.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 54), "aarch64": (0xC00000B7, 208)}
-"""By machine: what the kernel calls it, and the number of the system call `setsockopt`."""
+"""By machine: the kernel's number of the architecture, and that of the system call `setsockopt`."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 _AT_NUMBER, _AT_ARCHITECTURE = 0, 4
 _AT_LEVEL, _AT_OPTION = 24, 32
-"""The places of the arguments of `setsockopt`."""
+"""The offsets of the arguments of `setsockopt` in the filter's input."""
 _IPPROTO_IP, _IP_RECVTOS, _IPPROTO_IPV6, _IPV6_RECVTCLASS = 0, 13, 41, 66
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class _Program(ctypes.Structure):
 
 
 def without_quic(start: Callable[[], T]) -> T:
-    """Call `start` in a thread whose child processes can have no socket tell congestion marks; where that is not
-    possible, as it is."""
+    """Call `start` in a thread whose child processes cannot read congestion marks. If the system does not allow the
+    filter, call it without one."""
 
     def start_filtered() -> T:
         if sys.platform == "linux":
@@ -56,13 +56,13 @@ def without_quic(start: Callable[[], T]) -> T:
 
 
 def _install() -> None:
-    """Filter the system calls of this thread and its children; there is no way back."""
+    """Filter the system calls of this thread and its children. The filter cannot be removed."""
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
         logger.debug("no filter of system calls for %s", platform.machine())
         return
     architecture, setsockopt_call = known
-    # the kernel's classic BPF; a jump counts the instructions to leave out
+    # the kernel's classic BPF; a jump gives the number of instructions to skip
     instructions = (
         (_LOAD, 0, 0, _AT_ARCHITECTURE),
         (_IF_EQUAL, 0, 9, architecture),
@@ -84,6 +84,6 @@ def _install() -> None:
     if not is_set or libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
         logger.warning(
             "this system does not let a process filter system calls (errno %d), so peers can have the libp2p daemon "
-            "speak QUIC",
+            "use QUIC",
             ctypes.get_errno(),
         )

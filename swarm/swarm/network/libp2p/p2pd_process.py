@@ -1,8 +1,9 @@
-"""Starts, watches and ends one libp2p daemon (hivemind's p2pd) as our child process.
+"""Starts, watches and ends one libp2p daemon (hivemind's p2pd) as a child process.
 
-The child ends by itself once its last persistent connection closes, which the kernel does for us however we die; until
-the first one opens, `-idleTimeout` bounds its life. Neither needs a feature of one operating system. `Daemon` owns the
-process, its socket's folder and the task that reads its output; start failures come out as StartError with a remedy.
+The daemon ends by itself once its last persistent connection closes. The kernel closes it even if this process is
+killed. Until the first one opens, `-idleTimeout` bounds the daemon's life. Both work on all operating systems. `Daemon`
+owns the process, the folder of its sockets and the task that reads its output. A failed start raises StartError with a
+remedy.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from swarm.network.libp2p.no_quic import without_quic
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
-"""Time that the daemon lives without a client. It covers a slow start, and bounds the life of an orphan."""
+"""Time for which the daemon lives without a client. It allows for a slow start, and bounds the life of an orphan."""
 
 START_TIMEOUT_S = 15.0
-"""A loaded machine has been seen to need 2 s; beyond this something hangs."""
+"""Time-out of the daemon's start. A loaded machine has been seen to need 2 s."""
 
 STOP_TIMEOUT_S = 3.0
 _REAP_PAUSE_S = 0.005
@@ -42,23 +43,23 @@ _NUM_LAST_LINES = 20
 _MAX_LINE_CHARS = 500
 _TIMESTAMP = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[T ]\S+ ")
 _CRASH_SIGNS = ("panic: ", "fatal error: ", "SIG")
-"""First words of a crash report of Go's runtime."""
+"""First words of a crash report of the Go runtime."""
 
 _CONFIGURATION = '{"Relay": {"Enabled": false}}'
-"""Turns off the daemon's own relay, which no flag does. It would serve strangers until `relay` takes its place, and
-build a table of the internet's networks, which takes a quarter of a second of the processor and 29 MB. Connections
-through relays do not need it."""
+"""Turns off the daemon's own relay, which no flag does. It would serve strangers until `relay` replaces it, and build a
+table of the internet's networks, which takes a quarter of a second of processor time and 29 MB. Connections through
+other relays do not need it."""
 
 _STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
-"""First words of the daemon's normal output: its sockets and addresses."""
+"""First words of lines of the daemon's normal output: its sockets and addresses."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """Options that differ between hosts. With empty `listen` a host is reachable through relays only; without
-    `identity_path` it is anonymous."""
+    """Options that differ between hosts. With an empty `listen` a host is reachable only through relays. Without
+    `identity_path` it gets a random identity."""
 
     identity_path: Path | None = None
     listen: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class DaemonOptions:
 
 
 def p2pd_path() -> Path:
-    """Return the path of the daemon in hivemind's wheel. The package is not imported, as that takes seconds."""
+    """Return the path of the daemon in hivemind's wheel. The package is not imported, since that takes seconds."""
     package = importlib.util.find_spec("hivemind")
     folders = package.submodule_search_locations if package else None
     folder = folders[0] if folders else Path(sysconfig.get_path("platlib"), "hivemind")
@@ -75,22 +76,23 @@ def p2pd_path() -> Path:
 
 
 def arguments(options: DaemonOptions, control_socket: str, configuration: str) -> list[str]:
-    """Return the daemon's flags: no public bootstrap peers, no relays that we were not told of, and no DHT.
+    """Return the daemon's flags: no public bootstrap peers, no search for relays, and no DHT.
 
-    With -dhtServer or -dhtClient the daemon would find peers' addresses by itself. The first serves go-libp2p's DHT to
-    strangers too, who filled its memory; with the second alone nobody would answer. `record_dht` has the addresses.
+    With -dhtServer or -dhtClient the daemon would find peers' addresses by itself. But -dhtServer serves go-libp2p's
+    DHT to strangers, too, who have filled its memory; and if all nodes used -dhtClient, none would answer. `record_dht`
+    finds the addresses instead.
     """
     args = [
         f"-listen=/unix{control_socket}",
         f"-idleTimeout={IDLE_TIMEOUT_S}s",
         f"-f={configuration}",
-        "-relay=0",  # `relay` relays, and keeps our reservations at other relays
+        "-relay=0",  # the package `relay` relays, and keeps reservations at other relays
         "-relayDiscovery=0",
         "-autoRelay=0",
-        "-autonat=0",  # `paths` finds this node's addresses, and direct connections behind NATs
+        "-autonat=0",  # the package `paths` finds this node's addresses, and makes direct connections behind NATs
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
-        "-tls=0",  # Noise alone: peers could choose, and Go's TLS of this age has known faults
+        "-tls=0",  # only Noise: peers could choose TLS, and Go's TLS of this version has known vulnerabilities
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
     if options.announce:
@@ -101,21 +103,21 @@ def arguments(options: DaemonOptions, control_socket: str, configuration: str) -
 
 
 class Daemon:
-    """One daemon process. It is no asyncio subprocess: uvloop's cannot set a process group, asyncio's needs a thread
-    to wait."""
+    """One daemon process. It is no asyncio subprocess: uvloop's cannot set a process group, and asyncio's needs a
+    thread that waits for it."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
         self._folder = folder
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self._crash = ""  # the line that says why it crashed, which long traces follow
+        self._crash = ""  # the first line of a crash report, which has the cause
         self._ready = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_output(), name="p2pd output")
         self._reader.add_done_callback(self._reader_ended)
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
-        """Raises StartError that names the cause. Nothing is left behind then."""
+        """Start a daemon, and wait until it is ready. Raises StartError with the cause; then nothing is left behind."""
         _refuse_taken_ports(options.listen)
         folder = make_folder("p2pd")
         try:
@@ -132,8 +134,8 @@ class Daemon:
         except TimeoutError:
             await daemon.stop()
             raise StartError(
-                f"the libp2p daemon said nothing for {START_TIMEOUT_S:.0f} s",
-                remedy="look whether the machine is overloaded",
+                f"the libp2p daemon did not start within {START_TIMEOUT_S:.0f} s",
+                remedy="check whether the machine is overloaded",
             ) from None
         except BaseException:
             await daemon.stop()
@@ -146,12 +148,12 @@ class Daemon:
 
     @property
     def listen_socket(self) -> str:
-        """A free path beside the daemon's own socket, for the streams it passes to us."""
+        """The path of the socket at which this process accepts streams from the daemon."""
         return str(self._folder / "streams.sock")
 
     @property
     def relay_socket(self) -> str:
-        """Likewise, for those who want to be relayed."""
+        """The path of the socket at which this process accepts requests to its relay from the daemon."""
         return str(self._folder / "relay.sock")
 
     @property
@@ -163,10 +165,10 @@ class Daemon:
         code = self._process.poll()
         if code is None:
             return StartError("the libp2p daemon ended its connection to this node", remedy="restart this node")
-        if code < 0:  # what it wrote before is then not the cause
+        if code < 0:  # its last output does not have the cause then
             return StartError(
                 f"the libp2p daemon ended (killed by signal {-code})",
-                remedy="restart this node; if nobody killed it, see whether the machine ran out of memory",
+                remedy="restart this node; if nobody killed the daemon, check whether the machine ran out of memory",
             )
         cause = self._crash or (self._last_lines[-1] if self._last_lines else "")
         return StartError(
@@ -175,12 +177,12 @@ class Daemon:
         )
 
     async def ended(self) -> None:
-        """Wait until the process has ended, or at most STOP_TIMEOUT_S: who broke off is ending."""
+        """Wait until the process has ended, for at most STOP_TIMEOUT_S. Its connection has already ended."""
         await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Stop the daemon. It goes on to its end even when it is cancelled, and passes that on then: a child must not
-        be left."""
+        """Stop the daemon. Even if it is cancelled, it waits until the child has ended, and then raises
+        CancelledError."""
         stopping = asyncio.create_task(self._stop())
         cancelled = False
         while not stopping.done():
@@ -201,11 +203,11 @@ class Daemon:
         await asyncio.wait((self._reader,))
         await self._reap()
         if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()  # retrieved, even if nobody waits for it
+            self._ready.exception()  # marks it as retrieved, even if no task waits for it
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _read_output(self) -> None:
-        """Read the output until the process ends."""
+        """Read the daemon's output until the process ends."""
         output = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), self._process.stdout
@@ -218,19 +220,21 @@ class Daemon:
             self._ready.set_exception(_start_error(" ".join(self._last_lines), self.failure()))
 
     async def _reap(self) -> None:
-        while self._process.poll() is None:  # noqa: ASYNC110 - it is ending, and only the kernel knows when it has
+        while self._process.poll() is None:  # noqa: ASYNC110 - the process is about to end
             await asyncio.sleep(_REAP_PAUSE_S)
 
     def _reader_ended(self, reader: asyncio.Task[None]) -> None:
         if reader.cancelled() or (error := reader.exception()) is None:
             return
-        logger.error("cannot read what the libp2p daemon writes", exc_info=error)
-        self._process.kill()  # unread, it would block on what it writes, and its end go unnoticed
+        logger.error("cannot read the output of the libp2p daemon", exc_info=error)
+        self._process.kill()  # otherwise it would block on unread output, and its end would not be noticed
         assert self._process.stdout is not None
         self._process.stdout.close()
         if not self._ready.done():
-            remedy = "see whether this process has run out of open files"
-            self._ready.set_exception(StartError(f"cannot read what the libp2p daemon writes: {error}", remedy=remedy))
+            remedy = "check whether this process has run out of open files"
+            self._ready.set_exception(
+                StartError(f"cannot read the output of the libp2p daemon: {error}", remedy=remedy)
+            )
 
     def _heed(self, line: str) -> None:
         if line.startswith("Peer ID:") and not self._ready.done():
@@ -242,10 +246,10 @@ class Daemon:
 
 
 def _refuse_taken_ports(listen: Sequence[str]) -> None:
-    """Refuse TCP ports that are taken. libp2p shares TCP ports (SO_REUSEPORT): beside another host of its kind it would
-    start, and get half the calls.
+    """Raises StartError if a TCP port is taken. libp2p shares TCP ports (SO_REUSEPORT), so the daemon would start
+    beside another host and get only half of the connections.
 
-    Whatever else is wrong with an address, the daemon itself says.
+    The daemon itself reports any other problem with an address.
     """
     for addr in listen:
         _, _, host, transport, port, *_ = addr.split("/")
@@ -255,13 +259,13 @@ def _refuse_taken_ports(listen: Sequence[str]) -> None:
 
 
 def listen_failure(addr: str) -> OSError | None:
-    """Return why nobody can listen at /ip4|ip6/<host>/tcp|udp/<port>… on this machine now; None: one can."""
+    """Return the error of listening at /ip4|ip6/<host>/tcp|udp/<port>… on this machine now, or None."""
     _, version, host, transport, port, *_ = addr.split("/")
     family = socket.AF_INET if version == "ip4" else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
-            if version == "ip6":  # as libp2p does: the same port of IPv4 may be another's
+            if version == "ip6":  # as libp2p does, since another program may have this port of IPv4
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind((host, int(port)))
     except OSError as error:
@@ -271,13 +275,13 @@ def listen_failure(addr: str) -> OSError | None:
 
 @contextmanager
 def _that_waits_its_turn() -> Iterator[None]:
-    """Start child processes inside with the batch scheduling policy (Linux): they get their share of the cores, but do
-    not preempt computing threads at each wake-up, and so move more bytes at once."""
+    """Start the child processes of the context with the batch scheduling policy (Linux). They get their share of the
+    cores, but do not preempt computing threads at each wake-up, and so move more bytes at once."""
     try:
         is_set = os.sched_getscheduler(0) == os.SCHED_OTHER
         if is_set:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # of this thread, which a child inherits
-    except (AttributeError, OSError):  # another system, or a sandbox that forbids it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # for this thread; a child inherits it
+    except (AttributeError, OSError):  # not Linux, or a sandbox that forbids it
         is_set = False
     try:
         yield
@@ -289,7 +293,7 @@ def _that_waits_its_turn() -> Iterator[None]:
 async def _read_line(output: asyncio.StreamReader) -> bytes:
     try:
         return await output.readline()
-    except ValueError:  # longer than the buffer, which only a log line can be: its end is as good
+    except ValueError:  # a log line longer than the buffer, which is not needed
         return b"...\n"
 
 
@@ -303,9 +307,9 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "GOLOG_LOG_LEVEL": os.environ.get("GOLOG_LOG_LEVEL", "error")},
-                # Ctrl-C in the terminal is for us: the daemon must outlive our drain. Not a session of its own: the
-                # kernel schedules sessions against each other, and there it moved less than half the bytes on a busy
-                # machine.
+                # Ctrl-C in the terminal is for this process alone: the daemon must outlive the drain. A separate
+                # session would be wrong, since the kernel schedules sessions against each other: on a busy machine the
+                # daemon moved less than half of the bytes there.
                 process_group=0,
             )
     except FileNotFoundError:
@@ -320,7 +324,7 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _start_error(output: str, failure: StartError) -> StartError:
-    """Say which of the causes that we know ended the daemon before it was ready."""
+    """Return the error for a daemon that ended before it was ready: a known cause in its output, or `failure`."""
     lowered = output.lower()
     if "address already in use" in lowered:
         return _occupied(_inside_brackets(output))
@@ -329,14 +333,15 @@ def _start_error(output: str, failure: StartError) -> StartError:
             f"this machine does not have a listen address: {_inside_brackets(output)}",
             remedy="listen on /ip4/0.0.0.0 or /ip6/::",
         )
-    if "bind: invalid argument" in lowered:  # a link-local address of IPv6 needs a zone, which a multiaddr has not
+    if "bind: invalid argument" in lowered:  # a link-local IPv6 address needs a zone, which a multiaddr lacks
         return StartError(
             f"the system refuses a listen address: {_inside_brackets(output)}",
             remedy="listen on /ip4/0.0.0.0 or /ip6/::, which include link-local addresses",
         )
     if "permission denied" in lowered:
         return StartError(
-            f"no permission to listen there or to read the identity: {output}", remedy="choose a port above 1023"
+            f"no permission to listen at the address or to read the identity: {output}",
+            remedy="choose a port above 1023",
         )
     return failure
 

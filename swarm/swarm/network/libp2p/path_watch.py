@@ -1,12 +1,12 @@
-"""Notices within seconds that the path to a peer is dead, and replaces it, while streams or calls use it.
+"""Notices within seconds that the path to a peer in use is dead, and replaces it.
 
-TCP tells of a path that vanished only after many seconds, often minutes. So a peer from which nothing came for a second
-is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`), which the peer's daemon answers by itself: a process
-that computes or is stopped is not mistaken for a dead path. Without an echo the daemon's connections to that peer are
-closed, it is dialled anew, and its streams go on (`stream_resume`). Where the path leads through a relay, the relay is
-asked at the same time, and its path is replaced first. All other paths are then asked at once, as they are when an own
-address has changed. Peers that keep this node reachable are asked often enough that a NAT does not forget the
-connection.
+TCP reports a path that vanished only after many seconds, often minutes. So a peer in use from which nothing came for a
+second is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`). The peer's daemon answers it by itself, so a
+process that is busy or stopped does not look like a dead path. If no echo comes, the daemon's connections to the peer
+are closed, the peer is dialled again, and its streams go on (`stream_resume`). If the path leads through a relay, the
+relay is asked at the same time, and its path is replaced first. All other paths are then checked at once, as they are
+when this node's addresses have changed. Peers that keep this node reachable are asked often enough that a NAT does not
+forget the connection.
 
 `run` is a task of the network; it owns the tasks that wait for echoes.
 """
@@ -36,36 +36,36 @@ PING_BYTES = 32
 
 TICK_S = 0.5
 PATH_SILENT_S = 1.0
-"""Time without a byte from a peer in use, after which it is asked for an echo."""
+"""A peer in use is asked for an echo after this time without a byte from it."""
 
 ECHO_S = 2.0
-"""Time for the first echo that does not come. Each further path to the same peer that is given up has twice as long, as
-it may only be slow: a connection that is full of other bytes delays an echo, too."""
+"""Time for an echo. It doubles with each path to the same peer that is given up, up to MAX_ECHO_S, since the path may
+only be slow: a connection that is full of other bytes delays an echo, too."""
 MAX_ECHO_S = 16.0
 FORGIVEN_S = 600.0
-"""Time after which a peer has ECHO_S again."""
+"""Time after which a peer's time for an echo is ECHO_S again."""
 
 RELAY_S = MAX_ECHO_S + HOLD_S
-"""Time for the check of a relay with its path's replacement, for which the checks of paths through it wait."""
+"""Time for the check of a relay, and for the replacement of its path. Checks of paths through the relay wait for it."""
 
 KEEP_ALIVE_S = 13.0
-"""Time without an echo from a peer that keeps this node reachable. With a tick and an echo that is late it stays below
-15 s, half of what the most forgetful NATs remember."""
+"""Time between two echoes of a peer that keeps this node reachable. With a tick and a late echo it stays below 15 s,
+half of the shortest time for which NATs remember a connection."""
 
 
 class PathWatch:
     """Asks peers that are in use and silent for an echo, and replaces the connections to those that give none."""
 
     def __init__(self, host: Host, reconnector: Reconnector, kept: Callable[[], Collection[str]]) -> None:
-        """`kept` returns the peers whose connection is kept alive without being in use."""
+        """`kept` returns the peers whose connections are kept alive even while they are not in use."""
         self.reconnector = reconnector
         self._host = host
         self._kept = kept
         self._streams: set[Libp2pStream] = set()
-        self._heard_at: dict[str, float] = {}  # as far as known, of the peers in use and those that are kept
+        self._heard_at: dict[str, float] = {}  # by peer in use or kept, when something was last heard of it
         self._asking: dict[str, asyncio.Task[bool]] = {}
-        self._has_lost_one = False  # a path, since the last look
-        self._echo_s: dict[str, tuple[float, float]] = {}  # time for an echo where it is not ECHO_S, and until when
+        self._has_lost_one = False  # whether a path was given up since the last tick
+        self._echo_s: dict[str, tuple[float, float]] = {}  # a longer time for an echo, and until when it holds
 
     @contextmanager
     def watching(self, stream: Libp2pStream) -> Iterator[None]:
@@ -77,18 +77,18 @@ class PathWatch:
             self._streams.discard(stream)
 
     def end_streams(self, peer_id: str, refusal: PeerRefused) -> None:
-        """Have the streams with a peer end, and tell it why."""
+        """End all streams with a peer, and send it `refusal`."""
         for stream in [stream for stream in self._streams if stream.peer_id == peer_id]:
             stream.give_way(refusal)
 
     def used_peers(self) -> set[str]:
-        """Return the peers with a stream or a call under way, and those that are kept."""
+        """Return the peers with a stream or a call under way, and those kept alive."""
         return {*self._kept(), *self._host.called_peers(), *(stream.peer_id for stream in self._streams)}
 
     async def replace(self, peer_id: str) -> None:
-        """Close the connections to a peer once no small call with it is under way, and dial it: streams go on over the
-        best path that there is now. Calls of the peer that have not arrived here may fail."""
-        while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
+        """Close the connections to a peer once no small call with it is under way, and dial it again, so that its
+        streams go on over the best present path. A call of the peer that has not arrived here yet may fail."""
+        while self._host.num_calls(peer_id):  # noqa: ASYNC110 - calls end in many places
             await asyncio.sleep(TICK_S / 10)
         await self.reconnector.drop(peer_id)
         await self.reconnector.reach(peer_id)
@@ -108,7 +108,7 @@ class PathWatch:
                         self._ask(tasks, peer_id)
 
     def _look(self, now: float) -> dict[str, float]:
-        """Note from whom something came, and return how long each peer may be silent."""
+        """Note the peers from which something came, and return by peer the seconds for which it may be silent."""
         limits_s = dict.fromkeys(self._kept(), KEEP_ALIVE_S) | dict.fromkeys(self._host.called_peers(), PATH_SILENT_S)
         heard = set()
         for stream in self._streams:
@@ -118,34 +118,34 @@ class PathWatch:
                     heard.add(stream.peer_id)
         self._heard_at = {
             peer_id: now if peer_id in heard else self._heard_at.get(peer_id, now)
-            for peer_id in {*limits_s, *self._asking}  # a call that begins during a check is no sign of the peer
+            for peer_id in {*limits_s, *self._asking}  # keeps the times of peers under check that are not in use now
         }
         return limits_s
 
     def _ask(self, tasks: asyncio.TaskGroup, peer_id: str) -> asyncio.Task[bool]:
-        """Return the check of the path to a peer that is under way, or one that begins now."""
+        """Return the task that checks the path to a peer: the one under way, or a new one."""
         if peer_id not in self._asking:
             self._heard_at.setdefault(peer_id, asyncio.get_running_loop().time())
             self._asking[peer_id] = tasks.create_task(self._check(tasks, peer_id))
         return self._asking[peer_id]
 
     async def _check(self, tasks: asyncio.TaskGroup, peer_id: str) -> bool:
-        """Ask a peer for an echo, and give the path to it up if none comes. Return whether it was given up."""
+        """Ask a peer for an echo, and replace the path to it if none comes. Return whether the path was given up."""
         is_given_up = False
         try:
             connected = await self._host.connected_peers()
             relays = [self._ask(tasks, relay) for relay in _relays(connected.get(peer_id, ()))]
             if peer_id in connected and not await self._is_heard(peer_id):
                 self._be_patient(peer_id)
-                self._has_lost_one = True  # the other paths may have gone with it
+                self._has_lost_one = True  # the other paths may be dead, too
                 are_relays_given_up = await _are_given_up(relays)
                 is_given_up = True
-                if not are_relays_given_up:  # else its path is closed with theirs
+                if not are_relays_given_up:  # else the path was closed with the paths to its relays
                     await self.reconnector.drop(peer_id, behind=await self._peers_behind(peer_id))
                 async with asyncio.timeout(HOLD_S):
                     await self.reconnector.reach(peer_id)
         except (PeerUnreachable, TimeoutError):
-            pass  # it is gone, or the daemon has ended
+            pass  # the peer is gone, or the daemon has ended
         finally:
             self._heard_at[peer_id] = asyncio.get_running_loop().time()
             del self._asking[peer_id]
@@ -156,8 +156,8 @@ class PathWatch:
         return [peer_id for peer_id, addrs in (await self._host.connected_peers()).items() if _relays(addrs) == {relay}]
 
     async def _is_heard(self, peer_id: str) -> bool:
-        """Return whether an echo or anything else comes from the peer in time. Counts turns of the loop: one that stood
-        still for a while has read nothing meanwhile."""
+        """Return whether an echo or anything else comes from the peer in time. It counts waits of TICK_S instead of
+        reading the clock: while the loop stands still, it reads nothing, and that time must not count."""
         began_at = asyncio.get_running_loop().time()
         echo = asyncio.create_task(_echo(self._host, peer_id))
         try:
@@ -176,24 +176,24 @@ class PathWatch:
         return patience_s if until > asyncio.get_running_loop().time() else ECHO_S
 
     def _be_patient(self, peer_id: str) -> None:
-        """Give the peer more time for its next echo."""
+        """Double the peer's time for the next echo."""
         now = asyncio.get_running_loop().time()
         self._echo_s = {each: known for each, known in self._echo_s.items() if known[1] > now}
         self._echo_s[peer_id] = (min(2 * self._patience_s(peer_id), MAX_ECHO_S), now + FORGIVEN_S)
 
 
 def _relays(addrs: Sequence[str]) -> set[str]:
-    """Return the relays through which a peer's connections lead; none if one of them is direct."""
+    """Return the relays through which all of a peer's connections lead; none if one connection is direct."""
     relays = {relay_of(addr) for addr in addrs}
     return set() if "" in relays else relays
 
 
 async def _are_given_up(relays: Collection[asyncio.Task[bool]]) -> bool:
-    """Wait for the checks of a peer's relays, and return whether the paths to all of them were given up. False if it
-    has none.
+    """Wait for the checks of a peer's relays, and return whether the paths to all of them were given up. Return False
+    if it has no relays.
 
-    A dial over a dead path to a relay fails, and the daemon repeats none for 5 s. The wait is bounded, as relays can
-    pretend to lead through each other.
+    The wait is needed since a dial over a dead path to a relay fails, and the daemon does not repeat it for 5 s. The
+    wait is bounded, since relays can pretend to lead through each other.
     """
     if not relays:
         return False
@@ -202,7 +202,8 @@ async def _are_given_up(relays: Collection[asyncio.Task[bool]]) -> bool:
 
 
 async def _echo(host: Host, peer_id: str) -> None:
-    """Return when the peer's daemon has answered. An error is an answer, too: the path is there or known to be lost."""
+    """Wait until the peer's daemon has answered. An error counts as an answer: the path works, or is known to be
+    lost."""
     with suppress(*CONTROL_FAILURES):
         reader, writer = await host.control.open_stream(peer_id, PING)
         try:

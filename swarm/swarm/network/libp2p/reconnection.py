@@ -1,15 +1,16 @@
-"""Reaching a peer again whose connection was lost, so that streams go on; and telling whether it is gone for good.
+"""Reaches a peer again whose connection was lost, so that streams go on, and finds out whether the peer is gone.
 
-A peer whose process was killed refuses connections at once, and then nobody waits. A peer that cannot be reached for
-another reason may be on its way: a router restarts, an address has changed, or the peer dials this node itself.
+The machine of a peer whose process was killed refuses connections at once; then nothing waits for the peer. A peer that
+cannot be reached for another reason may come back: a router restarts, an address has changed, or the peer dials this
+node itself.
 
-Both sides of a lost connection want it back at the same moment, and go-libp2p dials from the port on which it listens:
-two such dials meet as one connection with two clients, fail, and are not tried again for 5 s. So the peer with the
-greater id waits a moment for the other one, and meanwhile asks the machine whether anything listens there.
+Both sides of a lost connection dial at the same moment, and go-libp2p dials from the port on which it listens. Two such
+dials meet as one connection with two diallers, fail, and are not repeated for 5 s. So the peer with the greater id
+waits a moment for the other one, and meanwhile checks whether the other machine refuses connections.
 
-A relay that is gone tells nothing about a peer behind it, which may have other relays by now: these are searched for.
-Nor does one that holds no connection to the peer now: it may have given up the path to an address that the peer has
-lost, and the peer be about to connect to it anew.
+The failure of a relay shows nothing about a peer behind it: the peer may have other relays by now, which are searched
+for. Nor does it show anything if the relay holds no connection to the peer now: the relay may have given up the path to
+an old address of the peer, and the peer may be about to connect to it again.
 
 State belongs to the network's loop; the daemon's dials end with the tasks that wait for them.
 """
@@ -30,44 +31,45 @@ from swarm.network.multiaddr import ip_of, tcp_endpoint
 logger = logging.getLogger(__name__)
 
 HOLD_S = 10.0
-"""Time that a stream without a connection is kept. The daemon dials an address again 5 s after a failure."""
+"""Time for which a stream without a connection is kept. The daemon dials an address again 5 s after a failure."""
 
 GRACE_S = 2.0
-"""Time to reach a peer that closed its connection itself or died, where a dial does not tell which."""
+"""Time to reach a peer again whose connection this node did not close."""
 
 MIN_PAUSE_S = 0.005
 MAX_PAUSE_S = 0.5
-"""Pause between attempts; it grows."""
+"""Pause between two attempts; it doubles."""
 
 POLL_S = 0.05
-"""Time between two looks whether the peer has connected itself."""
+"""Time between two checks whether the peer has connected by itself."""
 
 YIELD_S = 0.4
-"""Time for the peer with the smaller id to connect."""
+"""Time for which this node waits for a peer with a smaller id to connect."""
 
 KNOCK_S = 0.4
-"""Time for a machine to say whether anything listens at an address."""
+"""Time for a machine to refuse a TCP connection."""
 
 _NO_RESERVATION = "NO_RESERVATION"
 _REFUSED = ("connection refused", _NO_RESERVATION)
-"""Answers to a dial from which nobody listens there any more: the machine's own, and that of the peer's relay."""
+"""Parts of errors of a dial that show that the peer is gone: the machine's refusal, and that of the peer's relay."""
 
 _NOT_TRIED = "dial backoff"
-"""The daemon dialled this address a moment ago, and does not dial it again yet."""
+"""Part of the daemon's error for an address that it dialled a moment ago and does not dial again yet."""
 
 
 class Reconnector:
-    """Closes the connections to a peer, dials it again, and says when it is clear that the peer is gone."""
+    """Closes the connections to a peer, dials it again, and decides whether the peer is gone."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._dropped: dict[str, float] = {}  # when this node closed the connections itself
-        self._refused: dict[str, float] = {}  # when the last dial was refused
+        self._dropped: dict[str, float] = {}  # by peer, when this node closed the connections itself
+        self._refused: dict[str, float] = {}  # by peer, when the last dial was refused
 
     async def drop(self, peer_id: str, *, behind: Iterable[str] = ()) -> None:
-        """Close the connections to a peer that may well be there, and with it those to peers `behind` it, where it is
-        their relay. Their streams look for other ones."""
+        """Close the connections to a peer that may be alive. If it is a relay, that also closes the connections to the
+        peers `behind` it. Their streams look for other connections. Raises PeerUnreachable if the daemon cannot be
+        asked."""
         for each in (peer_id, *behind):
             self._note(self._dropped, each)
         try:
@@ -76,16 +78,16 @@ class Reconnector:
             raise translate(error, peer_id) from None
 
     def patience_s(self, peer_id: str) -> float:
-        """Return how long the opener of a stream looks for the peer."""
+        """Return the seconds for which the opener of a stream looks for the peer."""
         return HOLD_S if self._was_dropped(peer_id) else GRACE_S
 
     def may_return(self, peer_id: str) -> bool:
-        """Return whether a peer of which `reach` said that it is gone may be there: relays tell only that they do not
-        hold a connection to it now."""
+        """Return whether a peer that `reach` found gone may come back: it is known only through relays, which only say
+        that they hold no connection to it now."""
         return not any(map(tcp_endpoint, self._host.known_addrs(peer_id)))
 
     async def reach(self, peer_id: str) -> None:
-        """Wait until there is a connection. Raises PeerUnreachable once it is clear that the peer is gone."""
+        """Wait until there is a connection to the peer. Raises PeerUnreachable once the peer is found gone."""
         if self._host.peer_id > peer_id and await self._connects_itself(peer_id):
             return
         pause_s = MIN_PAUSE_S
@@ -97,7 +99,7 @@ class Reconnector:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def reach_patiently(self, peer_id: str) -> None:
-        """Do as `reach`, but a peer that may return is looked for until the caller's deadline."""
+        """Do as `reach`, but look for a peer that may return until the caller's deadline."""
         pause_s = MIN_PAUSE_S
         while True:
             try:
@@ -109,11 +111,11 @@ class Reconnector:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _connects_itself(self, peer_id: str) -> bool:
-        """Return whether the peer was there, or connected in time. Raises PeerUnreachable if nothing listens where it
-        was."""
+        """Return whether the peer is connected, or connects within YIELD_S. Raises PeerUnreachable if all its machines
+        refuse connections."""
         known = self._host.known_addrs(peer_id)
         if known and not any(map(tcp_endpoint, known)):
-            return False  # dials through relays do not meet
+            return False  # dials through relays cannot meet
         loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
         until = loop.time() + YIELD_S
         while loop.time() < until:
@@ -126,8 +128,8 @@ class Reconnector:
         return False
 
     async def _dial(self, peer_id: str) -> str | None:
-        """Return why there is no connection after one attempt, or None if there is. Raises PeerUnreachable if the
-        daemon has ended."""
+        """Dial once. Return None if there is a connection then, else the daemon's error. Raises PeerUnreachable if the
+        daemon cannot be asked."""
         lock = self._locks.setdefault(peer_id, asyncio.Lock())
         async with lock:
             connecting = asyncio.create_task(self._connect(peer_id))
@@ -147,28 +149,29 @@ class Reconnector:
         return None
 
     async def _connect(self, peer_id: str) -> None:
-        """Dial the addresses that are known, and then, of a peer whose relay broke off, those that others know.
+        """Dial the known addresses. If these are only relayed ones and fail, also dial those that other nodes know.
 
-        Where this node gave the path up, nothing says that the relay is gone, and a search would hold up the next dial.
-        A peer of which no address is known is searched for anyway: most peers that use each other in a large network
-        are in neither's routing table. Raises ControlError or OSError.
+        Other nodes are not asked if this node closed the connection itself, since a search would delay the next dial,
+        or if the dial was refused. But a peer without known addresses is always searched for: in a large network most
+        peers that use each other are not in each other's routing tables. Raises ControlError, OSError or
+        IncompleteReadError.
         """
         known = self._host.known_addrs(peer_id)
         try:
-            # without known addresses the daemon may have some: peers tell them to each other when they connect
+            # without known addresses the daemon may have some, which the peer sent when it connected
             await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
         except ControlError as error:
             has_direct = any(map(tcp_endpoint, known))
             if known and (has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error))):
                 raise
-            # what the peer told this node comes first: the relay that is gone, and its own network's addresses
+            # the search first yields the addresses that the peer gave this node, which were just tried
             searched = self._host.find_addrs(peer_id)
             if not await connect_somewhere(self._host.connect, peer_id, searched, tried=known):
                 raise
 
     def _is_refusal(self, peer_id: str, failure: str) -> bool:
-        """Return whether every address refused the dial. Where this node gave the path up that tells nothing: somebody
-        else may have the peer's old address."""
+        """Return whether every address refused the dial, now or a moment ago. The caller ignores this if it closed the
+        connection itself, since another machine may now have the peer's old address."""
         known = self._host.known_addrs(peer_id)
         signs = _REFUSED if not known or any(map(tcp_endpoint, known)) else (_NO_RESERVATION,)
         reasons = [line for line in failure.splitlines() if line.lstrip().startswith("* ")] or [failure]
@@ -179,8 +182,8 @@ class Reconnector:
         )
 
     async def _refuses(self, peer_id: str) -> bool:
-        """Return whether at none of the peer's addresses anything listens, as far as TCP alone tells."""
-        # a name is left to the daemon: a peer can announce one that cannot be looked up
+        """Return whether all of the peer's addresses refuse TCP connections."""
+        # names are not looked up here, since a peer could announce one whose lookup hangs
         endpoints = [tcp_endpoint(addr) if ip_of(addr) else None for addr in self._host.known_addrs(peer_id)]
         refusals = await asyncio.gather(*map(_refuses, endpoints))
         return bool(refusals) and all(refusals)
@@ -199,8 +202,8 @@ def _is_recent(times: dict[str, float], peer_id: str) -> bool:
 
 
 async def _refuses(endpoint: tuple[str, int] | None) -> bool:
-    """Return whether the peer refuses connections. None: an endpoint behind a relay or a name, of which TCP alone tells
-    nothing."""
+    """Return whether an endpoint refuses TCP connections. False for None, which is an address with a relay or a
+    name."""
     if endpoint is None:
         return False
     try:

@@ -1,7 +1,8 @@
-"""The frames of one stream, as their bytes come over a connection to the libp2p daemon, and room to write there.
+"""Reads the frames of one stream from a connection to the libp2p daemon, and tracks whether there is room to write.
 
-A protocol of asyncio's instead of a StreamReader: a frame is handed on in the same turn of the loop in which its last
-byte came, without a task to wake, and a long body is read to its own place. What frames mean is `libp2p_stream`'s.
+It is an asyncio protocol instead of a StreamReader. So a frame is passed on in the same turn of the loop in which its
+last byte came, without waking a task, and a long body is read directly into its own buffer. `libp2p_stream` interprets
+the frames.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from swarm.network.framing import Kind
 from swarm.network.rate import Allowance
 
 SCRATCH_BYTES = 2**14
-"""Bytes read at once where headers and short bodies arrive: several messages of a model's server."""
+"""Bytes of the buffer for headers and short bodies: several messages of a model's server."""
 
 SLICE_BYTES = 2**16
-"""Bytes of a long body that are read at once where the download is limited."""
+"""Maximum bytes of a long body that are read at once if the download is limited."""
 
 _TAKEN_BYTES = 2**16
-"""Bytes taken at once from a reader, which bounds how much is held twice."""
+"""Maximum bytes taken at once from a StreamReader, which bounds the memory that is held twice."""
 
 
 class StreamBuffers(asyncio.BufferedProtocol):
-    """`announced(kind, length)` hears of a frame before anything is allocated for it, and says whether it is wanted;
-    `accept(kind, length, body)` gets it whole if so. Both may raise PeerViolation, which ends the reading. What is read
-    is charged to `download`, and nothing is read while that has to wait. One task owns it: the one that runs `run`."""
+    """Calls `announced(kind, length)` before anything is allocated for a frame, which returns whether the frame is
+    wanted, and then `accept(kind, length, body)` with the whole frame. Both may raise PeerViolation, which ends the
+    reading. The bytes read are charged to `download`, and nothing is read while `download` has to wait. The task
+    that runs `run` owns the object."""
 
     def __init__(
         self,
@@ -43,17 +45,17 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._is_limited = self._download.is_limited
         self._is_paused = False
         self._scratch = bytearray(SCRATCH_BYTES)
-        self._num_scratch = 0  # bytes there, of a frame that is not whole
-        self._is_announced = False  # that frame
-        self._body = bytearray()  # of a frame that is longer than the scratch; empty: there is none
+        self._num_scratch = 0  # bytes in the scratch, of a frame that is not whole yet
+        self._is_announced = False  # whether `announced` was called for that frame
+        self._body = bytearray()  # the body of a frame that does not fit the scratch; empty if there is none
         self._num_body = 0
-        self._num_unwanted = 0  # bytes to come of a frame that nobody wants
+        self._num_unwanted = 0  # bytes still to come of an unwanted frame
         self._kind = Kind.DATA
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room = asyncio.Event()
         self._room.set()
-        self._transport: asyncio.Transport | None = None  # from `run` on
-        self.is_lost = False  # nobody can write any more
+        self._transport: asyncio.Transport | None = None  # set by `run`
+        self.is_lost = False  # whether the connection is lost, so that nothing can be written
 
     @property
     def has_room(self) -> bool:
@@ -62,7 +64,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     @property
     def num_partial(self) -> int:
-        """Return how many bytes have come of the frame that is not whole yet."""
+        """Return the number of bytes that have come of a frame that is not whole yet."""
         return self._num_body or self._num_scratch
 
     def stop(self) -> None:
@@ -70,13 +72,13 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._end(None)
 
     async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
-        """Take the connection over from `reader`, with what it holds, until the other side leaves. Raises
-        PeerViolation."""
+        """Take the connection over from `reader`, with the bytes that `reader` holds, and read until the other side
+        leaves. Raises PeerViolation."""
         transport.pause_reading()
         transport.set_protocol(self)
         self._transport = transport
-        if not transport.is_closing():  # uvloop raises RuntimeError for a limit on what is closed
-            # a sender waits until the system has its message, and then nobody holds it
+        if not transport.is_closing():  # on a closed transport uvloop would raise RuntimeError
+            # a sender waits until the system has its message, so that this process no longer holds it
             transport.set_write_buffer_limits(high=0)
         try:
             for data in _unread(reader):
@@ -92,14 +94,14 @@ class StreamBuffers(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def drop_body(self) -> None:
-        """Keep nothing of the frame that is coming, which nobody wants any more."""
+        """Drop the body that is coming, since it is no longer wanted."""
         self._num_unwanted += len(self._body) - self._num_body
         self._body, self._num_body = bytearray(), 0
 
     async def drained(self) -> None:
         """Wait until there is room to write. Raises ConnectionError if the connection is lost."""
         if self._transport is None:
-            await asyncio.sleep(0)  # the task that runs this has its turn
+            await asyncio.sleep(0)  # so that the task of `run` starts
         await self._room.wait()
         if self.is_lost:
             raise ConnectionError
@@ -108,7 +110,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         if self._ended.done():
-            return memoryview(self._scratch)  # for nobody
+            return memoryview(self._scratch)  # these bytes are ignored
         if self._body:
             end = self._num_body + SLICE_BYTES if self._is_limited else len(self._body)
             return memoryview(self._body)[self._num_body : end]
@@ -126,7 +128,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._end(None)
-        return True  # what is queued may still leave
+        return True  # keeps the connection open, so that queued bytes are still sent
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - however it was lost
         self.is_lost = True
@@ -163,12 +165,11 @@ class StreamBuffers(asyncio.BufferedProtocol):
         if self._num_body == len(self._body):
             body, self._body = bytes(self._body), bytearray()
             self._accept(self._kind, len(body), body)
-            # the loop would read as many long bodies as are there, and all of them would be in memory before anybody
-            # could take one
+            # otherwise the loop would read all long bodies that have come before any task could take one
             self._pause()
 
     def _pause(self) -> None:
-        """Let others have their turns, and read on as soon as the download allows it."""
+        """Stop reading until the next turn of the loop, or until the download allows more."""
         if self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -184,7 +185,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _parse(self) -> None:
-        """Accept the whole frames in the scratch; what is left moves to its beginning, or to a body of its own."""
+        """Accept the whole frames in the scratch. The rest moves to its beginning, or to a separate body."""
         view, at = memoryview(self._scratch)[: self._num_scratch], 0
         while len(view) - at >= framing.HEADER.size:
             kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
@@ -209,7 +210,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._scratch[: self._num_scratch] = view[at:]
 
     def _skip_unwanted(self) -> None:
-        """Drop what is in the scratch of a frame that nobody wants."""
+        """Drop bytes of an unwanted frame from the scratch."""
         num_bytes = min(self._num_unwanted, self._num_scratch)
         if num_bytes:
             self._num_unwanted -= num_bytes
@@ -226,11 +227,11 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
 
 class Leaving(asyncio.Protocol):
-    """Takes a connection over to close it once the other side has, or after `patience_s`, so that what was written
-    still gets there."""
+    """Takes a connection over, and closes it once the other side has, or after `patience_s`, so that the written bytes
+    still arrive."""
 
     def __init__(self, writer: asyncio.StreamWriter, patience_s: float) -> None:
-        self._writer = writer  # which complains if it is forgotten before its connection is closed
+        self._writer = writer  # kept, since it warns if it is deleted before its connection is closed
         transport = cast("asyncio.Transport", writer.transport)
         self._patience = asyncio.get_running_loop().call_later(patience_s, transport.abort)
         transport.set_protocol(self)
@@ -251,5 +252,5 @@ def _unread(reader: asyncio.StreamReader) -> Iterator[bytes]:
         except ConnectionError:
             return
         else:
-            reading.close()  # it would wait
+            reading.close()  # the read would have to wait
             return

@@ -1,13 +1,13 @@
-"""Lets a stream go on over another connection: its opener asks for it by its id, and both say how much they have.
+"""Lets a stream go on over another connection: its opener asks for it by its id, and both sides say what they have.
 
     every stream   opener: id, 16 bytes
     resume         opener: id, 16 bytes | frames received, 8 bytes big-endian
                    acceptor: 0, 1 byte | frames received, 8 bytes, or: 1, 1 byte | 0, 8 bytes: refused
 
-An acceptor that has lost its connection may be the only one who knows: then it sends such a request itself, on which
-the opener asks for its part, or refuses if it has left the stream. Ids are random and valid for one peer only. An
-acceptor holds streams without a connection for HOLD_S, and bounds how many. `ResumableStreams` makes the streams of
-both sides; what they send again belongs to `libp2p_stream`.
+If only the acceptor knows that the connection is lost, it sends such a request itself. The opener then resumes the
+stream, or refuses if it has left the stream. Ids are random and valid for one peer only. An acceptor holds a stream
+without a connection for up to HOLD_S, and bounds the number of such streams. `ResumableStreams` makes the streams of
+both sides; `libp2p_stream` sends frames again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ ANSWER = struct.Struct(">BQ")
 _ACCEPTED, _REFUSED = 0, 1
 
 ANSWER_TIMEOUT_S = 3.0
-"""Time for the acceptor to answer one request, before another is tried."""
+"""Time for an answer to one request, before another one is sent."""
 
 MAX_HELD_PER_PEER = 64
 MAX_HELD = 1024
-"""Accepted streams without a connection. Each costs its handler; further ones end with their connection. What they keep
-unread and unacknowledged is bounded by budgets."""
+"""Maximum accepted streams without a connection, of one peer and of all peers. Each keeps a handler. Further streams
+end with their connection. Budgets bound what they keep unread and unacknowledged."""
 
 NUDGE_S = 0.3
-"""Pause from which on the acceptor no longer expects that the opener asks by itself."""
+"""Once its pauses are this long, the acceptor no longer expects the opener to ask by itself, and sends a request."""
 
 _CHECK_S = 1.0
-"""Longest pause between two looks whether the opener of a held stream is still there."""
+"""Maximum pause between two checks whether the opener of a held stream is still there."""
 
 
 def new_id() -> bytes:
@@ -55,7 +55,7 @@ def new_id() -> bytes:
 
 
 async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resumed:
-    """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
+    """Ask a peer once to resume a stream. Raises PeerUnreachable if it refuses, or one of CONTROL_FAILURES."""
     reader, writer = await host.control.open_stream(peer_id, host.wire_name(protocol))
     try:
         write(writer, request)
@@ -65,15 +65,15 @@ async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resum
         raise
     if status != _ACCEPTED:
         writer.transport.abort()
-        raise PeerUnreachable(f"peer {peer_id} does not hold the stream any more", peer_id=peer_id)
+        raise PeerUnreachable(f"peer {peer_id} no longer holds the stream", peer_id=peer_id)
     return Resumed(reader=reader, writer=writer, num_received=num_received)
 
 
 class ResumableStreams:
-    """Makes the streams of one node that may go on over another connection, and hands new byte streams to them."""
+    """Makes the streams of one node that can go on over another connection, and gives them new byte streams."""
 
     def __init__(self, host: Host, watch: PathWatch, protocol: str) -> None:
-        """`protocol` is that of resuming. `watch` watches the paths of all streams."""
+        """`protocol` is the protocol of requests to resume. `watch` watches the paths of all streams."""
         self.protocol = protocol
         self._host = host
         self._watch = watch
@@ -84,7 +84,7 @@ class ResumableStreams:
 
     @asynccontextmanager
     async def open(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
-        """Open a stream without a deadline of its own, for a call, which has one deadline for everything."""
+        """Open a stream for a call. The stream has no time-out of its own, since the call has a deadline."""
         raw = await self._host.open_stream(peer_id, protocol)
         async with self.opened(raw, peer_id, timeout_s=None, max_message_bytes=max_bytes) as stream:
             yield stream
@@ -98,8 +98,8 @@ class ResumableStreams:
         timeout_s: float | None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> AsyncIterator[Stream]:
-        """Run the stream of bytes that a peer has accepted as a stream of messages. While the context lasts, the peer
-        may ask for another stream of bytes."""
+        """Make a stream of messages over a byte stream that a peer has accepted, and read it. While the context lasts,
+        the peer may ask this side to resume the stream."""
         stream_id = new_id()
         write(raw[1], stream_id)
         stream = self._stream(raw, peer_id, self._reopening(peer_id, stream_id), timeout_s, max_message_bytes)
@@ -115,8 +115,8 @@ class ResumableStreams:
     def accepted(
         self, raw: RawStream, peer_id: str, stream_id: bytes, *, max_message_bytes: int
     ) -> Iterator[Libp2pStream]:
-        """Make a stream of messages of a stream of bytes that a peer has opened. The peer may resume it while the
-        context lasts, and then it is closed. Raises PeerViolation if the peer has a stream of that id."""
+        """Make a stream of messages over a byte stream that a peer has opened. The peer may resume it while the context
+        lasts; then it is closed. Raises PeerViolation if the peer already has a stream of that id."""
         key = (peer_id, stream_id)
         if key in self._accepted:
             raise PeerViolation("two streams have one id", peer_id=peer_id)
@@ -147,7 +147,7 @@ class ResumableStreams:
         )
 
     def _reopening(self, peer_id: str, stream_id: bytes) -> Reconnect:
-        """Return the opener's `Reconnect` of a stream."""
+        """Return the `Reconnect` of a stream that this node opened."""
 
         async def reopen(num_received: int) -> Resumed:
             request = REQUEST.pack(stream_id, num_received)
@@ -155,7 +155,7 @@ class ResumableStreams:
                 async with asyncio.timeout(self._reconnector.patience_s(peer_id)):
                     while True:
                         await self._reconnector.reach_patiently(peer_id)
-                        with suppress(TimeoutError, *CONTROL_FAILURES):  # this connection breaks, too
+                        with suppress(TimeoutError, *CONTROL_FAILURES):  # the new connection may break, too
                             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                                 return await _ask(self._host, self.protocol, peer_id, request)
                         await asyncio.sleep(MIN_PAUSE_S)
@@ -165,7 +165,8 @@ class ResumableStreams:
         return reopen
 
     def offer(self, peer_id: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand a byte stream over to the stream that `request` names, or refuse it."""
+        """Give a byte stream to the accepted stream that `request` names. If this side opened the stream, have it
+        resumed; else refuse the request."""
         stream_id, num_received = REQUEST.unpack(request)
         accepted = self._accepted.get((peer_id, stream_id))
         if accepted is not None:
@@ -179,9 +180,9 @@ class ResumableStreams:
 
     @contextmanager
     def held(self, peer_id: str) -> Iterator[None]:
-        """Count a stream without a connection. Raises PeerRefused if there is no room for it."""
+        """Count a stream as without a connection while the context lasts. Raises PeerRefused if there is no room."""
         if self._num_held[peer_id] >= MAX_HELD_PER_PEER or self._num_held.total() >= MAX_HELD:
-            raise PeerRefused("too many streams wait for their peers", peer_id=peer_id)
+            raise PeerRefused("too many streams wait to be resumed", peer_id=peer_id)
         self._num_held[peer_id] += 1
         try:
             yield
@@ -191,8 +192,8 @@ class ResumableStreams:
                 del self._num_held[peer_id]
 
     async def watch(self, peer_id: str, stream_id: bytes) -> None:
-        """Return when the opener of a held stream is gone, or has left the stream. Reaches it meanwhile if it does not
-        connect itself, as behind a NAT, and tells it that its stream has lost its connection."""
+        """Wait until the opener of a held stream is gone, or has left the stream. Meanwhile reach the opener if it does
+        not connect by itself, and ask it to resume the stream."""
         pause_s = MIN_PAUSE_S
         with suppress(PeerUnreachable):
             while True:
@@ -210,7 +211,7 @@ class ResumableStreams:
 
 @asynccontextmanager
 async def _pumped(stream: Libp2pStream) -> AsyncIterator[None]:
-    """Read the stream until the context is left, and then leave it."""
+    """Read the stream while the context lasts, and then leave it."""
     pump = asyncio.create_task(stream.pump())
     try:
         yield
@@ -218,14 +219,15 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[None]:
         pump.cancel()
         try:
             await asyncio.wait((pump,))
-        except asyncio.CancelledError:  # again, while it leaves
+        except asyncio.CancelledError:  # cancelled while it waits for `pump`
             stream.abort()
             raise
         stream.leave()
 
 
 class AcceptedStream:
-    """One accepted stream. Its creator sets `break_off`, which ends its byte stream."""
+    """What `ResumableStreams` keeps of an accepted stream. `break_off` aborts the stream's byte stream; the creator
+    sets it."""
 
     def __init__(self, streams: ResumableStreams, peer_id: str, stream_id: bytes) -> None:
         self.break_off: Callable[[], None] | None = None
@@ -235,20 +237,20 @@ class AcceptedStream:
         self._offer: asyncio.Future[Resumed] = asyncio.get_running_loop().create_future()
 
     def take(self, resumed: Resumed) -> None:
-        """Let the stream go on over this byte stream, even if it has not noticed yet that it lost the last one."""
+        """Let the stream go on over this byte stream, even if the loss of the last one was not noticed yet."""
         self.withdraw()
         self._offer.set_result(resumed)
         if self.break_off is not None:
             self.break_off()
 
     def withdraw(self) -> None:
-        """Close a byte stream that was offered and not taken."""
+        """Close a byte stream that was offered and is not used yet."""
         if self._offer.done():
             self._offer.result().writer.transport.abort()
             self._offer = asyncio.get_running_loop().create_future()
 
     async def reconnect(self, num_received: int) -> Resumed:
-        """Wait, as the acceptor's `Reconnect`, until the opener resumes the stream. Raises PeerError."""
+        """Wait until the opener resumes the stream. This is the acceptor's `Reconnect`. Raises PeerError."""
         with self._streams.held(self._peer_id):
             resumed = await self._offered()
         write(resumed.writer, ANSWER.pack(_ACCEPTED, num_received))

@@ -1,7 +1,7 @@
-"""Accepts streams of peers, and runs a handler for each for as long as its caller stays.
+"""Accepts streams of peers, and runs a handler for each while its caller stays.
 
-Runs its tasks in the task group that it is given. `libp2p_network` names the protocols, `libp2p_stream` defines how a
-stream behaves, and `stream_resume` makes streams that go on over another connection.
+Its tasks run in a task group of the caller. `peer_methods` names the protocols, `libp2p_stream` defines how a stream
+behaves, and `stream_resume` makes streams that go on over another connection.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from swarm.network.peer_budgets import PeerSlots
 
 OPENING_TIMEOUT_S = 5.0
 MAX_STREAMS_PER_PEER = 256
-"""Each costs two open files and a task. `peer_budgets` bounds what all of them hold unread."""
+"""Maximum streams of one peer. Each takes two open files and a task. `peer_budgets` bounds what all of them hold
+unread."""
 
 MAX_STREAMS = 4096
-"""Streams of all peers: sixteen peers with as many as one may have, or a thousand with a few."""
+"""Maximum streams of all peers: those of sixteen peers with as many as one may have, or a few of each of a thousand
+peers."""
 
 QUIET_S = 15.0
-"""Time without a sign of a caller, once its handler has returned, after which it is taken to have left. What the last
-frames wait behind on a slow link delays one by seconds."""
+"""After the handler has returned, a caller from which no frame comes for this time counts as gone. On a slow link,
+other traffic may delay a frame by seconds."""
 
 MAX_LINGER_S = 400.0
-"""Maximum time for the last frames to reach a caller: a full window over the slowest link that a node may have (see
-`traffic.MIN_BYTES_PER_S`) takes less."""
+"""Maximum time for the last frames to reach a caller: more than a full window takes over the slowest link that a node
+may have (see `traffic.MIN_BYTES_PER_S`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class StreamServer:
                     with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:
                         await self._handle(stream, handler)
             except (SwarmError, TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-                pass  # the caller has left, so there is nobody to tell
+                pass  # the caller has left, so the error cannot be sent
             finally:
                 writer.transport.abort()
 
@@ -104,7 +106,7 @@ class StreamServer:
                 self._resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
 
     async def _handle(self, stream: Libp2pStream, handler: StreamHandler) -> None:
-        """Run the handler for as long as the caller stays."""
+        """Run the handler while the caller stays, and send the caller its outcome."""
         pump = asyncio.create_task(stream.pump())
         handling = asyncio.create_task(_outcome(handler, stream.peer_id, stream))
         try:
@@ -122,7 +124,7 @@ class StreamServer:
 
 
 async def _linger(stream: Libp2pStream, pump: asyncio.Task[None]) -> None:
-    """Wait until the caller has left, for as long as it shows that what was sent still comes to it."""
+    """Wait until the caller has left, while frames from it show that it still receives what was sent."""
     loop = asyncio.get_running_loop()
     until, num_signs = loop.time() + MAX_LINGER_S, -1
     while not pump.done() and num_signs != stream.num_signs and loop.time() < until:
@@ -131,8 +133,8 @@ async def _linger(stream: Libp2pStream, pump: asyncio.Task[None]) -> None:
 
 
 async def _refuse(stream: Libp2pStream) -> None:
-    """Tell the caller why it is refused, and wait until it has heard; not for long."""
-    stream.give_way(PeerRefused("as many streams are open as this node takes", retry_after_s=1.0))
+    """Tell the caller that there is no room for its stream, and wait up to LINGER_S until it has left."""
+    stream.give_way(PeerRefused("too many streams to this node are open", retry_after_s=1.0))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             await stream.pump()
@@ -140,13 +142,13 @@ async def _refuse(stream: Libp2pStream) -> None:
 
 
 async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:
-    """Return the error that the handler raised, to be sent to the caller."""
+    """Run the handler, and return the error for the caller if it raised one."""
     try:
         await handler(peer_id, stream)
     except SwarmError as error:
         return error
     except EndOfStream:
-        logger.debug("%s ended a stream before its handler had all that it needs", peer_id)
+        logger.debug("%s finished sending before its handler had all that it needs", peer_id)
         return ended_early(peer_id)
     except TimeoutError:
         logger.debug("a stream of %s took longer than its handler's deadline", peer_id)

@@ -1,9 +1,9 @@
 """The unary connection: small calls multiplexed over one persistent connection to the libp2p daemon.
 
-It answers calls of unknown protocols, ends handlers whose caller has left, and notices the daemon's death.
-`UnaryConnection.run` is the one task that reads the connection. It owns every handler that it starts, and bounds them
-for each peer. A handler counts until the daemon's socket has room again, so no more answers wait in this process than
-there may be handlers. Sizes, deadlines and the meaning of the bytes belong to the caller.
+It refuses calls of unknown protocols, cancels handlers whose caller has left, and notices the daemon's death.
+`UnaryConnection.run` is the one task that reads the connection. It owns all handlers, and bounds their number for each
+peer and in all. A handler counts until the daemon's socket has room again, so the bound holds for waiting answers, too.
+The caller bounds sizes and times, and interprets the bytes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from swarm.network.multiaddr import peer_id_bytes, peer_id_text
 from swarm.network.peer_budgets import PeerSlots
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
-"""Answers of the connection itself: the protocol is not served; the peer has `limits.MAX_CALLS_PER_PEER` calls running
-here, or all peers together MAX_CALLS; the handler failed."""
+"""Errors that the connection itself answers with. BUSY: the peer has `limits.MAX_CALLS_PER_PEER` calls running here, or
+all peers together have MAX_CALLS. FAILED: the handler has a bug."""
 
 MAX_CALLS = 8192
-"""Calls of all peers that are handled at once: 32 peers with as many as one may have. Each is a task."""
+"""Maximum calls of all peers that are handled at once, each in a task: as many as 32 peers may have."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
-"""`async answer(peer_id, request) -> response`. It may raise `NotServed`; anything else is a defect: logged, and
-for the caller `FAILED`."""
+"""`async answer(peer_id, request) -> response`. It may raise `NotServed`. Any other exception is a bug, which is logged
+and answered with `FAILED`."""
 
 logger = logging.getLogger(__name__)
 
 
 class UnaryConnectionClosed(Exception):
-    """The daemon is gone, so nothing that waits for it will be answered."""
+    """The daemon has ended, so no pending call will be answered."""
 
 
 class RemoteCallError(Exception):
-    """The other side answered with an error instead of a response."""
+    """The other side answered a call with an error."""
 
 
 class UnaryConnection:
@@ -69,9 +69,10 @@ class UnaryConnection:
         return cls(reader, writer)
 
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
-        """Raise UnaryConnectionClosed, RemoteCallError, or ControlError if the daemon cannot reach the peer.
+        """Call a peer, and return its response. Raises UnaryConnectionClosed, RemoteCallError, or ControlError if the
+        daemon cannot reach the peer.
 
-        Cancelling it cancels the handler at the other side.
+        Cancelling the call cancels the handler at the other side.
         """
         call = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto=protocol, data=request)
         call_id = os.urandom(16)
@@ -92,11 +93,11 @@ class UnaryConnection:
         await self._request(p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), addUnaryHandler=add))
 
     def num_calls(self, peer_id: str) -> int:
-        """Return how many calls of a peer are handled here."""
+        """Return the number of calls of a peer that are handled here now."""
         return self._slots.held_by(peer_id_bytes(peer_id))
 
     async def run(self) -> None:
-        """Read until the connection ends; then every pending call has failed and every handler has ended."""
+        """Read until the connection ends. On return every pending call has failed, and every handler has ended."""
         try:
             async with asyncio.TaskGroup() as handlers:
                 try:
@@ -108,7 +109,7 @@ class UnaryConnection:
             self.close()
 
     def close(self) -> None:
-        """End `run` and everything it owns."""
+        """End the connection, `run`, and all handlers and pending calls."""
         self._closed = True
         self._writer.transport.abort()
         for handler in self._handlers.values():
@@ -135,7 +136,7 @@ class UnaryConnection:
         finally:
             del self._pending[message.callId]
             if pending.done() and not pending.cancelled():
-                pending.exception()  # retrieved, even where the wait was cancelled at the same moment
+                pending.exception()  # marks it as retrieved, even if the wait was cancelled at the same moment
 
     def _receive(self, message: Any, handlers: asyncio.TaskGroup) -> None:
         call_id: bytes = message.callId
@@ -173,16 +174,16 @@ class UnaryConnection:
     async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
         try:
             response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
-        except NotServed:  # by this answer, to this peer
+        except NotServed:  # `answer` does not serve this peer
             response = p2pd_pb2.CallUnaryResponse(error=NOT_SERVED.encode())
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            # what it waited for was cancelled, and its caller still waits
+            # something else was cancelled for which `answer` waited, and the caller still waits
             response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
-        except Exception:  # a defect, which costs this caller its answer and nobody else anything
+        except Exception:  # a bug, which must fail only this call
             logger.exception("an answer to %s failed", request.proto)
             response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
         self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=response))
-        with contextlib.suppress(ConnectionError):  # `run` hears of it, too
+        with contextlib.suppress(ConnectionError):  # `run` notices it, too
             await self._writer.drain()

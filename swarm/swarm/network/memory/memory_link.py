@@ -1,10 +1,9 @@
 """A simulated link: latency, jitter, shared bandwidth and loss, with one pipe for each direction.
 
-A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls): bytes of one
-flow stay in order, flows share the rate frame by frame, and a lost packet delays what follows instead of vanishing.
-The meaning of the bytes belongs to `memory_stream`, connections to `memory_network`. The WAN emulator for
-real sockets (`tests/support/wan_proxy.py`) carries its bytes through the same pipes.
-Everything runs in the loop's own callbacks: a pipe has no task.
+A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls). Bytes of one flow
+stay in order, flows share the rate frame by frame, and a lost packet is not missing but delays what follows.
+`memory_stream` interprets the bytes, and `memory_network` has the connections. The WAN emulator for real sockets
+(`tests/support/wan_proxy.py`) uses the same pipes. Everything runs in callbacks of the loop; a pipe has no task.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from functools import cached_property
 from swarm.network.rate import Rate
 
 FRAME_BYTES = 64 * 1024
-"""Bytes that one flow sends before the next has its turn: few, so that a token never waits long behind a tensor."""
+"""Bytes that one flow sends in one turn: few, so that a token never waits long behind a tensor."""
 
 OVERHEAD_BYTES = 64
-"""Headers of IP, TCP, the cipher and the multiplexer, for each message."""
+"""Bytes of the headers of IP, TCP, the cipher and the multiplexer, for each message."""
 
 PACKET_BYTES = 1460
-"""TCP's usual segment on Ethernet: the unit that gets lost."""
+"""Bytes of TCP's usual segment on Ethernet, the unit that is lost."""
 
 RETRANSMIT_S = 0.2
-"""The least that a lost packet costs: Linux's smallest retransmission timeout."""
+"""Minimum delay by a lost packet: Linux's smallest retransmission time-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """One direction between two peers. `jitter_s` is the most that is added at random; `loss` is per packet."""
+    """One direction between two peers. `jitter_s` is the maximum random delay beyond `latency_s`; `loss` is the
+    probability that a packet is lost. Raises ValueError for impossible values."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -61,13 +61,14 @@ class Pipe:
     """One direction of a link, through the sender's uplink and the receiver's downlink."""
 
     def __init__(self, link: LinkModel, *, up: Rate, down: Rate, rng: Callable[[], random.Random]) -> None:
-        """`rng` is called if the link draws anything: a generator has two thousand bytes of state."""
+        """`rng` makes a generator of random numbers. It is called only if the link needs one, since a generator takes
+        two thousand bytes."""
         self._make_rng = rng
         self._access = (up, down)
         self._flows: dict[object, deque[_Delivery]] = {}
         self._sending = False
         self.came_s = 0.0
-        """Says when the first byte of the message that is delivered now was there."""
+        """The time at which the first byte of the message that is being delivered arrived."""
         self._arrivals: deque[tuple[Callable[[], None], float]] = deque()
         self._last_arrival_s = 0.0
         self._held: list[Callable[[], None]] | None = None
@@ -75,10 +76,10 @@ class Pipe:
         self.set_link(link)
 
     def set_link(self, link: LinkModel) -> None:
-        """Change the link. Bytes under way keep their arrival time."""
+        """Change the link. Bytes under way keep their arrival times."""
         self.link = link
         self._own = Rate(link.bandwidth_bytes_per_s)
-        self._is_even = not (link.jitter_s or link.loss)  # draws nothing at random
+        self._is_even = not (link.jitter_s or link.loss)  # without random delays
 
     @cached_property
     def _rng(self) -> random.Random:
@@ -96,7 +97,7 @@ class Pipe:
                 self._sending = True
                 self._send_frames()
             return
-        # a short message on an idle link, as nearly all are
+        # a short message on an idle link, which is the usual case
         left_s, arrival_s = self._leave(num_bytes, now := loop.time())
         self._arrivals.append((deliver, now + arrival_s - left_s))
         loop.call_at(arrival_s, self._arrive)
@@ -105,7 +106,7 @@ class Pipe:
             loop.call_at(left_s, self._send_frames)
 
     def drop(self, flow: object) -> None:
-        """Forget what has not left yet: the sender gave up."""
+        """Drop the bytes of `flow` that have not left yet, since the sender has given up."""
         self._flows.pop(flow, None)
 
     def hold(self) -> None:
@@ -114,21 +115,21 @@ class Pipe:
             self._held = []
 
     def release(self) -> None:
-        """Deliver the held bytes and resume traffic."""
+        """Deliver what was held back, and resume deliveries."""
         held, self._held = self._held or [], None
         self.came_s = asyncio.get_running_loop().time()
         for deliver in held:
             deliver()
 
     def close(self) -> None:
-        """Lose everything under way, and carry nothing any more."""
+        """Lose everything under way, and carry nothing from now on."""
         self._is_closed = True
         self._flows.clear()
         self._arrivals = deque([(_nothing, 0.0)] * len(self._arrivals))
         self._held = None
 
     def _send_frames(self) -> None:
-        """Send a frame of each flow in turn, coming back when the one sent has left."""
+        """Send a frame of each flow in turn, each when the one before has left."""
         loop = asyncio.get_running_loop()
         while self._flows:
             left_s = self._send_frame(loop)
@@ -152,12 +153,12 @@ class Pipe:
             self._arrivals.append((transfer.deliver, transfer.came_s))
             loop.call_at(arrival_s, self._arrive)
         if transfers:
-            self._flows[flow] = transfers  # at the end: the others come first
+            self._flows[flow] = transfers  # at the end, so that the other flows come first
         return left_s
 
     def _leave(self, num_bytes: int, now: float) -> tuple[float, float]:
-        """Return when the last of these bytes leaves, and when it arrives: never before what was sent earlier, as on
-        one TCP connection."""
+        """Return the times at which the last of these bytes leaves and arrives. It never arrives before earlier bytes,
+        as on one TCP connection."""
         up, down = self._access
         left_s = max(up.reserve(num_bytes, now), down.reserve(num_bytes, now), self._own.reserve(num_bytes, now))
         delay_s = self.link.latency_s
@@ -179,4 +180,4 @@ class Pipe:
 
 
 def _nothing() -> None:
-    """Take the place of what was lost under way."""
+    """Deliver nothing, in place of a lost message."""

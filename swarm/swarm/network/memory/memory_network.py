@@ -1,11 +1,11 @@
 """A simulated internet inside one event loop: the second implementation of `interface.Network`.
 
-`MemoryInternet` knows every node, and with `MemoryRoutes` what connects them and what is broken; `MemoryNetwork` is one
-node's place in it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the same way for the same seed.
-What crosses is bytes, failures travel in their wire form, records pass the checks of the real validator: code that
-works here fails on the real network only for reasons that belong to the real network.
+`MemoryInternet` has all nodes, and as a `MemoryRoutes` their links and faults; `MemoryNetwork` is one node in it. Under
+`testing.virtual_time`, whole swarms run on it in milliseconds, in the same way for the same seed. Messages are bytes,
+failures have their wire form, and records pass the same checks as in the real network. So code that works here fails in
+the real network only for reasons of the real network.
 
-Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two event loops.
+Handlers run in tasks that their node owns and that `close` ends. An internet must be used in one event loop only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from swarm.network.private.member_roll import MemberRoll
 from swarm.network.rate import Rate
 
 EPOCH_S = 1_750_000_000.0
-"""Unix time when the loop's clock reads zero."""
+"""Unix time in seconds when the loop's clock is zero."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ _Serve = Callable[[str, StreamEnd], Awaitable[None]]
 
 
 class MemoryInternet(MemoryRoutes):
-    """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once.
+    """All nodes of one simulation. The methods may cause faults at any time, which take effect at once.
 
-    `default_link` is the link of every two peers, or a function of both.
+    `default_link` is the link between any two peers, or a function that returns it for the sender and the receiver.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class MemoryInternet(MemoryRoutes):
         clock_offset_s: float = 0.0,
         invitation: NetworkInvitation | None = None,
     ) -> MemoryNetwork:
-        """Return a new node, reachable at once. Without `identity` it gets one that the seed and the order of calls
-        decide. With an `invitation` it is in that private network.
+        """Return a new node, which is reachable at once. Without `identity`, its identity follows from the seed and the
+        number of nodes created before. With an `invitation`, the node is in that private network.
 
-        All links of a node share its uplink and its downlink. Raises ValueError if the identity is live already.
+        All links of a node share its uplink and its downlink. Raises ValueError if a node with the identity is up.
         """
         self._num_created += 1
         identity = identity or Identity(hashlib.sha256(f"{self._seed}/{self._num_created}".encode()).digest())
@@ -102,10 +102,10 @@ class MemoryInternet(MemoryRoutes):
         return self._start(identity, invitation.network_id if invitation else network_id, access, invitation)
 
     def crash(self, peer_id: str, *, detection_s: float | None = None) -> None:
-        """End the node without a word: its handlers are cancelled, everything it holds is lost.
+        """End the node without notice to others: its handlers are cancelled, and everything that it holds is lost.
 
-        At its own side all calls and streams break at once, at the other after the detection time (0 is like a killed
-        process, whose kernel resets its connections). Its object stays dead: `restart` makes a new one.
+        Its calls and streams break at once at its own end, and after `detection_s` at the other end (0 is like a killed
+        process, whose kernel resets its connections). The object cannot be used any more; `restart` makes a new one.
         """
         node = self._nodes[peer_id]
         node._stop()
@@ -121,15 +121,15 @@ class MemoryInternet(MemoryRoutes):
             self._pipes.pop(pair).close()
 
     def restart(self, peer_id: str) -> MemoryNetwork:
-        """Return a new node with the identity, links and access of a crashed or closed one, serving and storing
-        nothing."""
+        """Return a new node with the identity, links, uplink and downlink of a crashed or closed one. It serves and
+        stores nothing yet."""
         node = self._nodes[peer_id]
         if node.is_up:
             raise ValueError(f"{peer_id} is live already")
         return self._start(node._identity, node.network_id, node._access, node._invitation)
 
     async def close(self) -> None:
-        """Close every node that is live."""
+        """Close every node that is up."""
         for node in self._nodes.values():
             await node.close()
 
@@ -150,7 +150,7 @@ class MemoryInternet(MemoryRoutes):
         return self._is_up(b) and not self._separated(a, b)
 
     def _neighbours(self, node: MemoryNetwork) -> list[MemoryNetwork]:
-        """Return the other nodes of its network that it can reach now."""
+        """Return the other nodes of the same network that `node` can reach now."""
         return [
             other
             for peer_id, other in self._nodes.items()
@@ -234,7 +234,8 @@ class MemoryNetwork(SigningNetwork):
         return await self.offer(key, envelope.to_bytes())
 
     async def offer(self, key: str, record: bytes) -> bool:
-        """Hand bytes that claim to be a record to every node in reach, as a hostile peer can. True: another took it."""
+        """Offer bytes that claim to be a record to every node in reach, as a hostile peer can. Return whether another
+        node took them."""
         self._check_up()
         self._records.take(key, record)
         neighbours = self._internet._neighbours(self)
@@ -246,7 +247,7 @@ class MemoryNetwork(SigningNetwork):
         keys: Sequence[str],
         *,
         timeout_s: float,
-        max_records: int = 0,  # noqa: ARG002 - all are at hand
+        max_records: int = 0,  # noqa: ARG002 - a simulation always returns all records
     ) -> list[Envelope]:
         self._check_up()
         neighbours = self._internet._neighbours(self)
@@ -294,7 +295,7 @@ class MemoryNetwork(SigningNetwork):
         self._meet(self._internet._nodes[peer_id], _method_of(method))
         target = self._internet._nodes[peer_id]
         is_call = method.startswith(_CALL)
-        # a call has one deadline for all that it does
+        # `call` sets one deadline for the whole call
         end_s = None if is_call else timeout_s
         end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), end_s)
         end.is_call = is_call
@@ -306,7 +307,8 @@ class MemoryNetwork(SigningNetwork):
             end.hang_up()
 
     async def _reach(self, peer_id: str, timeout_s: float) -> None:
-        """Raises PeerUnreachable, at once if there never was such a peer, else when dialling it was given up."""
+        """Check that a peer can be reached. Raises PeerUnreachable: at once if there never was such a peer, else after
+        the detection time or `timeout_s`."""
         self._check_up()
         if peer_id == self.peer_id or peer_id not in self._internet._nodes:
             raise PeerUnreachable("no route to the peer", peer_id=peer_id)
@@ -314,18 +316,18 @@ class MemoryNetwork(SigningNetwork):
             await asyncio.sleep(min(timeout_s, self._internet._detection_s))
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
         other = self._internet._nodes[peer_id]
-        # greetings of one network by one clock differ in nothing that is checked
+        # greetings of the same network with equal clocks always pass
         if self.network_id != other.network_id or self._access.clock_offset_s != other._access.clock_offset_s:
             check_hello(self._hello(), other._hello(), peer_id)
 
     def _meet(self, other: MemoryNetwork, method: str = "") -> None:
-        """Show each other who is a member, as the gate of a private network does on the real network, and check that
-        this node may ask the other for `method`. Raises PeerError."""
+        """Exchange chains of certificates with another node, as the gate of a private network does in the real network,
+        and check that this node may ask the other for `method`. Raises PeerError."""
         now = self.now()
         if self._roll is None and other._roll is None:
             return
         if self._roll is None or other._roll is None:
-            raise PeerRefused("it does not answer as a member of this private network", peer_id=other.peer_id)
+            raise PeerRefused("the peer does not answer as a member of this private network", peer_id=other.peer_id)
         self._roll.check_own(method, other.peer_id, now)
         try:
             other._roll.take_in(self.peer_id, self._roll.greeting(self._hello()), other.now())
@@ -342,7 +344,7 @@ class MemoryNetwork(SigningNetwork):
         return True
 
     def _take_record(self, peer_id: str, key: str, record: bytes) -> bool:
-        """Keep a record that a peer offers, if it may publish it."""
+        """Keep a record that a peer offers, if the peer may store it here."""
         roll = self._roll
         return self._records.take(key, record, lambda each: roll is None or roll.may_store(peer_id, each, self.now()))
 
@@ -350,9 +352,9 @@ class MemoryNetwork(SigningNetwork):
         return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())
 
     def _accept(self, peer_id: str, method: str, end: StreamEnd) -> None:
-        """Take a conversation that has arrived here."""
+        """Start the handler of a conversation that has arrived at this node, or refuse it."""
         if not self.is_up:
-            return  # the caller hears of it when the crash is noticed
+            return  # the caller's end breaks after the detection time
         serve = self._handlers.get(method)
         if self._roll is not None and not self._roll.may_call(peer_id, _method_of(method), self.now()):
             serve = None
@@ -379,7 +381,7 @@ class MemoryNetwork(SigningNetwork):
         try:
             await serve(peer_id, end)
         except asyncio.CancelledError:
-            end.hang_up()  # also if the handler cancelled itself, and its caller still waits
+            end.hang_up()  # the caller may still wait, if the handler was cancelled by something else
             raise
         except SwarmError as error:
             end.fail(error)
@@ -394,7 +396,7 @@ class MemoryNetwork(SigningNetwork):
             end.complete()
 
     def _usual_round_trip_s(self, neighbours: Sequence[MemoryNetwork]) -> float:
-        """Return the median: a store asks several peers at once and does not wait for the slowest."""
+        """Return the median round trip: a real lookup asks several peers at once and does not wait for the slowest."""
         if not neighbours:
             return 0.0
         return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)

@@ -1,4 +1,4 @@
-"""The records that one node of a simulated internet keeps for the others."""
+"""Keeps the records that one node of a simulated internet holds for all nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from swarm_protocol.errors import SwarmError
 logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
-"""Minimum difference between the issue times of two records of one key and signer, as on the real network."""
+"""Minimum difference between the issue times of two records of one key and signer, as in the real network."""
 
 
 @lru_cache(maxsize=2**6)
 def _unsealed(record: bytes, network_id: str, key: str, now: float) -> Envelope:
-    """Check a record once for all nodes of a simulation that are offered it at one moment. Raises SwarmError."""
+    """Check a record, once for all nodes of a simulation to which it is offered at one moment. Raises SwarmError."""
     return unseal_record(record, network_id=network_id, key=key, now=now)
 
 
@@ -28,7 +28,8 @@ class RecordStore:
         self._records: dict[str, dict[str, Envelope]] = {}
 
     def take(self, key: str, record: bytes, may_store: Callable[[Envelope], bool] = lambda _envelope: True) -> bool:
-        """Keep `record` unless it is invalid, `may_store` says no, or it is older than the one of its signer."""
+        """Keep `record` unless it is invalid, `may_store` returns False, or its signer's present record is newer.
+        Return whether it is kept."""
         try:
             envelope = _unsealed(record, self._network_id, key, self._now())
         except SwarmError as error:
@@ -48,7 +49,7 @@ class RecordStore:
         return [envelope for envelope in self._records.get(key, {}).values() if envelope.holds_at(now)]
 
     def issue_time(self, key: str, peer_id: str) -> float:
-        """Return the present time, or if need be a little after the record that this one will replace."""
+        """Return the issue time for a peer's next record: now, or a little after the record that it replaces."""
         earlier = next((envelope for envelope in self.live(key) if envelope.peer_id == peer_id), None)
         return max(self._now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
 
@@ -57,7 +58,7 @@ class RecordStore:
 
 
 def newest(stores: Sequence[RecordStore], keys: Iterable[str]) -> list[Envelope]:
-    """Return, for each key and signer, the latest live record that any store holds."""
+    """Return, for each key and signer, the newest valid record in any of `stores`."""
     found: dict[tuple[str, str], Envelope] = {}
     for key in keys:
         for store in stores:

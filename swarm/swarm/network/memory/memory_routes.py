@@ -1,6 +1,6 @@
-"""Carries bytes between the nodes of a simulated internet: links, pipes, conversations, and cuts in the routes.
+"""Carries bytes between the nodes of a simulated internet: links, pipes, conversations, and partitions.
 
-`MemoryRoutes` knows nodes by their peer ids alone. What runs at either end of a conversation belongs to
+`MemoryRoutes` knows nodes only by their peer ids. The handlers at the ends of a conversation belong to
 `memory_network`.
 """
 
@@ -20,16 +20,16 @@ from swarm.network.memory.memory_stream import StreamEnd
 from swarm.network.rate import Rate
 
 DETECTION_S = 1.0
-"""Time until a peer that vanished silently, or a cut route, is noticed."""
+"""Time until other peers notice that a peer has crashed, or that a route is cut."""
 
 NUM_ROUND_TRIPS_TO_RESUME = 6
-"""A stream goes on over another path after this many round trips: TCP, libp2p's encryption and multiplexer, the
-request itself."""
+"""Round trips until a stream goes on over another path: those of TCP, of libp2p's encryption and multiplexer, and of
+the request to resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessLink:
-    """A node's attachment to the internet, which outlives a crash of the node."""
+    """A node's uplink, downlink and clock, which remain when the node crashes."""
 
     up: Rate
     down: Rate
@@ -37,8 +37,8 @@ class AccessLink:
 
 
 class MemoryRoutes:
-    """The routes between all nodes of one simulation. Faults are switched at any time by the methods, and take effect
-    at once."""
+    """The routes between all nodes of one simulation. The methods may cause faults at any time, which take effect at
+    once."""
 
     def __init__(
         self, seed: int, default_link: LinkModel | Callable[[str, str], LinkModel], detection_s: float
@@ -54,16 +54,17 @@ class MemoryRoutes:
         self._num_partitions = 0
 
     def link(self, a: str, b: str, link: LinkModel, back: LinkModel | None = None) -> None:
-        """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
+        """Set the link from `a` to `b`, and the link from `b` to `a`, which is `back` if it is given, else `link`."""
         for pair, each in (((a, b), link), ((b, a), back or link)):
             self._links[pair] = each
             if pair in self._pipes:
                 self._pipes[pair].set_link(each)
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Cut the routes between the groups; peers in none of them form one more. Replaces an earlier partition.
+        """Cut the routes between the groups; peers in no group form one more. It replaces an earlier partition.
 
-        Bytes under way are held. What still waits for them after the detection time breaks as PeerUnreachable.
+        Bytes under way are held back. After the detection time, calls and streams over a cut route break with
+        PeerUnreachable.
         """
         self._islands = {peer_id: index for index, group in enumerate(groups, start=1) for peer_id in group}
         self._num_partitions += 1
@@ -75,15 +76,15 @@ class MemoryRoutes:
         asyncio.get_running_loop().call_later(self._detection_s, self._break_separated, self._num_partitions)
 
     def heal(self) -> None:
-        """Let all routes work again; what was held arrives."""
+        """Restore all routes. Bytes that were held back arrive."""
         self._islands = {}
         self._num_partitions += 1
         for pipe in self._pipes.values():
             pipe.release()
 
     def replace_path(self, a: str, b: str) -> None:
-        """Break what carries bytes between two peers, with another path there at once: calls under way fail, streams go
-        on after the round trips that it takes to find each other again."""
+        """Break the path between two peers, and replace it at once by another one. Calls under way fail. Streams go on
+        after NUM_ROUND_TRIPS_TO_RESUME."""
         pipes = [self._pipe(a, b), self._pipe(b, a)]
         for pipe in pipes:
             pipe.hold()

@@ -1,10 +1,10 @@
-"""Two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
+"""The two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
 
-A call is a conversation of one message each way; a stream may have any number. The window, the pieces of a message and
-what they cost are those of the real wire (`framing`), so that two peers who both send before either reads get stuck
-here as there. Bytes and their timing are left to `memory_link`, peers to `memory_network`.
-An end belongs to the task that uses it; `handler_task` to the network that serves it, here only to be cancelled when
-the caller leaves or the connection breaks.
+A call is a conversation of one message in each direction; a stream may have any number. The window, the pieces of a
+message and their cost are those of the real wire (`framing`), so that two peers that both send before either reads
+deadlock here as they would there. `memory_link` carries the bytes, and `memory_network` has the peers. An end belongs
+to the task that uses it. `handler_task` belongs to the network that serves the conversation; an end only cancels it,
+when the caller leaves or the connection breaks.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
-"""Credit goes back in steps of this size, as on the real wire."""
+"""Credit is granted in steps of this size, as on the real wire."""
 
 
 class StreamEnd:
-    """One side's view of a conversation with `peer_id`. Implements `interface.Stream`.
+    """One end of a conversation with `peer_id`. It implements `interface.Stream`.
 
-    `timeout_s` bounds each send and receive of the caller; a handler has None and ends when the caller leaves.
+    `timeout_s` bounds each send and receive of a stream's caller. A call and a handler have None.
     """
 
     def __init__(self, peer_id: str, pipe: Pipe, links: LinkMeter, *, timeout_s: float | None) -> None:
         self.peer_id = peer_id
         self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
-        self.is_call = False  # at its caller's end
+        self.is_call = False  # set at the caller's end only
         self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe
         self._links = links
@@ -63,7 +63,7 @@ class StreamEnd:
         until_s: float | None = None
         for kind, piece in framing.pieces(message):
             num_bytes = framing.cost(len(piece))
-            # nearly all messages find room, and need no timer
+            # nearly all messages have room, and need no timer
             if self._credit_bytes < num_bytes and self._broken is None:
                 if until_s is None and self._timeout_s is not None:
                     until_s = asyncio.get_running_loop().time() + self._timeout_s
@@ -71,7 +71,7 @@ class StreamEnd:
             if self._broken is not None:
                 raise self._broken.with_traceback(None)
             self._credit_bytes -= num_bytes
-            # as on the real wire no copy: a sender that uses its buffer again too early spoils what arrives
+            # no copy, as on the real wire: a sender that changes its buffer too early spoils the message
             self._put(len(piece), partial(self.other._take, kind, piece))
 
     async def receive(self) -> bytes:
@@ -96,14 +96,15 @@ class StreamEnd:
     # --- for the network that connects the two ends -----------------------------------------------------------------
 
     def open(self, method: str, present: Callable[[], None]) -> None:
-        """Ask for a conversation; `present` is called when the question has arrived."""
+        """Ask for a conversation; `present` is called when the request has arrived."""
         self._put(len(method), present)
 
     def accept(self) -> None:
         self._put(0, self.other._take_acceptance)
 
     async def accepted(self) -> None:
-        """Wait until the other side has accepted. Raises what it refused with, PeerTimeout or PeerUnreachable."""
+        """Wait until the other side has accepted. Raises the error with which it refused, PeerTimeout or
+        PeerUnreachable."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not self._accepted:
@@ -115,29 +116,28 @@ class StreamEnd:
             raise self._timed_out("did not accept the stream") from None
 
     def complete(self) -> None:
-        """End the stream, since its handler has returned: the other side reads what was sent, then the end; sending
-        more is its error."""
+        """End the stream, since its handler has returned. The other side still reads what was sent, then gets
+        EndOfStream; sending more raises PeerUnreachable there."""
         self._finished = True
         gone = PeerUnreachable("the peer has ended the stream", peer_id=self.other.peer_id)
         self._put(0, lambda: self.other._close(gone, EndOfStream()))
 
     def fail(self, error: BaseException) -> None:
-        """Have `error` raised at the other side, after what was sent already."""
+        """Have `error` raised at the other side, once it has read what was sent before."""
         wire = encode_failure(error)
         self._finished = True
         self._put(len(wire), lambda: self.other.break_off(decode_failure(wire, self.other.peer_id)))
 
     def hang_up(self) -> None:
-        """Tell the other side that nobody reads or writes here any more."""
+        """Tell the other side that this side has left the conversation."""
         self._finished = True
         self._pipe.drop(self)
         left = PeerUnreachable("the peer has left", peer_id=self.other.peer_id)
-        # not `_put`: this side may have broken off by itself, of which the other knows nothing
+        # not `_put`, which sends nothing once this end is broken: the other side may not know that
         self._pipe.put(self, 0, lambda: self.other.break_off(left))
 
     def break_off(self, error: SwarmError) -> None:
-        """Break the stream. Messages that have arrived can still be read; after them, and at once for sending, `error`
-        is raised."""
+        """Break this end. Sending raises `error` at once. Receiving raises it after the messages that have arrived."""
         self._close(error, error)
 
     def _close(self, error: SwarmError, at_end: Exception) -> None:
@@ -165,7 +165,7 @@ class StreamEnd:
                     self._room.clear()
                     await self._room.wait()
         except TimeoutError:
-            # part of the message may be out, so nothing more can be said here
+            # part of the message may have been sent, so the stream cannot go on
             self.break_off(self._timed_out("took no more data"))
             raise self._timed_out("took no more data") from None
 

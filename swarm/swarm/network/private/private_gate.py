@@ -82,7 +82,7 @@ class PrivateGate:
                 "the peer does not answer as a member of this private network",
                 remedy="give the address of a member; an invitation to another network does not work here",
                 peer_id=peer_id,
-                ) from None
+            ) from None
         greeting = self._opened(peer_id, answer)
         try:
             self._roll.take_in(peer_id, greeting, time.time())

@@ -137,7 +137,7 @@ def test_start_at_a_port_of_something_else_says_so(tmp_path: Path) -> None:
         async with server:
             port = server.sockets[0].getsockname()[1]
             error = await failure(tmp_path / "b", peers=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}",))
-            assert "not a libp2p host" in error.message
+            assert "no libp2p host" in error.message
 
     asyncio.run(main())
 
@@ -276,10 +276,10 @@ def test_start_that_cannot_read_the_daemons_output_says_so_and_leaves_nothing(
 
         monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", no_pipe)
         error = await failure(tmp_path / "a")
-        assert "cannot read what the libp2p daemon writes: too many open files" in error.message
+        assert "cannot read the output of the libp2p daemon: too many open files" in error.message
 
     asyncio.run(main())
-    assert "cannot read what the libp2p daemon writes" in caplog.text
+    assert "cannot read the output of the libp2p daemon" in caplog.text
 
 
 def test_start_with_a_daemon_that_says_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

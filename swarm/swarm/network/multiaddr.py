@@ -32,7 +32,8 @@ MAX_REMEMBERED_CHARS = 128
 addresses. Usual addresses have at most 100 characters, relayed ones included."""
 
 _ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
-"""What may follow the transport: nothing, the peer at the address, or its relay and perhaps the peer behind it."""
+"""The parts that may follow the transport: none, the peer at the address, or its relay and perhaps the peer behind
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

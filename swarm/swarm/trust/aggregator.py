@@ -27,7 +27,7 @@ Survey: TypeAlias = Literal["nothing", "norms", "products", "distances"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationReport:
-    """What the aggregation did to each member, in the members' order.
+    """The effect of the aggregation on each member, in the members' order.
 
     `kept` is the share of each slice's weight that was kept, averaged over the leaves: 1 for all of it, 0 for a slice
     that was left out. `kept` is empty where each coordinate is aggregated on its own. `note` says why the result is
@@ -39,7 +39,7 @@ class AggregationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AggregationDecision:
-    """What an aggregator decided about each leaf: `coefficients_LM` and `centre_L` of the module's formula.
+    """The decision of an aggregator about each leaf: `coefficients_LM` and `centre_L` of the module's formula.
     `cut_L` is the weight to trim at each end where the centre is a trimmed mean of each coordinate. `kept_LM` and
     `note` are those of the report; `kept_LM` is None where each coordinate is aggregated on its own."""
 

@@ -33,7 +33,7 @@ be the weaker of the two. With 0.34, one of three members can be a liar, too."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedSlices:
-    """How slices are mixed: mixed slice k of a leaf is the sum over members m of `shares_LKM` * slice m, where the
+    """The result of a mixing: mixed slice k of a leaf is the sum over members m of `shares_LKM` * slice m, where the
     shares of a mixed slice add up to 1. `weight_LK` are the weights of the mixed slices."""
 
     shares_LKM: Doubles
@@ -55,7 +55,7 @@ class Mixing(ABC):
 
     name: ClassVar[str]
     needs_products: ClassVar[bool]
-    """Whether `mix` reads the slices' scalar products. If not, `products_LMM` may have any values."""
+    """True if `mix` reads the slices' scalar products. If not, `products_LMM` may have any values."""
 
     @abstractmethod
     def mix(self, weights: Sequence[int], products_LMM: Doubles, beacons: Sequence[bytes], /) -> MixedSlices:

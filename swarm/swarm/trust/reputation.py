@@ -89,7 +89,7 @@ class TrackRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTrust:
-    """What routing uses: factors on costs, peers to ask only where no other can answer, and peers not to ask."""
+    """The input of routing: factors on costs, peers to ask only where no other can answer, and peers not to ask."""
 
     cost_factors: Mapping[str, float]
     avoided: frozenset[str]

@@ -28,7 +28,7 @@ MAX_KEYS_PER_SIGNER = 64
 hundreds of identities to fill the storage."""
 
 _SHARE_DROPPED = 64
-"""When there is no room, a 64th of the keys is dropped at once, so that a flood of keys does not cost a search for
+"""A 64th of the keys is dropped at once if there is no room, so that a flood of keys does not cost a search for
 each."""
 
 _MAX_CHECKED_BYTES = 16 * 2**20

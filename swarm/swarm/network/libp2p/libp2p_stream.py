@@ -55,7 +55,7 @@ Raises PeerError if the stream cannot go on."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """What a stream needs to go on over another byte stream."""
+    """The parts that a stream needs to go on over another byte stream."""
 
     sent: SentFrames
     reconnect: Reconnect

@@ -226,8 +226,8 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[None]:
 
 
 class AcceptedStream:
-    """What `ResumableStreams` keeps of an accepted stream. `break_off` aborts the stream's byte stream; the creator
-    sets it."""
+    """The entry of `ResumableStreams` for an accepted stream. `break_off` aborts its byte stream; the creator sets
+    it."""
 
     def __init__(self, streams: ResumableStreams, peer_id: str, stream_id: bytes) -> None:
         self.break_off: Callable[[], None] | None = None

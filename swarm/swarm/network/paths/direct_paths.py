@@ -91,7 +91,7 @@ class DirectPaths:
         self._known: object = None
         self._policy: DialPolicy
         self.may_relay = True
-        """Whether this node may relay for others, if it can be reached. `update` acts on it."""
+        """True if this node may relay for others once it can be reached. `update` acts on it."""
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
         """Serve the methods below `prefix`, and set the host's dialler. `replace` closes the connections to a peer and

@@ -71,7 +71,7 @@ of 64 members needs 63 at once; refused pairs are connected through the relay, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What this node knows about itself and its relays. The functions return the present values."""
+    """This node's knowledge of itself and its relays. The functions return the present values."""
 
     policy: Callable[[], DialPolicy]
     listen_endpoints: Mapping[int, ListenEndpoint]  # by IP version

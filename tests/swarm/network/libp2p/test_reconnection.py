@@ -95,7 +95,7 @@ def test_relay_that_holds_no_place_for_a_peer_is_asked_again_where_a_stream_wait
         peer = Peer(known=(CIRCUIT,), place=CIRCUIT, back_at=now() + back_s)
         reconnector = Reconnector(cast(Host, peer))
         if back_s:
-            with pytest.raises(PeerUnreachable, match="holds no place"):
+            with pytest.raises(PeerUnreachable, match="has no reservation at its relay"):
                 await reconnector.reach(PEER)
         began_at = now()
         await reconnector.reach_patiently(PEER)

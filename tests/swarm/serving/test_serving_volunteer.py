@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from support.loaded_spans import sharing_load
@@ -41,7 +41,7 @@ class Town:
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.load", load_equal))
-        stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
+        stack.enter_context(patch("swarm.serving.server.deployment.Deployment.measure_again", AsyncMock()))
 
     async def add(self, **options: Any) -> SpanPlacer:
         network = self.internet.network()

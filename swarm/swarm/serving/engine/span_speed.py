@@ -25,6 +25,10 @@ PREFILL_TOKENS = 64
 NUM_STEPS = 7
 NUM_STEPS_AGAIN = 2
 
+CHOOSE_EVERY = 60
+"""Of so many measurements of an idle span, the first also chooses the numbers of threads again: they may have been
+chosen while the machine was busy, as when several servers load at once."""
+
 WINDOW_PASSES = 64
 
 MEASURED_PASSES = 16
@@ -69,29 +73,14 @@ def measure(span: Span) -> SpanSpeed:
     The span decodes from then on with as many threads as were found worthwhile.
     """
     num_blocks = span.end - span.start
-    num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
-    pool = span.new_pool(num_prompt_pages + max(STEPS))
-    prompt_pages = range(num_prompt_pages)
-    prompt = SequenceRows(num_tokens=PREFILL_TOKENS, position=0, pages=prompt_pages, want=Want.LAST)
-    # of sequences that have the same prompt
-    decodes = [
-        SequenceRows(
-            num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + sequence], want=Want.LAST
-        )
-        for sequence in range(max(STEPS))
-    ]
-    for _ in range(2):
-        prefill_ms = _timed_ms(span, pool, [prompt])
-
-    @cache  # the number of threads that is chosen has been measured
-    def step_ms(num_rows: int, num_threads: int) -> float:
-        span.step_threads[num_rows] = num_threads
-        # the best: what others do meanwhile, such as loading, too, says nothing of later
-        return min(_timed_ms(span, pool, decodes[:num_rows]) for _ in range(NUM_STEPS))
-
+    trials = StepTrials(span)
+    trials.prefill_ms()
+    prefill_ms = trials.prefill_ms()
+    step_ms = cache(partial(trials.step_ms, num_steps=NUM_STEPS))  # the number that is chosen has been measured
     if span.device.type == "cpu":
         for num_rows in STEPS:
-            span.step_threads[num_rows] = worthwhile(partial(step_ms, num_rows), span.num_threads)
+            counts = thread_counts(span.num_threads)
+            span.step_threads[num_rows] = worthwhile(partial(step_ms, num_rows), counts)
     return SpanSpeed(
         prefill_ms=prefill_ms / PREFILL_TOKENS / num_blocks,
         decode_ms=step_ms(1, span.step_threads[1]) / num_blocks,
@@ -99,14 +88,60 @@ def measure(span: Span) -> SpanSpeed:
     )
 
 
-def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """Return the smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each
+class StepTrials:
+    """Time a prompt, and decodes of up to `max(STEPS)` sequences that share it. Blocking: for the engine's thread."""
+
+    def __init__(self, span: Span) -> None:
+        num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
+        pages = range(num_prompt_pages)
+        self._span = span
+        self._pool = span.new_pool(num_prompt_pages + max(STEPS))
+        self._prompt = SequenceRows(num_tokens=PREFILL_TOKENS, position=0, pages=pages, want=Want.LAST)
+        self._decodes = [
+            SequenceRows(
+                num_tokens=1, position=PREFILL_TOKENS, pages=[*pages, num_prompt_pages + sequence], want=Want.LAST
+            )
+            for sequence in range(max(STEPS))
+        ]
+
+    def prefill_ms(self) -> float:
+        """Return the milliseconds of a prompt of PREFILL_TOKENS."""
+        return _timed_ms(self._span, self._pool, [self._prompt])
+
+    def step_ms(self, num_rows: int, num_threads: int | None = None, *, num_steps: int) -> float:
+        """Return the milliseconds of the best of `num_steps` steps, with the chosen number of threads or another one.
+
+        The best, because other work on the machine, such as loading, says nothing of later steps.
+        """
+        chosen = self._span.step_threads[num_rows]
+        self._span.step_threads[num_rows] = num_threads or chosen
+        try:
+            return min(_timed_ms(self._span, self._pool, self._decodes[:num_rows]) for _ in range(num_steps))
+        finally:
+            self._span.step_threads[num_rows] = chosen
+
+
+def thread_counts(most: int) -> list[int]:
+    """Return the numbers of threads that are tried: the powers of two below `most`, and `most`."""
+    return [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
+
+
+def thread_counts_near(chosen: int, most: int) -> list[int]:
+    """Return the numbers of threads that are tried again: half of those `chosen`, as many, and up to four times as
+    many. One thread takes too long where many are the right number."""
+    counts = thread_counts(most)
+    place = counts.index(chosen)
+    return counts[max(0, place - 1) : place + 3]
+
+
+def worthwhile(time_ms: Callable[[int], float], counts: Sequence[int]) -> int:
+    """Return the smallest number of threads of `counts`, which grow, beyond which a fifth is not saved for each
     doubling.
 
     One doubling that does not pay is not enough to stop, since PyTorch may treat a single thread specially; two are.
     """
-    counts = [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
-    chosen, chosen_ms, num_failed = 1, time_ms(1), 0
+    chosen, num_failed = counts[0], 0
+    chosen_ms = time_ms(chosen)
     for count in counts[1:]:
         count_ms = time_ms(count)
         if count_ms <= chosen_ms * _WORTH ** math.log2(count / chosen):
@@ -114,20 +149,6 @@ def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
         elif (num_failed := num_failed + 1) == _MOST_FAILED:
             break
     return chosen
-
-
-def step_again_ms(span: Span, num_tokens: int) -> float:
-    """Return the milliseconds of one block for each of `num_tokens`, the best of a few steps, of a span that was
-    measured before.
-
-    Several are a prompt; one comes after a prompt, of zeros.
-    """
-    position = PREFILL_TOKENS if num_tokens == 1 else 0
-    num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
-    step = SequenceRows(num_tokens=num_tokens, position=position, pages=range(num_pages), want=Want.LAST)
-    pool = span.new_pool(num_pages)
-    best_ms = min(_timed_ms(span, pool, [step]) for _ in range(NUM_STEPS_AGAIN))
-    return best_ms / num_tokens / (span.end - span.start)
 
 
 def _timed_ms(span: Span, pool: KVPool, pieces: Sequence[SequenceRows]) -> float:

@@ -22,14 +22,23 @@ from swarm_protocol.serving_messages import FilesResponse
 from swarm.heap import give_back
 from swarm.network.interface import FailpointHook, no_failpoints
 from swarm.serving.engine.engine import Engine, EngineOptions
-from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, measure, step_again_ms
+from swarm.serving.engine.span_speed import (
+    CHOOSE_EVERY,
+    NUM_STEPS_AGAIN,
+    PREFILL_TOKENS,
+    SpanSpeed,
+    StepTrials,
+    measure,
+    thread_counts_near,
+    worthwhile,
+)
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.verification import HeldFile, check_small_files, held_files
 from swarm.serving.model.family_check import check_config
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.shape import check_span
-from swarm.serving.model.span import Span
+from swarm.serving.model.span import STEPS, Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import needed_shards
 
@@ -164,6 +173,7 @@ class Deployment:
         self.options = options
         self.engine = Engine(loaded.span, pool, options, revision=loaded.revision, speed=loaded.speed, thread=thread)
         self._running: asyncio.Task[None] | None = None
+        self._num_measured = 0
 
     @classmethod
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
@@ -192,13 +202,28 @@ class Deployment:
 
     async def measure_again(self) -> None:
         """Measure the span again while it is idle: a server that seems slow gets few requests, and so observes little.
+        The first time, and then every CHOOSE_EVERY times, also choose the numbers of threads again.
 
         Steps that arrive meanwhile wait for a few short passes.
         """
         assert self.engine.observed is not None
-        decode_ms = await self.engine.in_thread(step_again_ms, self.loaded.span, 1)
-        prefill_ms = await self.engine.in_thread(step_again_ms, self.loaded.span, PREFILL_TOKENS)
-        self.engine.observed.measured_again(decode_ms, prefill_ms)
+        span = self.loaded.span
+        trials = StepTrials(span)
+        if self._num_measured % CHOOSE_EVERY == 0 and span.device.type == "cpu":
+            await self._choose_threads(trials)
+        self._num_measured += 1
+        decode_ms = await self.engine.in_thread(partial(trials.step_ms, num_steps=NUM_STEPS_AGAIN), 1)
+        prefill_ms = min([await self.engine.in_thread(trials.prefill_ms) for _ in range(NUM_STEPS_AGAIN)])
+        num_blocks = span.end - span.start
+        self.engine.observed.measured_again(decode_ms / num_blocks, prefill_ms / PREFILL_TOKENS / num_blocks)
+
+    async def _choose_threads(self, trials: StepTrials) -> None:
+        span = self.loaded.span
+        for num_rows in STEPS:
+            counts = thread_counts_near(span.step_threads[num_rows], span.num_threads)
+            trial = partial(trials.step_ms, num_rows, num_steps=NUM_STEPS_AGAIN)
+            times_ms = {count: await self.engine.in_thread(trial, count) for count in counts}
+            span.step_threads[num_rows] = worthwhile(times_ms.__getitem__, counts)
 
     @property
     def blocks(self) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from swarm.serving.engine.span_speed import (
     ObservedSpeed,
     SpanSpeed,
     StepCost,
+    thread_counts,
+    thread_counts_near,
     worthwhile,
 )
 
@@ -135,4 +137,10 @@ def test_cost_the_only_sequence_may_have_longer_steps() -> None:
     ],
 )
 def test_worthwhile_is_where_a_doubling_no_longer_saves_a_fifth(times_ms: Mapping[int, float], chosen: int) -> None:
-    assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen
+    assert worthwhile(times_ms.__getitem__, list(times_ms)) == chosen
+
+
+def test_thread_counts_are_powers_of_two_and_all_and_are_tried_again_around_the_choice() -> None:
+    assert [thread_counts(most) for most in (1, 2, 3, 12)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8, 12]]
+    near = {chosen: thread_counts_near(chosen, 12) for chosen in (1, 4, 12)}
+    assert near == {1: [1, 2, 4], 4: [2, 4, 8, 12], 12: [8, 12]}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from swarm.serving.engine.span_speed import CHOOSE_EVERY, StepTrials
 from swarm.serving.model.model_files import open_model, weight_sizes
 from swarm.serving.server.capability import measure_block, weigh
 from swarm.serving.server.deployment import Deployment, ServerOptions, load
@@ -30,6 +31,36 @@ def test_load_while_another_span_steps_with_fewer_threads_may_use_all(llama_dir:
             assert asyncio.run(load()) == usual
         finally:
             stepping.submit(torch.set_num_threads, usual).result()
+
+
+def test_measure_again_at_first_and_seldom_later_chooses_the_threads_anew(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine, as when several servers load at once, makes a second thread look worthless while loading."""
+    worth = 0.5
+
+    def step_ms(_trials: StepTrials, _num_rows: int, num_threads: int | None = None, *, num_steps: int) -> float:
+        assert num_steps
+        return worth if num_threads == 2 else 1.0
+
+    async def measure_again(num_times: int) -> dict[int, int]:
+        for _ in range(num_times):
+            await deployment.measure_again()
+        return dict(span.step_threads)
+
+    async def scenario() -> None:
+        nonlocal worth
+        assert await measure_again(1) == {1: 2, 16: 2}
+        worth = 0.9
+        assert await measure_again(CHOOSE_EVERY - 1) == {1: 2, 16: 2}
+        assert await measure_again(1) == {1: 1, 16: 1}
+        await deployment.close()
+
+    monkeypatch.setattr(StepTrials, "step_ms", step_ms)
+    deployment = asyncio.run(Deployment.load(llama_dir, 2, 4, ServerOptions(kv_bytes=2**20)))
+    span = deployment.loaded.span
+    span.num_threads, span.step_threads = 2, {1: 1, 16: 1}
+    asyncio.run(scenario())
 
 
 BLOCK_BYTES = 4 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64 + 2 * 32)

@@ -122,8 +122,8 @@ def reason_of(error: Exception) -> str:
 
     For any other exception, return what `text_of` returns, or the name of its class if the text is empty.
     """
-    told = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
-    return told or text_of(error) or type(error).__name__
+    system_text = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
+    return system_text or text_of(error) or type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
@@ -145,10 +145,10 @@ def printable_line(text: str) -> str:
     return " ".join(printable.split())
 
 
-def first_few(names: Sequence[str], max_named: int, told: Callable[[str], str] = str) -> str:
-    """Return the first `max_named` of `names`, each formatted by `told`, and the number of those left out."""
+def first_few(names: Sequence[str], max_named: int, as_text: Callable[[str], str] = str) -> str:
+    """Return the first `max_named` of `names`, each formatted by `as_text`, and the number of those left out."""
     num_more = len(names) - max_named
-    return ", ".join(map(told, names[:max_named])) + (f" and {num_more} more" if num_more > 0 else "")
+    return ", ".join(map(as_text, names[:max_named])) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def cause(error: BaseException) -> BaseException:

@@ -55,7 +55,7 @@ MAX_SIGNED_LIFETIME_S = 366 * 86400.0
 # This is the end of the year 9999, beyond which calendars (and datetime.fromtimestamp) fail.
 MAX_TIME_S = 253402300799.0
 
-# Purposes are short words in our own source.
+# Purposes are short words in the program's own source.
 MAX_PURPOSE_BYTES = 32
 # Network ids are typed by people and shown in logs.
 MAX_NETWORK_ID_BYTES = 64
@@ -124,7 +124,7 @@ MAX_MEMORY_BYTES = 2**50
 MAX_TOKENS_PER_S = 1e9
 # The deepest published models have 126 blocks.
 MAX_BLOCKS = 4096
-# A block that takes ten minutes a token serves nobody.
+# A block that takes ten minutes a token is of no use.
 MAX_BLOCK_MS = 600_000.0
 # A cache of MAX_MEMORY_BYTES has this room at 1 KiB a token.
 MAX_KV_TOKENS = 2**40

@@ -227,7 +227,7 @@ class ServedMethods(Generic[H]):
 
 
 async def _refuse(_peer_id: str, _request: object) -> NoReturn:
-    raise PeerRefused("this node does not serve the method any more", remedy="ask another peer")
+    raise PeerRefused("the peer does not serve the method any more", remedy="ask another peer")
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:

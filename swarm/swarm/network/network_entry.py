@@ -191,10 +191,12 @@ async def join(
         nearby=tuple(each.peer_id for each in contacts if each not in remembered),
     )
     if not entry.given and (refusals := _refusals(failures)):
-        raise _refused(failures, refusals)
+        raise _refusal_error(failures, refusals)
     if not greetings:
         if failures or find_nearby or (remembered and not may_be_first):
-            raise _nobody(failures, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None)
+            raise _unreachable_error(
+                failures, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None
+            )
         return entry
     for addr, failure in failures.items():
         logger.warning("%s: %s", addr, failure)
@@ -286,13 +288,13 @@ def _reasons(failures: Failures) -> str:
     )
 
 
-def _refused(failures: Failures, refusals: Sequence[PeerRefused]) -> ConfigError:
+def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> ConfigError:
     remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
     reasons = _reasons(failures)
     return ConfigError(f"cannot join through the given peers: {reasons}", remedy="; ".join(filter(None, remedies)))
 
 
-def _nobody(failures: Failures, *, num_remembered: int, was_sought_nearby: bool) -> StartError:
+def _unreachable_error(failures: Failures, *, num_remembered: int, was_sought_nearby: bool) -> StartError:
     nearby = "no node of this network answered in the local network" if was_sought_nearby else ""
     if not failures:
         remembered = f"none of the peers that this node remembers ({num_remembered}) could be reached"

@@ -108,11 +108,13 @@ class UnreadBudget:
         if peer_bytes <= self._max_peer_bytes and self.num_bytes <= self._max_host_bytes:
             return True
         if peer_bytes > self._max_peer_bytes:
-            self._give_way(holder, f"more than {self._max_peer_bytes} bytes of this peer wait to be read here")
+            self._give_way(holder, f"more than {self._max_peer_bytes} bytes from one peer wait to be read")
         while self.num_bytes > self._max_host_bytes:
             peer_id = max(self._by_peer, key=self._by_peer.__getitem__)
             largest = max((each for each in self._held if each.peer_id == peer_id), key=self._held.__getitem__)
-            self._give_way(largest, f"more than {self._max_host_bytes} bytes wait to be read here, most of this peer")
+            self._give_way(
+                largest, f"more than {self._max_host_bytes} bytes wait to be read, most of them from one peer"
+            )
         return holder in self._held
 
     def release(self, holder: UnreadHolder, num_bytes: int) -> None:

@@ -113,7 +113,7 @@ class Coverage:
         rate_WB = np.sort(self.rate_B + inside_WB * rate_W[:, None], axis=1)
         rough_WB = np.rint(np.log(np.maximum(rate_WB, _LOWEST) / _LOWEST) / np.log(SAME_SPEED))
         kept = _highest(rough_WB)
-        kept = kept[_highest(-np.round(_way(starts_W[kept], length, rtt_B))[:, None])]
+        kept = kept[_highest(-np.round(_neighbour_rtts(starts_W[kept], length, rtt_B))[:, None])]
         # sums of the same speeds in another order differ in the last digits, but must compare as equal
         best = int(starts_W[kept[_highest(np.round(rate_WB[kept], 6))[0]]])
         return best, best + length
@@ -143,7 +143,7 @@ def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
     return rows
 
 
-def _way(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
+def _neighbour_rtts(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
     """Return the mean round trip from each window to its nearest neighbours before and after [W]; at an end of the
     model there is only one neighbour."""
     ends_W = starts_W + length
@@ -217,13 +217,13 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
     for other in sorted(hash_ for hash_ in before_me if hash_ < mine)[:MAX_PROPOSALS]:
         record = servers[before_me[other]]
         joiner = _capacity(before_me[other], record)
-        span = _best(cover, joiner, _rtts(servers, num_blocks, joiner))
+        span = _best_span(cover, joiner, _rtts(servers, num_blocks, joiner))
         cover.add(span, joiner.tokens_per_s(span, num_blocks))
     rtt_B = _rtts(servers, num_blocks, me)
-    span = _best(cover, me, rtt_B)
-    if _with(cover, me, span).num_missing:
-        tight = _tight(cover, me, rtt_B)
-        span = span if _with(cover, me, tight).num_missing else tight
+    span = _best_span(cover, me, rtt_B)
+    if _health_with(cover, me, span).num_missing:
+        largest = _largest_span(cover, me, rtt_B)
+        span = span if _health_with(cover, me, largest).num_missing else largest
     return PlacementDecision(start=span[0], end=span[1], reason=_reason(cover, span, me))
 
 
@@ -235,12 +235,12 @@ def choose_move(
     rtt_B = _rtts(servers, num_blocks, me)
     alone = sole_spans(servers, num_blocks, me.peer_id, current)
     keep = (alone[0][0], alone[-1][1]) if alone else (0, 0)
-    now = _with(cover, me, current)
-    spans = [_best(cover, me, rtt_B, keep)] if keep[1] - keep[0] <= min(me.num_blocks, num_blocks) else []
-    if now.num_missing and keep[1] - keep[0] <= _most(cover, me):
-        spans.append(_tight(cover, me, rtt_B, keep))
+    now = _health_with(cover, me, current)
+    spans = [_best_span(cover, me, rtt_B, keep)] if keep[1] - keep[0] <= min(me.num_blocks, num_blocks) else []
+    if now.num_missing and keep[1] - keep[0] <= _most_blocks(cover, me):
+        spans.append(_largest_span(cover, me, rtt_B, keep))
     for span in spans:
-        if span != current and (reason := _worth(now, _with(cover, me, span), current, span)):
+        if span != current and (reason := _reason_to_move(now, _health_with(cover, me, span), current, span)):
             return PlacementDecision(start=span[0], end=span[1], reason=reason)
     return None
 
@@ -293,31 +293,31 @@ def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> 
     return rtt_B
 
 
-def _with(cover: Coverage, me: Capacity, span: Span) -> CoverageSummary:
+def _health_with(cover: Coverage, me: Capacity, span: Span) -> CoverageSummary:
     return cover.health(beside=(span, me.tokens_per_s(span, cover.num_blocks)))
 
 
-def _most(cover: Coverage, me: Capacity) -> int:
+def _most_blocks(cover: Coverage, me: Capacity) -> int:
     return min(max(me.num_blocks, me.max_blocks, 1), cover.num_blocks)
 
 
-def _tight(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
-    return cover.best_window(_most(cover, me), me, rtt_B, keep)
+def _largest_span(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+    return cover.best_window(_most_blocks(cover, me), me, rtt_B, keep)
 
 
-def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+def _best_span(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
     """Return the best window with as many blocks as fit, or with fewer if the slowest block then gains much and no
     block loses."""
     full = min(max(me.num_blocks, 1), cover.num_blocks)
     best = cover.best_window(full, me, rtt_B, keep)
-    health = _with(cover, me, best)
+    health = _health_with(cover, me, best)
     if health.num_missing or full == cover.num_blocks:
         return best
     for length in sorted({int(full * part) for part in FEWER} - {0, full}, reverse=True):
         if length < keep[1] - keep[0]:
             break
         span = cover.best_window(length, me, rtt_B, keep)
-        found = _with(cover, me, span)
+        found = _health_with(cover, me, span)
         if found.num_missing or found.num_single > health.num_single:
             break
         if health.slowest < MIN_GAIN * found.slowest:
@@ -325,7 +325,7 @@ def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> 
     return best
 
 
-def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
+def _reason_to_move(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
     """Return the reason to move, or an empty text. Giving a few blocks a second server is not worth loading many."""
     if then.num_missing < now.num_missing:
         return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
@@ -346,7 +346,7 @@ def _reason(cover: Coverage, span: Span, me: Capacity) -> str:
         if num_short:
             num_helped = int((cover.servers_B[start:end] == num_servers).sum())
             return f"{num_short} of {cover.num_blocks} blocks have {have}, and {start}:{end} has {num_helped} of them"
-    before, after = cover.health().slowest, _with(cover, me, span).slowest
+    before, after = cover.health().slowest, _health_with(cover, me, span).slowest
     if after > before:
         return f"{start}:{end} raises the slowest block from {before:.1f} to {after:.1f} tokens/s"
     return f"{start}:{end} has the slowest blocks that fit here"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, first_few
 from swarm_protocol.manifest_messages import manifest_dtype
 from swarm_protocol.records import ServeRecord
 
@@ -133,12 +133,11 @@ def _pinned(found: Sequence[Revision], pin: str) -> Revision | None:
 
 def describe_revisions(found: Sequence[Revision]) -> str:
     """Describe revisions as `1a2b3c4d5e6f by 2 servers, …`."""
-    told = [
+    texts = [
         f"{short_revision(each.digest)} by {each.num_servers} server{'' if each.num_servers == 1 else 's'}"
-        for each in found[:MAX_TOLD]
+        for each in found
     ]
-    more = len(found) - MAX_TOLD
-    return ", ".join(told) + (f" and {more} more" if more > 0 else "")
+    return first_few(texts, MAX_TOLD)
 
 
 def _num_blocks(spans: Sequence[tuple[int, int]]) -> int:

@@ -194,8 +194,8 @@ def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: Routin
     """Return the indices of the servers by the cost of a block plus its share of the round trip to the client, then by
     salt [P]."""
     rtt_ms = context.rtt_ms
-    way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
-    merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
+    rtt_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
+    merit_P = block_P + (rtt_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
     draw_P = np.random.default_rng(zlib.crc32(context.salt.encode())).permutation(len(usable))
     return np.lexsort((draw_P, merit_P))
 
@@ -206,18 +206,21 @@ def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, 
     link_PP = _links(usable) / 2 + overhead_P + np.maximum(send_P[:, None], _transfers(usable))
     np.fill_diagonal(link_PP, 0.0)
     before = context.previous_peer_id
-    come_P = np.array([record.token_ms.get(before, 0.0) for _, record in usable])
+    receive_P = np.array([record.token_ms.get(before, 0.0) for _, record in usable])
     after = servers[context.next_peer_id].token_ms if context.next_peer_id in servers else {}
-    go_P = np.maximum(send_P, [after.get(peer_id, 0.0) for peer_id, _ in usable])
+    forward_P = np.maximum(send_P, [after.get(peer_id, 0.0) for peer_id, _ in usable])
     return Costs(
-        enter_P=_way(servers, usable, context, before) / 2 + overhead_P + come_P,
+        enter_P=_round_trips_to(servers, usable, context, before) / 2 + overhead_P + receive_P,
         link_PP=link_PP,
         block_P=block_P,
-        leave_P=_way(servers, usable, context, context.next_peer_id) / 2 + (go_P if context.next_peer_id else 0.0),
+        leave_P=_round_trips_to(servers, usable, context, context.next_peer_id) / 2
+        + (forward_P if context.next_peer_id else 0.0),
     )
 
 
-def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingContext, peer_id: str) -> Floats:
+def _round_trips_to(
+    servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingContext, peer_id: str
+) -> Floats:
     """Return the round trips between the servers and `peer_id`, or the client if `peer_id` is empty [P]."""
     if not peer_id:
         return np.array([context.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
@@ -229,26 +232,26 @@ def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingCon
 def _links(usable: Usable) -> Floats:
     """Return the round trips between servers [P, P]: the longer of both servers' claims, so that no claim makes a
     server nearer."""
-    said_PP = _said(usable, [record.rtt_ms for _, record in usable], unknown=-1.0)
-    known_PP = np.maximum(said_PP, said_PP.T)
+    announced_PP = _announced(usable, [record.rtt_ms for _, record in usable], unknown=-1.0)
+    known_PP = np.maximum(announced_PP, announced_PP.T)
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
 
 
 def _transfers(usable: Usable) -> Floats:
     """Return the milliseconds that a token's hidden states take from each server (row) to each other one (column), as
     the receiver measured. Unmeasured links add nothing. A server's claim can only make links to that server slower."""
-    return _said(usable, [record.token_ms for _, record in usable], unknown=0.0).T
+    return _announced(usable, [record.token_ms for _, record in usable], unknown=0.0).T
 
 
-def _said(usable: Usable, told: Sequence[Mapping[str, float]], *, unknown: float) -> Floats:
+def _announced(usable: Usable, claims: Sequence[Mapping[str, float]], *, unknown: float) -> Floats:
     """Return the value that each server (row) has announced for each other one (column), or `unknown`."""
     index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
-    said_PP = np.full((len(usable), len(usable)), unknown)
-    for p, of_others in enumerate(told):
+    announced_PP = np.full((len(usable), len(usable)), unknown)
+    for p, of_others in enumerate(claims):
         for peer_id, ms in of_others.items():
             if (q := index.get(peer_id)) is not None:
-                said_PP[p, q] = ms
-    return said_PP
+                announced_PP[p, q] = ms
+    return announced_PP
 
 
 def _no_chain(

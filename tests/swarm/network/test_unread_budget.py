@@ -34,7 +34,7 @@ def test_stream_beyond_its_peers_budget_gives_way_and_the_others_stay() -> None:
     assert not budget.charge(second, 5)
     [refusal] = second.refusals
     assert refusal.retry_after_s > 0
-    assert "bytes of this peer wait to be read here" in refusal.message
+    assert "bytes from one peer wait to be read" in refusal.message
     assert not first.refusals
     assert not other.refusals
     assert budget.num_bytes == 12
@@ -135,7 +135,7 @@ def test_streams_of_one_key_that_nobody_reads_share_the_budget_of_their_host(tmp
                 return budget.num_refused == 1
 
             await eventually(has_given_way)
-            with pytest.raises(PeerRefused, match="bytes of this peer wait to be read here"):
+            with pytest.raises(PeerRefused, match="bytes from one peer wait to be read"):
                 await beyond.receive()
             assert 3 * num_bytes <= budget.num_bytes < 3.1 * num_bytes
             before = budget.num_bytes

@@ -1,1 +1,1 @@
-"""The record DHT: Kademlia over this project's own unary calls."""
+"""The record DHT: Kademlia over unary calls."""

@@ -331,15 +331,17 @@ class LocalPeers:
         try:
             await self._reach(contact)
         except PeerError as error:
-            logger.info("cannot reach a node of the local network: %s at %s: %s", *_told(contact), error.message)
+            logger.info(
+                "cannot reach a node of the local network: %s at %s: %s", *_id_and_addrs(contact), error.message
+            )
             return
         self._discovery.nearby.reached(contact)
         if await self._table.ping(contact.peer_id):
             self._again_at[contact] = now + KNOWN_FOR_S
-            logger.info("met a node of the local network: %s at %s", *_told(contact))
+            logger.info("met a node of the local network: %s at %s", *_id_and_addrs(contact))
             await self._table.refresh()
             await self._on_met()
 
 
-def _told(contact: Contact) -> tuple[str, str]:
+def _id_and_addrs(contact: Contact) -> tuple[str, str]:
     return contact.peer_id, ", ".join(contact.addrs)

@@ -62,7 +62,7 @@ class Link(Protocol):
     """The local networks of this machine, as `local_discovery` uses them."""
 
     def send(self, segment: Segment, packet: bytes) -> None:
-        """Send a packet to everyone on a segment, or to nobody if that fails."""
+        """Send a packet to all hosts of a segment. Do nothing if that fails."""
 
     def close(self) -> None: ...
 

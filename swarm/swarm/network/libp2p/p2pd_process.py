@@ -301,7 +301,7 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
     path = p2pd_path()
     try:
         with _that_waits_its_turn():
-            return subprocess.Popen(  # noqa: S603 - our own binary, without a shell
+            return subprocess.Popen(  # noqa: S603 - a fixed binary, without a shell
                 [str(path), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -134,7 +134,7 @@ async def _linger(stream: Libp2pStream, pump: asyncio.Task[None]) -> None:
 
 async def _refuse(stream: Libp2pStream) -> None:
     """Tell the caller that there is no room for its stream, and wait up to LINGER_S until it has left."""
-    stream.give_way(PeerRefused("too many streams to this node are open", retry_after_s=1.0))
+    stream.give_way(PeerRefused("too many streams to the peer are open", retry_after_s=1.0))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             await stream.pump()

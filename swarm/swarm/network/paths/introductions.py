@@ -91,8 +91,8 @@ class Introductions:
         self._here = surroundings
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
         self._failed: dict[str, float] = {}  # by peer, the time until which it is not tried again
-        self._relayed = RateLimit()
-        self._told = RateLimit()
+        self._asked_by_peer = RateLimit()
+        self._asked_by_relay = RateLimit()
         self.carried: set[str] = set()  # peers whose connection this process passes to its daemon
 
     async def serve(self) -> None:
@@ -136,15 +136,15 @@ class Introductions:
         except PeerViolation:
             return REFUSED
         target = request.peer_id
-        if target not in self._here.reserved() or target == asker or not self._relayed.takes(asker):
+        if target not in self._here.reserved() or target == asker or not self._asked_by_peer.takes(asker):
             return REFUSED
         connected = await self._host.connected_peers()
         seen = {peer: _direct(connected.get(peer, ())) for peer in (asker, target)}
         are_neighbours = bool(_ips(seen[asker]) & _ips(seen[target]))
-        told = _tellable(request.addrs, seen[asker], are_neighbours=are_neighbours)
-        if not told or not seen[target]:
+        passed_on = _to_pass_on(request.addrs, seen[asker], are_neighbours=are_neighbours)
+        if not passed_on or not seen[target]:
             return REFUSED
-        message = Introduction(peer_id=asker, addrs=told).to_bytes()
+        message = Introduction(peer_id=asker, addrs=passed_on).to_bytes()
         try:
             async with asyncio.timeout(ANSWER_S / 2):
                 answer = await self._host.call(target, self._prefix + INTRODUCED, message, addrs=())
@@ -154,8 +154,8 @@ class Introductions:
             return REFUSED
         if not agreement.agreed:
             return REFUSED
-        told = _tellable(agreement.addrs, seen[target], are_neighbours=are_neighbours)
-        return PathAnswer(agreed=True, addrs=told).to_bytes()
+        passed_on = _to_pass_on(agreement.addrs, seen[target], are_neighbours=are_neighbours)
+        return PathAnswer(agreed=True, addrs=passed_on).to_bytes()
 
     # --- as the peer that is wanted -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Introductions:
             request = Introduction.from_bytes(data)
         except PeerViolation:
             return REFUSED
-        if relay not in self._here.own_relays() or not self._told.takes(relay):
+        if relay not in self._here.own_relays() or not self._asked_by_relay.takes(relay):
             return REFUSED
         if not await self._is_direct(request.peer_id):
             if request.peer_id not in self._attempts and self._is_busy():
@@ -261,7 +261,7 @@ class Introductions:
     def _shared_addrs(self) -> Addrs:
         """Return the addresses that this node claims: for a peer in the same network, for a forwarded port at the IP
         that the relay sees, and for the IP version by which the relay does not see this node."""
-        return _told(_direct(self._here.own_addrs()))
+        return _to_share(_direct(self._here.own_addrs()))
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return the addresses to try: for each IP version those at one public and at one private IP."""
@@ -292,7 +292,7 @@ def _ips(addrs: Iterable[str]) -> set[object]:
     return {ip_of(addr) for addr in addrs}
 
 
-def _told(addrs: Iterable[str]) -> Addrs:
+def _to_share(addrs: Iterable[str]) -> Addrs:
     """Return those of `addrs` at one public IP of each version, then all private ones, since only the peer that dials
     knows which network both share."""
     found = _one_ip_of_each(lambda addr: is_private(addr) and ip_of(addr), addrs)
@@ -310,7 +310,7 @@ def _one_ip_of_each(kind: Callable[[str], object], addrs: Iterable[str]) -> tupl
     return tuple(found)
 
 
-def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
+def _to_pass_on(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
     """Return the addresses that a relay passes on: those at which it sees a peer, and the claims that share their IP,
     are private while both peers share that IP, or are of an IP version by which it does not see the peer. With other
     claims, a peer could have strangers' machines dialled."""
@@ -323,4 +323,4 @@ def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: boo
         return ip is not None and ip.version not in versions
 
     also = filter(may_be_its_own, _direct(dialable(claims)))
-    return _told(dict.fromkeys((*seen, *also)))
+    return _to_share(dict.fromkeys((*seen, *also)))

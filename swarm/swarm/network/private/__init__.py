@@ -1,1 +1,1 @@
-"""Private networks: who is a member, what each may do, and a gate that answers nobody else."""
+"""Private networks: their members, the rights of each, and the gate that answers only members."""

@@ -1,1 +1,1 @@
-"""Connections to peers that cannot be dialled, carried by nodes that can (libp2p circuit relay v2)."""
+"""Relays carry connections to peers that cannot be dialled (libp2p circuit relay v2)."""

@@ -332,16 +332,16 @@ def relay_candidates(
     for peer_id, addrs in named.items():
         direct = [addr for addr in addrs if not is_relayed(addr)]
         if direct:
-            found[peer_id] = RelayCandidate(peer_id=peer_id, addrs=_best(direct), is_given=True)
+            found[peer_id] = RelayCandidate(peer_id=peer_id, addrs=_best_addrs(direct), is_given=True)
     for contact in sorted(known, key=lambda contact: _rank(own_peer_id, contact.peer_id)):
         usable = [addr for addr in contact.addrs if takes(addr)]
         if usable and contact.peer_id not in found:
-            found[contact.peer_id] = RelayCandidate(peer_id=contact.peer_id, addrs=_best(usable), is_given=False)
+            found[contact.peer_id] = RelayCandidate(peer_id=contact.peer_id, addrs=_best_addrs(usable), is_given=False)
     found.pop(own_peer_id, None)
     return list(found.values())
 
 
-def _best(addrs: Iterable[str]) -> tuple[str, ...]:
+def _best_addrs(addrs: Iterable[str]) -> tuple[str, ...]:
     """Return the best MAX_RELAY_ADDRS addresses: public ones first, and one of each IP version before a second one."""
     num_before: Counter[str] = Counter()
     ranked = []

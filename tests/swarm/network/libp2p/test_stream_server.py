@@ -90,7 +90,7 @@ def test_caller_that_is_refused_is_waited_for_until_it_has_heard(monkeypatch: py
         writer.write(b"\xff" * ID_BYTES)
         kind, length = framing.parse_header(await reader.readexactly(framing.HEADER.size))
         assert kind is Kind.FAILURE
-        assert b"too many streams to this node are open" in await reader.readexactly(length)
+        assert b"too many streams to the peer are open" in await reader.readexactly(length)
         writer.write(framing.frame(Kind.DATA, b"what was on its way") + framing.acknowledgement(1))
         await asyncio.sleep(0)
         assert not serving.done()

@@ -11,6 +11,7 @@ This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks;
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -184,9 +185,10 @@ class PageNames:
     """The names under which the pages of one sequence on blocks [start, end) are registered as they fill, so that other
     sequences find them again.
 
-    Before block 0 content follows from the tokens, so that all clients can share it: the names are computed from the
-    tokens that were really run. Further on it follows from what the client sent, which is not checked: the names are
-    those that the client has `given`, and only this client finds them again.
+    Before block 0 content follows from the tokens, so that all clients can share it: the keys are computed from the
+    tokens that were really run. Further on it follows from what the client sent, which is not checked: the keys are
+    those that the client has `given`, and only this client finds them again. A name has the key of the page before,
+    too: a client that gives keys in another order would have others find what was computed after the wrong pages.
     """
 
     def __init__(self, revision: str, client: str, start: int, end: int, given: Sequence[bytes]) -> None:
@@ -198,14 +200,15 @@ class PageNames:
     @property
     def wanted(self) -> list[bytes]:
         """The names of the content that the client expects in its first pages."""
-        return [self._scope + key for key in self._given]
+        return [self._name(before, key) for before, key in itertools.pairwise((b"", *self._given))]
 
     def begin(self, num_pages: int) -> None:
         """Pages are named from `num_pages` on; those before hold what was `wanted`."""
         self._num_named = num_pages
+        self._before = self._given[num_pages - 1] if num_pages and self._given else b""
         self._chain = None
         if self._root is not None:
-            self._chain = PageKeyChain(self._given[num_pages - 1] if num_pages else self._root)
+            self._chain = PageKeyChain(self._before or self._root)
 
     def stop(self) -> None:
         """Name no more pages: what they hold came from elsewhere."""
@@ -222,5 +225,9 @@ class PageNames:
         else:
             keys = self._given[self._num_named : length // PAGE_TOKENS]
         for key in keys:
-            yield self._num_named, self._scope + key
+            yield self._num_named, self._name(self._before, key)
+            self._before = key
             self._num_named += 1
+
+    def _name(self, before: bytes, key: bytes) -> bytes:
+        return self._scope + before + key

@@ -198,6 +198,26 @@ def test_engine_false_keys_fool_nobody_before_block_0() -> None:
     with_engine(work)
 
 
+@pytest.mark.parametrize("named", [[1], [1, 1]])
+def test_engine_pages_out_of_order_give_others_no_wrong_prefix(named: list[int]) -> None:
+    """Keys and values of a page depend on the pages before it, so what follows pages in another order is nobody's
+    prefix."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(3 * PAGE_TOKENS)
+        keys = page_keys(REVISION, prompt)
+        first = engine.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys)
+        await first.step(ids(*prompt[: 2 * PAGE_TOKENS]), Want.NOTHING)
+        liar = engine.open(client="b", start=0, end=4, max_tokens=80, page_keys=[keys[index] for index in named])
+        await liar.step(ids(*prompt[2 * PAGE_TOKENS :]), Want.NOTHING)
+        victim = engine.open(client="c", start=0, end=4, max_tokens=80, page_keys=keys)
+        assert victim.length == 2 * PAGE_TOKENS
+        for sequence in (first, liar, victim):
+            sequence.close()
+
+    with_engine(work)
+
+
 def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         keys = page_keys(REVISION, prompt_of(2 * PAGE_TOKENS))

@@ -64,15 +64,17 @@ def test_page_of_another_prefix_has_inputs_that_the_server_does_not_sign() -> No
         await talk.step(page(1.0), 0, 1)
         await talk.step(page(2.0), PAGE_TOKENS, 1)
         await signed(world, talk, 1)
-        await talk.open(2, page_keys=(KEYS[2],))
+        await talk.open(2, page_keys=(KEYS[1], KEYS[0]))
         await talk.step(page(3.0), 0, 2)
+        await talk.step(page(4.0), PAGE_TOKENS, 2)
         await signed(world, talk, 2)
-        for number, (names, inputs) in enumerate([(KEYS[:2], (1.0, 2.0)), (KEYS[2:0:-1], ())], start=3):
-            assert (await talk.open(number, page_keys=tuple(names))).length == 2 * PAGE_TOKENS
-            await talk.step(page(4.0), 2 * PAGE_TOKENS, number)
+        for number, (names, inputs) in enumerate([(KEYS[:2], (1.0, 2.0)), ([*KEYS[:2], KEYS[0]], ())], start=3):
+            length = len(names) * PAGE_TOKENS
+            assert (await talk.open(number, page_keys=tuple(names))).length == length
+            await talk.step(page(5.0), length, number)
             stated = await signed(world, talk, number)
-            assert stated.inputs_from == (0 if inputs else 2 * PAGE_TOKENS)
-            assert stated.inputs_digest == digest([page(each) for each in (*inputs, 4.0)])
+            assert stated.inputs_from == (0 if inputs else length)
+            assert stated.inputs_digest == digest([page(each) for each in (*inputs, 5.0)])
 
     with_servers(work, [(1, NUM_BLOCKS - 1)])
 

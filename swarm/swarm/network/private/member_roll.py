@@ -123,7 +123,6 @@ class MemberRoll:
         if greeting.revocations:
             self._hear(greeting.revocations, now)
         if capability.serial in self._revoked:
-            self._members.pop(peer_id, None)
             raise PeerRefused("the invitation was revoked", remedy=REMEDY, peer_id=peer_id)
         self._members[peer_id] = capability
 

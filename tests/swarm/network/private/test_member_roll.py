@@ -78,6 +78,7 @@ def test_roll_drops_a_member_whose_invitation_is_revoked_and_refuses_it_again() 
     assert here.has_ended(B.peer_id, NOW)
     with pytest.raises(PeerRefused, match="revoked"):
         here.take_in(B.peer_id, MemberRoll(invitation, B.peer_id, NOW).greeting(HELLO), NOW)
+    assert here.has_ended(B.peer_id, NOW), "and is not a stranger, who may stay connected for longer"
     assert here.revocations == newer.revocations, "and passes the list on"
 
 

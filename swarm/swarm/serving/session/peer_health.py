@@ -59,11 +59,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Failures:
-    """Consecutive failures of a server, the first at `first_s` and the last at `last_s`."""
+    """Consecutive failures of a server, the first at `first_s` and the last at `last_s`, after which it was avoided for
+    `backoff_s`."""
 
     first_s: float
     last_s: float = 0.0
-    num_in_row: int = 0
+    backoff_s: float = FIRST_BACKOFF_S / 2
     avoid_until_s: float = 0.0
     rest_until_s: float = 0.0
 
@@ -224,8 +225,7 @@ class PeerHealth:
         has left."""
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
-        failures.num_in_row += 1
-        backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures.num_in_row - 1))
+        backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, 2 * failures.backoff_s)
         rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerViolation):
             backoff_s = rest_s = VIOLATION_BACKOFF_S

@@ -57,6 +57,15 @@ def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> Non
     run(scenario)
 
 
+def test_failure_thousands_of_times_is_avoided_for_the_bound() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        for _ in range(2000):
+            health.failed("a", PeerTimeout("late"))
+        assert await avoided_s(health) == MAX_BACKOFF_S
+
+    run(scenario)
+
+
 async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
     since_s = asyncio.get_running_loop().time()
     while peer_id in health.barred:

@@ -41,8 +41,8 @@ RETRY_FRACTION = 0.1
 record expires."""
 
 MOVE_UP_EVERY = 10
-"""Every so many publications of this node, a record under a child key is offered to the parent key again, which was
-full. With one record, that takes five minutes, and longer for the node record of a node that has been up for long."""
+"""Once in this many publications of the node, a record under a child key is offered to the parent key again, which was
+full. With one record, that is every five minutes, and less often for the node record of a node that is up for long."""
 
 SEES_NOBODY = "no peer took it: this node sees no peer, or its clock is ahead of theirs"
 

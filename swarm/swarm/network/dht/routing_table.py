@@ -5,8 +5,8 @@ Source: Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Ba
 members, and newcomers wait until a member is gone. This also keeps a flood of new identities from displacing known
 peers.
 
-`crowded` names the members to ping in buckets where candidates wait: in each the member that was not heard of for
-longest, and the more rarely the more often members answer.
+`crowded` returns the members to ping in buckets where candidates wait: in each bucket the one that was not heard of for
+longest. Pings become rarer while members answer.
 
 Deviations: there is one bucket for each bit of distance instead of a tree of ranges, which holds the same peers. A peer
 that does not answer once is removed, since its next call adds it again. A peer's DHT id follows from its key; still,

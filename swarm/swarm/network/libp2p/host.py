@@ -43,7 +43,7 @@ CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: the daemon's own error, its death, or a lack of resources of this process,
 such as open files. The unary connection reports the daemon's death, so these errors need not end any other task."""
 
-_NOBODY_ANSWERS = (ConnectionError, FileNotFoundError)
+_DAEMON_ENDED = (ConnectionError, FileNotFoundError)
 """The errors that operating systems raise if the daemon has ended."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -150,7 +150,7 @@ class Host:
         self._connections = SharedLook(control)
         self._connected_at: dict[str, float] = {}  # by introduced peer, when it was last seen to be connected
         self._num_calls: Counter[str] = Counter()
-        self.find_addrs: FindAddrs = _nowhere
+        self.find_addrs: FindAddrs = _no_addrs
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
         """Returns the known addresses of a peer that are worth a dial, without asking other nodes."""
         self.gate: Gate | None = None
@@ -359,7 +359,7 @@ async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
         yield addrs
 
 
-def _nowhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+def _no_addrs(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
     """Find no address: there is no DHT to ask yet."""
     return _only(())
 
@@ -375,7 +375,7 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
         return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
     if isinstance(error, RemoteCallError):
         return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
-    if isinstance(error, OSError) and not isinstance(error, _NOBODY_ANSWERS):
+    if isinstance(error, OSError) and not isinstance(error, _DAEMON_ENDED):
         return PeerUnreachable(
             f"this node cannot ask its libp2p daemon ({error.strerror or error})",
             remedy="check the limit of open files (ulimit -n) and the free memory of this machine",

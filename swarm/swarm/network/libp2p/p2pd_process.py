@@ -213,7 +213,7 @@ class Daemon:
             lambda: asyncio.StreamReaderProtocol(output), self._process.stdout
         )
         while line := await _read_line(output):
-            self._heed(_TIMESTAMP.sub("", " ".join(line.decode(errors="replace").split()))[:_MAX_LINE_CHARS])
+            self._take_line(_TIMESTAMP.sub("", " ".join(line.decode(errors="replace").split()))[:_MAX_LINE_CHARS])
         transport.close()
         await self._reap()
         if not self._ready.done():
@@ -236,7 +236,7 @@ class Daemon:
                 StartError(f"cannot read the output of the libp2p daemon: {error}", remedy=remedy)
             )
 
-    def _heed(self, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         if line.startswith("Peer ID:") and not self._ready.done():
             self._ready.set_result(None)
         elif line.startswith(_CRASH_SIGNS):
@@ -274,7 +274,7 @@ def listen_failure(addr: str) -> OSError | None:
 
 
 @contextmanager
-def _that_waits_its_turn() -> Iterator[None]:
+def _batch_scheduling() -> Iterator[None]:
     """Start the child processes of the context with the batch scheduling policy (Linux). They get their share of the
     cores, but do not preempt computing threads at each wake-up, and so move more bytes at once."""
     try:
@@ -300,7 +300,7 @@ async def _read_line(output: asyncio.StreamReader) -> bytes:
 def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
     path = p2pd_path()
     try:
-        with _that_waits_its_turn():
+        with _batch_scheduling():
             return subprocess.Popen(  # noqa: S603 - a fixed binary, without a shell
                 [str(path), *args],
                 stdin=subprocess.DEVNULL,

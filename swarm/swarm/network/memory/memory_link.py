@@ -1,7 +1,7 @@
 """A simulated link: latency, jitter, shared bandwidth and loss, with one pipe for each direction.
 
 A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls). Bytes of one flow
-stay in order, flows share the rate frame by frame, and a lost packet is not missing but delays what follows.
+stay in order, flows share the rate frame by frame, and a lost packet only delays what follows.
 `memory_stream` interprets the bytes, and `memory_network` has the connections. The WAN emulator for real sockets
 (`tests/support/wan_proxy.py`) uses the same pipes. Everything runs in callbacks of the loop; a pipe has no task.
 """

@@ -1,7 +1,7 @@
 """`swarm-node doctor`: checks this machine for what keeps nodes from working. Exit code 1 if a check fails.
 
-Each check is one function and each finding has its remedy. Checks read and try things out; they change nothing but
-files of their own in the home. The network is checked from a temporary host with a temporary identity, so that the
+Each check is one function and each finding has its remedy. Checks read and try things out, and leave nothing behind.
+The network is checked from a temporary host with a temporary identity, so that the
 doctor can run beside a daemon. Imports torch.
 """
 
@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
@@ -39,7 +40,7 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
 from swarm_node.machine import reachability
-from swarm_node.network_visit import visiting
+from swarm_node.network_visit import LOOPBACK, visiting
 from swarm_node.settings.config import Config
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
@@ -71,10 +72,24 @@ def run(flags: Flags) -> int:
 
 
 def _findings(config: Config) -> Iterable[Finding]:
-    for check in LOCAL_CHECKS:
-        yield from check(config)
+    with _leaving_no_home(Home(config.home)):
+        for check in LOCAL_CHECKS:
+            yield from check(config)
     interrupts.raise_in_command()
     yield from asyncio.run(check_network(config))
+
+
+@contextmanager
+def _leaving_no_home(home: Home) -> Iterator[None]:
+    """Remove the directories of a home that are made inside, as long as they are empty."""
+    places = (*reversed(home.path.parents), home.path, home.cache, home.checkpoints, home.log)
+    missing = [place for place in places if not os.path.lexists(place)]
+    try:
+        yield
+    finally:
+        for place in reversed(missing):
+            with suppress(OSError):
+                place.rmdir()
 
 
 LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
@@ -133,7 +148,8 @@ def check_home(config: Config) -> Iterable[Finding]:
 
 
 def check_disk(config: Config) -> Iterable[Finding]:
-    """Check what is free for the home, if it is there: `check_home` makes it, or says why it cannot be one."""
+    """Check what is free for the home, if it is there: `check_home` makes it for a while, or says why it cannot be
+    one."""
     if not os.path.isdir(config.home):  # noqa: PTH112 (Path.is_dir raises where one may not look)
         return []
     free_bytes = shutil.disk_usage(config.home).free
@@ -192,16 +208,14 @@ NAMELESS = "doctor"
 async def check_network(config: Config) -> Iterable[Finding]:
     """Join with a temporary identity; check the ways in, the clock and the reachability."""
     findings = [*await check_names(config), *await check_local_network(config)]
-    # the node's own addresses, or the same with free ports where its daemon already uses them
-    listen = config.listen
-    if Home(config.home).owner() is not None:
-        listen = tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
         remedy = "give --peers the address of a seed"
         return [*findings, Finding("seeds", "warn", "no seed is given, so none was contacted", remedy)]
     try:
-        async with visiting(config, listen=listen, announce=config.announce, remembered=known, relay=config.relay) as (
+        async with visiting(
+            config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
+        ) as (
             network,
             membership,
         ):
@@ -211,6 +225,19 @@ async def check_network(config: Config) -> Iterable[Finding]:
         # who names nobody may be about to start a network
         result: Result = "fail" if config.peers or known or about == "clock" else "warn"
         return [*findings, Finding(about, result, error.message, error.remedy)]
+
+
+def _usable(config: Config) -> tuple[str, ...]:
+    """Return the node's addresses, with a free port where another program, or the home's own daemon, has theirs.
+
+    `check_ports` names what is wrong with an address; the seeds are asked in any case.
+    """
+    is_running = Home(config.home).owner() is not None
+    usable = []
+    for addr in config.listen:
+        free = "/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]])
+        usable += [free if is_running or listen_failure(addr) else addr] if listen_failure(free) is None else []
+    return tuple(usable) or LOOPBACK
 
 
 def _way_in(network: Libp2pNetwork) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
+from swarm_node import cli
 from swarm_node.commands import doctor
 from swarm_node.commands.doctor import Finding
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
+from swarm_protocol.errors import StartError
+from swarm_protocol.identity import Identity
 
 
 class Usage(NamedTuple):
@@ -74,6 +78,15 @@ def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:
         assert f"pid {os.getpid()}" in only(doctor.check_home(config(tmp_path))).message
 
 
+def test_doctor_leaves_no_home_that_was_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "--home", str(tmp_path / "new" / "home"), "--no-mdns"]) == 0
+    assert "home is writable" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "log").mkdir()
+    assert cli.run(["doctor", "--home", str(tmp_path), "--no-mdns"]) == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "log"]
+
+
 @pytest.mark.parametrize(("free", "result"), [(10**12, "ok"), (2**30, "warn"), (2**20, "fail")])
 def test_check_disk_by_what_is_free(free: int, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=free))
@@ -103,6 +116,27 @@ def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
     assert [finding.result for finding in found] == ["fail", "ok"]
     assert taken in found[0].message
     assert "port 0" in found[0].remedy
+
+
+def test_seeds_are_asked_from_a_free_port_where_the_nodes_own_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, ...]]()
+
+    def visiting(_config: Config, *, listen: tuple[str, ...], **_more: object) -> NoReturn:
+        asked.append(listen)
+        raise StartError("nobody answers")
+
+    monkeypatch.setattr(doctor, "visiting", visiting)
+    peers = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(32)).peer_id}",)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
+        for listen in ((taken, "/ip4/127.0.0.1/tcp/0"), ("/ip4/203.0.113.1/tcp/0",)):
+            found = asyncio.run(doctor.check_network(config(tmp_path, listen=listen, peers=peers, mdns=False)))
+            assert [finding.message for finding in found] == ["nobody answers"]
+    assert asked == [("/ip4/127.0.0.1/tcp/0",) * 2, ("/ip4/127.0.0.1/tcp/0",)]
 
 
 def test_check_ports_of_a_family_that_the_machine_lacks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def give_text(text: str, out: Path | None, emitter: Emitter) -> None:
     if out is None:
         emitter.result(text)
         return
-    with explained(f"write {out}", option="--out"):
+    with explained("write", out, option="--out"):
         write_private(out, text.encode() + b"\n")
 
 

@@ -217,7 +217,7 @@ def publish_directory(
         earlier=found,
     )
     if copy is not None:
-        with explained("write", option="--out"):
+        with explained("write", copy, option="--out"):
             copy.write_bytes(published.signed)
     is_kept = published is found
     path = directory / MANIFEST_FILE if is_kept else keep_beside(published, directory)

@@ -71,7 +71,7 @@ def run(flags: Flags) -> int:
         return simulate(scenario, processes=number, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
-    with explained("write", option="--out"):
+    with explained("write", pages[0].parent, option="--out"):
         pages[0].write_text(report.to_html())
         pages[1].write_text(report.to_json())
     if flags.json:

@@ -118,7 +118,7 @@ def copy_path(home: Home, run_id: str) -> Path:
 def keep_copy(home: Home, run: SignedRun) -> None:
     """Keep the run's file in the home, in place of a damaged one. Raises ConfigError if the disk refuses."""
     path, data = copy_path(home, run.run_id), run.text.encode()
-    with explained("keep the run's file"):
+    with explained("keep the run's file", path):
         if data and not (path.exists() and path.read_bytes() == data):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_private(path, data)

@@ -28,7 +28,7 @@ from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.checkpoint import Checkpoint, discard_unfinished, load_newest, write_inner
+from swarm.training.state.checkpoint import Checkpoint, discard_unfinished, load_newest, steps_in, write_inner
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
@@ -154,7 +154,11 @@ class RunTraining:
             return None
         state = await asyncio.to_thread(state.hashed_again)  # what is told and exported is what is in memory now
         self._emit("run_finished", outer_step=state.outer_step, digest=state.digest.hex())
-        return await asyncio.to_thread(self._export, state)
+        try:
+            return await asyncio.to_thread(self._export, state)
+        except ConfigError as error:
+            await self._saving.finish()
+            raise ConfigError(error.message, remedy=self._other_export(error.remedy, state.outer_step)) from error
 
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, for a limited time."""
@@ -337,6 +341,16 @@ class RunTraining:
             written.rename(place)
         self._emit("exported", path=str(place), outer_step=state.outer_step, digest=state.digest.hex())
         return place
+
+    def _other_export(self, remedy: str, step: int) -> str:
+        """Return what to do where the model of the last state could not be written."""
+        run_id, home = self._run.run_id, self._node.home.path
+        if step in steps_in(self._folder):
+            return f"{remedy}; then export this node's checkpoint: swarm-node run export {run_id} --home {home}"
+        return (
+            f"{remedy}; this node keeps no checkpoint of outer step {step}: export it from the other members while "
+            f"they are there: swarm-node run export {run_id} --peers ADDR"
+        )
 
 
 def local_options(config: Config, device: str) -> LocalOptions:

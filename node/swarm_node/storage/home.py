@@ -83,11 +83,14 @@ def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigErro
 
 
 @contextmanager
-def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
-    """Raise ConfigError for what the disk refuses while `doing`."""
+def explained(doing: str, place: Path | None = None, *, option: str = "--home") -> Iterator[None]:
+    """Raise ConfigError for what the disk refuses while `doing`. It names the error's own path, or else `place`: a
+    write to an open file does not say which file it was."""
     try:
         yield
     except OSError as error:
+        if place is not None and not error.filename:
+            error.filename = str(place)
         readable = explain(error, doing, option=option)
         if readable is None:
             raise
@@ -145,7 +148,7 @@ class Home:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor)
-            with explained("write to the home directory"):
+            with explained("write to the home directory", self.path):
                 os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
             # we hold the lock, so the process that made this socket is gone
             with explained("remove the old control socket"):

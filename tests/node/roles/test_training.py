@@ -326,6 +326,31 @@ def test_finished_run_is_told_by_the_digest_of_what_is_in_memory(monkeypatch: py
     assert [each.digest for each in exported] == [digest]
 
 
+def test_model_that_does_not_fit_at_the_end_of_a_run_says_where_its_state_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    def export(_state: ReplicaState) -> NoReturn:
+        raise ConfigError("it cannot be written", remedy="free space there")
+
+    step, checkpoints = RUN.config.outer_steps, tmp_path / "checkpoints" / RUN.run_id
+    training = make_training(tmp_path, io.StringIO(), [])
+    state = with_head(ReplicaState.initial(torch.zeros(2)), outer_step=step)
+    training._trainer = cast(Any, SimpleNamespace(run=nothing, state=state))
+    for name, replacement in (("_stop_when_leaving", nothing), ("_watch_links", nothing), ("_export", export)):
+        monkeypatch.setattr(training, name, replacement)
+    command = f"swarm-node run export {RUN.run_id}"
+    of_others = f"export it from the other members while they are there: {command} --peers ADDR"
+    for advice in (of_others, f"then export this node's checkpoint: {command} --home {tmp_path}"):
+        training._saving = cast("Any", SimpleNamespace(finish=nothing))
+        with pytest.raises(ConfigError, match="it cannot be written") as refused:
+            asyncio.run(training.finish())
+        assert refused.value.remedy.startswith("free space there; ")
+        assert refused.value.remedy.endswith(advice)
+        (checkpoints / f"step-{step:013d}").mkdir(parents=True, exist_ok=True)
+
+
 def test_model_of_an_earlier_state_stays_until_the_next_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from swarm_node.storage.home import MAX_SOCKET_PATH_BYTES, Home
+from swarm_node.storage.home import MAX_SOCKET_PATH_BYTES, Home, explained
 from swarm_protocol.errors import ConfigError
 
 HOLD = """
@@ -91,6 +91,16 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no space left on device") as error, home.locked():
         pass
     assert "free some space" in error.value.remedy
+
+
+def test_write_that_does_not_fit_names_its_place() -> None:
+    """The system names none: the file is open already."""
+    full = Path("/dev/full")
+    with (
+        pytest.raises(ConfigError, match=r"^cannot write /dev/full: no space left on device"),
+        explained("write", full),
+    ):
+        full.write_text("something")
 
 
 def test_create_where_nothing_can_be_written_names_the_directory(

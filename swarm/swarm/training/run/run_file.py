@@ -292,7 +292,8 @@ def _write_whole(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy="choose another place") from error
+        remedy = "free space there, or choose another place"
+        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy=remedy) from error
 
 
 def _read(path: Path) -> str:

@@ -7,6 +7,8 @@ between calls.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,8 +86,15 @@ def export_hf(
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        remedy = write_remedy(error)
-        raise ConfigError(f"{directory} cannot be written: {reason_of(error)}", remedy=remedy) from error
+        refusal = _system_error(error)
+        remedy = write_remedy(refusal)
+        raise ConfigError(f"{directory} cannot be written: {reason_of(refusal)}", remedy=remedy) from error
+
+
+def _system_error(error: OSError | SafetensorError) -> Exception:
+    """Return what the system said: safetensors, which is written in Rust, has it in the text of its own exception."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
 
 
 def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
@@ -121,7 +130,8 @@ def _write_byte_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    # its own `save` raises a plain Exception where the disk is full
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def _write_tokenizer_config(directory: Path, max_tokens: int) -> None:

@@ -181,7 +181,7 @@ def test_export_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: Run
 
 
 def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, text: str, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
@@ -197,10 +197,11 @@ def test_export_weights_that_do_not_fit_leave_nothing(tmp_path: Path, tiny_run: 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
     try:
-        with pytest.raises(ConfigError, match="cannot be written"):
+        with pytest.raises(ConfigError, match=r"model cannot be written: file too large: free") as refused:
             export_hf(theta_N, tiny_run, tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused.value.remedy == "free space there"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,9 +39,13 @@ TEMPERATURE = 0.7
 PROMPT = "> "
 ANEW = "/new"
 HELP = "/help"
-KEYS = f"Ctrl-C stops an answer, Ctrl-D ends the chat, {ANEW} starts a new conversation"
-COMMAND = re.compile(r"/[a-z]+")
-"""One word after a slash is no question, so that a mistyped command is not sent to servers."""
+EXIT = "/exit"
+KEYS = (
+    f"Ctrl-C stops an answer, {ANEW} starts a new conversation, {EXIT} or Ctrl-D ends the chat, {HELP} shows this; "
+    "after a space, a text may begin with a slash"
+)
+COMMAND = re.compile(r"(/[a-z]+)(\s.*)?")
+"""A line that begins with a word after a slash is no question, so that a mistyped command is not sent to servers."""
 SEE_HELP = "see swarm-node chat --help"
 
 T = TypeVar("T")
@@ -139,16 +143,22 @@ class Chat:
         """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""
         self._emitter.say(KEYS)
         for question in _questions():
-            if COMMAND.fullmatch(question.strip()):
-                self._obey(question.strip())
+            if (command := COMMAND.fullmatch(question)) is not None:
+                if command[1] == EXIT and not (command[2] or "").strip():
+                    return
+                self._obey(command[1], (command[2] or "").strip())
                 continue
+            # what precedes a slash only kept it from being read as a command
+            text = question.lstrip() if question.lstrip().startswith("/") else question
             try:
-                self.answer(question, goes_on=True)
+                self.answer(text, goes_on=True)
             except SwarmError as error:
                 self._emitter.error(error)
 
-    def _obey(self, command: str) -> None:
-        if command == ANEW:
+    def _obey(self, command: str, rest: str) -> None:
+        if rest and command in {ANEW, HELP, EXIT}:
+            self._emitter.say(f"{command} stands alone on its line, so nothing was done: {KEYS}")
+        elif command == ANEW:
             self._conversation.said.clear()
             self._emitter.say("a new conversation: what was said before is forgotten")
         else:

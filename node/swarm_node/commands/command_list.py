@@ -113,8 +113,8 @@ COMMANDS = (
         example="swarm-node run export story.toml --step 200",
         options={
             "PATH": "The signed run file, or the run's id (default: run.toml).",
-            "--out DIR": "The directory to create (default: RUN_ID-step-STEP in the current directory).",
-            "--step STEP": "The outer step to export (default: the newest one available).",
+            "--out DIR": "The directory to create (default: RUN_ID-step-N in the current directory).",
+            "--step N": "The outer step to export (default: the newest one available).",
             "--checkpoint DIR": "Export from this checkpoint, or from a directory of a run's checkpoints, offline.",
             "--publish NAME": "Also publish the model under NAME, signed with the key of this home (see models "
             "publish).",
@@ -260,10 +260,10 @@ COMMANDS = (
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION if several revisions are served.",
-            "--system SYSTEM": "System message: instructions for the model.",
-            "--temperature TEMPERATURE": "Sampling temperature, from 0 (always the likeliest token) to 2 (default: "
+            "--system TEXT": "System message: instructions for the model.",
+            "--temperature T": "Sampling temperature, from 0 (always the likeliest token) to 2 (default: "
             "0.7).",
-            "--max-tokens TOKENS": "Maximum tokens of an answer (default: 512).",
+            "--max-tokens N": "Maximum tokens of an answer (default: 512).",
         },
     ),
     Command(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from swarm_protocol.identity import Identity
 from swarm_node import diagnostics
 from swarm_node.commands.models import publish_directory
 from swarm_node.events.emitter import Emitter
-from swarm_node.network_visit import retried, visiting
+from swarm_node.formatting import plural, size
+from swarm_node.network_visit import FIND_S, retried, visiting
 from swarm_node.roles.sources import kept_copy, run_of_id
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
@@ -69,7 +71,7 @@ def export_run(
     """
     diagnostics.begin_work()
     if config.peers and checkpoints is None:
-        run, state = asyncio.run(_from_members(which, outer_step, config))
+        run, state = asyncio.run(_from_members(which, outer_step, config, emitter))
     else:
         run, state = _from_disk(which, outer_step, checkpoints, config, emitter)
     place = place or Path(f"{run.run_id}-step-{state.outer_step}")
@@ -126,7 +128,10 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
         emitter.warning(message, remedy=remedy)
 
 
-async def _from_members(which: Path | RunId, outer_step: int | None, config: Config) -> tuple[SignedRun, ReplicaState]:
+async def _from_members(
+    which: Path | RunId, outer_step: int | None, config: Config, emitter: Emitter
+) -> tuple[SignedRun, ReplicaState]:
+    emitter.say(f"looking for members that train {which}, for about {FIND_S:.0f} s if none answers")
     async with visiting(config) as (network, membership):
         try:
             if isinstance(which, RunId):
@@ -135,7 +140,7 @@ async def _from_members(which: Path | RunId, outer_step: int | None, config: Con
                 run = load_checked_run(which)
             num_values = await asyncio.to_thread(check_model, run.config)
             await asyncio.to_thread(find_tokenizer, run.config, config.tokenizer)  # the state may take hours to come
-            return run, await newest_state(network, membership, run, num_values, outer_step)
+            return run, await newest_state(network, membership, run, num_values, outer_step, emitter.say)
         except PeerTimeout as error:  # as of a finished run, whose members have left
             raise PeerTimeout(error.message, remedy=_without_members(which, config)) from error
 
@@ -153,9 +158,15 @@ def _without_members(which: Path | RunId, config: Config) -> str:
 
 
 async def newest_state(
-    network: Network, membership: Membership, run: SignedRun, num_values: int, outer_step: int | None
+    network: Network,
+    membership: Membership,
+    run: SignedRun,
+    num_values: int,
+    outer_step: int | None,
+    say: Callable[[str], None],
 ) -> ReplicaState:
-    """Return the newest state that the run's members certify. Raises ConfigError if that is not `outer_step`."""
+    """Return the newest state that the run's members certify; `say` is told what is fetched. Raises ConfigError if it
+    is not `outer_step`."""
 
     async def look() -> RunSurvey:
         return await survey(network, run, await membership.trainers(run.run_id))
@@ -169,6 +180,8 @@ async def newest_state(
                 f"the run's members only hold outer step {newest}, not {outer_step}",
                 remedy="leave out --peers to look into the checkpoints of this home, or name another home with --home",
             )
+        holders = plural(len(situation.holders), "member")
+        say(f"fetching the state of outer step {newest} from {holders}: {size(8 * num_values)} at most")
         try:
             digest = situation.proof.outcome.state_digest
             return await fetch_named_state(network, run, digest, situation.holders, num_values)

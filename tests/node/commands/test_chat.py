@@ -155,15 +155,16 @@ def test_chat_answer_that_fails_is_told_and_left_out(
 def test_chat_commands_are_no_questions(
     scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed("/help\n/frob\n /new \n/etc/hosts?\n")
-    scripted.scripts = [["a file"]]
+    typed("/help\n/frob\n/new extra\n/new \n/etc/hosts?\n /new words\n/exit now\n/exit\nnever asked\n")
+    scripted.scripts = [["a file"], ["words"]]
     assert chat("story") == 0
     said = capsys.readouterr()
-    assert said.out == "> > > > a file\n> "
-    assert said.err.count("/new starts a new conversation") == 3
+    assert said.out == "> > > > > a file\n> words\n> > "
+    assert said.err.count("/new starts a new conversation") == 5
+    assert said.err.count(" stands alone on its line, so nothing was done: Ctrl-C") == 2
     assert said.err.count("what was said before is forgotten\n") == 1
     assert "unknown command /frob: Ctrl-C stops an answer" in said.err
-    assert [asked["messages"][-1]["content"] for asked in scripted.asked] == ["/etc/hosts?"]
+    assert [asked["messages"][-1]["content"] for asked in scripted.asked] == ["/etc/hosts?", "/new words"]
 
 
 def test_chat_over_a_pipe_answers_once(

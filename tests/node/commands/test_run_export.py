@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -245,7 +246,9 @@ def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
     if keeps:
         keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
     assert cli.run(["run", "export", "--peers", PEER, "--json"]) == 1
-    [error] = events(capsys)
+    said = capsys.readouterr()
+    assert said.err.startswith("looking for members that train run.toml, for about 20 s if none answers\n")
+    [error] = map(json.loads, said.out.splitlines())
     assert str(error["message"]).startswith(f"no member of {run.run_id} shows a certified state")
     remedy = str(error["remedy"])
     if keeps:
@@ -267,12 +270,14 @@ def test_newest_state_comes_from_the_members_while_they_train(run: SignedRun) ->
                 await asyncio.sleep(0.05)
             network = swarm.internet.network(Identity(b"visitor".ljust(32)))
             async with Membership(network) as membership:
-                state = await newest_state(network, membership, run, NUM_VALUES, None)
+                said = list[str]()
+                state = await newest_state(network, membership, run, NUM_VALUES, None, said.append)
+                assert re.fullmatch(r"fetching the state of outer step \d+ from \d members?: .* at most", said[-1])
                 digests = {event.step: event.digest for event in member.of(OuterStep)}
                 assert state.outer_step >= 2
                 assert state.hashed_again().digest.hex() == digests[state.outer_step]
                 with pytest.raises(ConfigError, match=r"members only hold outer step \d, not 1"):
-                    await newest_state(network, membership, run, NUM_VALUES, 1)
+                    await newest_state(network, membership, run, NUM_VALUES, 1, said.append)
             await network.close()
 
     virtual_time.run(main())

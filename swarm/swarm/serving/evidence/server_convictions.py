@@ -49,6 +49,8 @@ SPREAD = 8
 """Servers of a model that are given new evidence, each of which gives it to as many: all of 10,000 in five hops."""
 
 GIVE_TIMEOUT_S = 10.0
+"""Time for a peer to take evidence, to open a stream of it, and to say what it asks for."""
+
 SHOW_TIMEOUT_S = 60.0
 
 LISTED_S = 60.0
@@ -293,7 +295,8 @@ class ServerConvictions:
 
     async def _answer(self, peer_id: str, stream: Stream) -> None:
         """Show a peer the evidence that it does not know. Raises PeerRefused if it asks too often, or many ask."""
-        request = ServerBansRequest.from_bytes(await stream.receive())
+        async with asyncio.timeout(GIVE_TIMEOUT_S):
+            request = ServerBansRequest.from_bytes(await stream.receive())
         now_s = asyncio.get_running_loop().time()
         wait_s = self._shown_s.get(peer_id, now_s - SHOWN_AGAIN_S) + SHOWN_AGAIN_S - now_s
         if wait_s > 0 or self._num_showing >= MAX_SHOWING:

@@ -13,7 +13,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.evidence import server_convictions as module
 from swarm.serving.evidence.server_bans import MAX_UNLISTED, RENEWAL_S
-from swarm.serving.evidence.server_convictions import MAX_TAKEN, SHOWN_AGAIN_S, ServerConvictions
+from swarm.serving.evidence.server_convictions import GIVE_TIMEOUT_S, MAX_TAKEN, SHOWN_AGAIN_S, ServerConvictions
 from swarm.testing import virtual_time
 from swarm.trust.reputation import BAR_S
 from swarm_protocol import limits
@@ -21,7 +21,7 @@ from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, Peer
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
 from swarm_protocol.records import ServeRecord
-from swarm_protocol.served_evidence_messages import SERVER_EVIDENCE_METHOD, WrongPossession
+from swarm_protocol.served_evidence_messages import SERVER_BANS_METHOD, SERVER_EVIDENCE_METHOD, WrongPossession
 
 LIAR = Identity(bytes([50]) * 32)
 SERVERS = [Identity(bytes([number]) * 32) for number in range(60, 72)]
@@ -272,6 +272,22 @@ def test_peer_that_asks_again_at_once_is_refused() -> None:
             await asyncio.sleep(SHOWN_AGAIN_S)
             await client._ask(SERVERS[0].peer_id, MODEL)
             assert client.peers == {LIAR.peer_id, other.peer_id}
+
+    virtual_time.run(scenario())
+
+
+def test_peer_that_opens_a_stream_and_asks_for_nothing_is_let_go() -> None:
+    """Streams are bounded in number, and those that nobody ends would keep others out."""
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            await swarm.add(SERVERS[0])
+            client = await swarm.add(SERVERS[1], serves=False)
+            method = f"{SERVER_BANS_METHOD}/{MODEL}"
+            async with client._network.stream(SERVERS[0].peer_id, method, timeout_s=3600.0) as stream:
+                async with asyncio.timeout(GIVE_TIMEOUT_S + 1.0):
+                    with pytest.raises(PeerTimeout):
+                        await stream.receive()
 
     virtual_time.run(scenario())
 

@@ -37,6 +37,8 @@ BAD_SLICE = "bad_slice"
 WRONG_ANSWER = "wrong_answer"
 WRONG_POSSESSION = "wrong_possession"
 
+EVIDENCE_WANTED = b"\x01"
+
 SLICES_DOMAIN = b"swarm-slices:"
 REPORT_DOMAIN = b"swarm-report:"
 VOTE_DOMAIN = b"swarm-vote:"
@@ -176,6 +178,18 @@ class BadSlice(wire.WireMessage):
 
     def evidence(self) -> Evidence:
         return Evidence(kind=BAD_SLICE, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceOffer(wire.WireMessage):
+    """Asks a member whether it wants the evidence that its sender holds of a lie of `peer` at outer step `step`. The
+    answer is EVIDENCE_WANTED, or empty if the member has banned the peer for this lie or a later one."""
+
+    PROTO = proofs_pb2.EvidenceOffer
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    peer: PeerId
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

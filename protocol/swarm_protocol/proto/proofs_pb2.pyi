@@ -106,6 +106,14 @@ class BadSlice(_message.Message):
     shown: AuditedSlice
     def __init__(self, peer: _Optional[str] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., num_leaves: _Optional[int] = ..., leaf: _Optional[int] = ..., shown: _Optional[_Union[AuditedSlice, _Mapping]] = ...) -> None: ...
 
+class EvidenceOffer(_message.Message):
+    __slots__ = ("peer", "step")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    step: int
+    def __init__(self, peer: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
 class EvidenceRequest(_message.Message):
     __slots__ = ("run", "known")
     RUN_FIELD_NUMBER: _ClassVar[int]

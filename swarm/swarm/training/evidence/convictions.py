@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,7 +27,14 @@ from typing import Any
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Equivocation, Evidence, EvidenceRequest
+from swarm_protocol.proof_messages import (
+    EQUIVOCATION,
+    WRONG_INTERVAL,
+    Equivocation,
+    Evidence,
+    EvidenceOffer,
+    EvidenceRequest,
+)
 
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
@@ -91,6 +99,10 @@ class Convictions:
     def peers(self) -> frozenset[str]:
         """Return the peers that are banned in the next round."""
         return self._bans.peers(self._step)
+
+    def is_news(self, peer: str, step: int) -> bool:
+        """Return whether this member has not banned `peer` for a lie at `step` or later."""
+        return self._bans.is_news(peer, step)
 
     async def recall(self) -> None:
         """Take what was kept before this process started."""
@@ -162,7 +174,7 @@ class Convictions:
     def show(self, peers: Iterable[str]) -> None:
         """Send all evidence to `peers`."""
         for ban in self.bans:
-            self._send(ban.data, peers)
+            self._send(ban.data, ban.verdict.peer_id, ban.verdict.step, peers)
 
     async def answer(self, stream: Stream) -> None:
         """Show the peer that asks the evidence that it does not know. Raises PeerRefused if many ask at once."""
@@ -223,7 +235,7 @@ class Convictions:
             finally:  # also where the sender has left, which cancels this: what is banned is no news any more
                 logger.warning("%s is convicted: %s", short_id(peer), verdict.reason)
                 if passes_on:
-                    self._send(data, {*context.replica.roster} - {sender, peer})
+                    self._send(data, peer, step, {*context.replica.roster} - {sender, peer})
                 self._on_new(ban)
 
     def _convict_soon(self, found: Equivocation) -> None:
@@ -245,7 +257,8 @@ class Convictions:
     def _accuse(self, case: IntervalCase, data: bytes, sender: str) -> None:
         """Pass an accusation on that is not enough yet: this member's own to all others, another's to this one."""
         if sender == self._context.network.peer_id:
-            self._send(data, {*self._context.replica.roster} - {case.member.peer_id})
+            liar = case.member.peer_id
+            self._send(data, liar, case.step, {*self._context.replica.roster} - {liar})
         elif self._on_accusation is not None:
             self._on_accusation(case)
 
@@ -274,11 +287,14 @@ class Convictions:
             if self._store is not None:
                 await in_executor(self._context.executor, self._store.forget, peer)
 
-    def _send(self, data: bytes, peers: Iterable[str]) -> None:
-        banned = self.peers
-        for peer in peers:
+    def _send(self, data: bytes, liar: str, step: int, peers: Iterable[str]) -> None:
+        """Send the evidence `data` of a lie of `liar` at `step` to those of `peers` that want it."""
+        banned, offer = self.peers, EvidenceOffer(peer=liar, step=step).to_bytes()
+        order = list(peers)
+        random.shuffle(order)  # or all who send this would send it to the same members at one time
+        for peer in order:
             if peer != self._context.network.peer_id and peer not in banned:
-                self._spawn(self._send_to(peer, data))
+                self._spawn(self._send_to(peer, offer, data))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -286,11 +302,14 @@ class Convictions:
         task.add_done_callback(self._working.discard)
         return task
 
-    async def _send_to(self, peer: str, data: bytes) -> None:
+    async def _send_to(self, peer: str, offer: bytes, data: bytes) -> None:
         network, methods = self._context.network, self._context.methods
         timeout_s = SEND_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
         try:
             async with self._sends:
-                await network.call(peer, methods.evidence, data, timeout_s=timeout_s)
+                # evidence has megabytes, and most members have it from another one by the time that it is their turn
+                wanted = await network.call(peer, methods.evidence_offer, offer, timeout_s=SEND_TIMEOUT_S)
+                if wanted:
+                    await network.call(peer, methods.evidence, data, timeout_s=timeout_s)
         except SwarmError as error:
             logger.info("%s did not take evidence: %s", short_id(peer), error)

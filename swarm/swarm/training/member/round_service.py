@@ -11,6 +11,7 @@ import asyncio
 from swarm_protocol.commit_messages import Abort, Certificate, Vote, VoteReply
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.member_messages import FollowReply, FollowRequest, Standing, StandingRequest
+from swarm_protocol.proof_messages import EVIDENCE_WANTED, EvidenceOffer
 from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
@@ -54,6 +55,7 @@ class RoundService:
         await network.serve(methods.resume, self._on_resume)
         await network.serve(methods.endorse, self._on_endorse)
         await network.serve(methods.revoke, self._on_revoke)
+        await network.serve(methods.evidence_offer, self._on_evidence_offer)
         await network.serve(methods.evidence, self._on_evidence)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
@@ -225,6 +227,11 @@ class RoundService:
         elif request not in pending and not context.replica.standings.knows(revocation):
             raise PeerRefused("the run's state has no room for further revocations")
         return b""
+
+    async def _on_evidence_offer(self, _peer: str, request: bytes) -> bytes:
+        """Say whether this member wants the evidence that is offered. It is no secret whom it has banned."""
+        offer = EvidenceOffer.from_bytes(request)
+        return EVIDENCE_WANTED if self._convictions.is_news(offer.peer, offer.step) else b""
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:
         """Take evidence from members only: strangers could make this one check any amount of it."""

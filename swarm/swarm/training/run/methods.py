@@ -12,6 +12,7 @@ class Methods:
         self.follow = f"train.follow/{run}"
         self.vote = f"train.vote/{run}"
         self.abort = f"train.abort/{run}"
+        self.evidence_offer = f"train.evidence_offer/{run}"
         self.evidence = f"train.evidence/{run}"
         self.bans = f"train.bans/{run}"
         self.resume = f"train.resume/{run}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.memory.memory_stream import StreamEnd
 from swarm.testing import virtual_time
 from swarm.training.evidence import bans, wrong_interval
 from swarm.training.evidence.bans import Ban, Verdict
 from swarm.training.evidence.convictions import Convictions
+from swarm.training.member.round_service import RoundService
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate_history import Proof
@@ -26,7 +29,7 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import Evidence
+from swarm_protocol.proof_messages import EVIDENCE_WANTED, Evidence
 from swarm_protocol.training_messages import Contribution, Group
 
 SENDER = LIARS[0].peer_id
@@ -240,6 +243,9 @@ def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_
         mine = internet.network(STRANGER, up_bytes_per_s=750e3)
         others = [internet.network() for _ in range(12)]
 
+        async def wants(_peer: str, _offer: bytes) -> bytes:
+            return EVIDENCE_WANTED
+
         async def take(_peer: str, data: bytes, *, taker: str) -> bytes:
             assert len(data) == 1 << 20
             took.add(taker)
@@ -247,13 +253,52 @@ def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_
 
         for network in others:
             await network.serve(methods.evidence, partial(take, taker=network.peer_id))
+            await network.serve(methods.evidence_offer, wants)
         member = convictions()
         context: Any = member._context
         context.network, context.methods = mine, methods
-        member._send(bytes(1 << 20), [network.peer_id for network in others])
+        member._send(bytes(1 << 20), SENDER, 1, [network.peer_id for network in others])
         await asyncio.gather(*member._working)
         assert took == {network.peer_id for network in others}
         for network in (mine, *others):
             await network.close()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("num_finders", [1, 16])
+def test_conviction_costs_a_member_a_few_uploads_of_the_evidence_and_not_one_for_each_other_member(
+    num_finders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, data = self_conviction()
+    sent, send = Counter[str](), StreamEnd.send
+
+    async def counted(end: StreamEnd, message: bytes) -> None:
+        sent[end.other.peer_id] += len(message)
+        await send(end, message)
+
+    monkeypatch.setattr(StreamEnd, "send", counted)
+
+    async def main() -> None:
+        internet = MemoryInternet()
+        networks = [internet.network(up_bytes_per_s=len(data)) for _ in range(32)]
+        roster = tuple(network.peer_id for network in networks)
+        members = list[Convictions]()
+        for network in networks:
+            member = convictions(run=RUN, roster=(*roster, peer))
+            context: Any = member._context
+            context.network, context.methods = network, Methods("run")
+            await RoundService(context, member).open()
+            members.append(member)
+        async with asyncio.TaskGroup() as tasks:
+            for member in members[:num_finders]:
+                tasks.create_task(member.convict([Evidence.from_bytes(data)]))
+        while any(member._working for member in members):
+            await asyncio.sleep(1.0)
+        assert all(member.peers == {peer} for member in members)
+        for network in networks:
+            await network.close()
+
+    virtual_time.run(main())
+    assert max(sent.values()) < 12 * len(data), "each had sent it 31 times"
+    assert sum(sent.values()) < 32 * 4 * len(data)

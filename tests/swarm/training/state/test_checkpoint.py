@@ -434,7 +434,7 @@ def test_load_newest_of_a_state_cut_at_any_of_its_bytes_is_the_former(tmp_path: 
 
 
 _WRITER = """
-import os, random, signal, sys, time
+import itertools, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -443,35 +443,42 @@ from swarm.training.state.checkpoint import Checkpoint, load_newest, save_checkp
 from swarm.training.state.replica_state import ReplicaState
 
 def checkpoint(step):
-    theta_N = torch.full((300_000,), float(step))
+    theta_N = torch.full((3000,), float(step))
     state = ReplicaState.initial(theta_N)
     state = replace(state, manifest=replace(state.manifest, outer_step=step))
     return Checkpoint(state=state, inner={"exp_avg": theta_N}, certificate=b"%d" % step)
 
-folder, newest, draw, num_trials = Path(sys.argv[1]), 0, random.Random(1), 0
-while num_trials < 20 or not newest:  # a busy machine may write nothing in twenty
-    num_trials += 1
+def kill_before_call(count):
+    calls = itertools.count()
+    def hook(event, _):
+        if event == "open" or event.startswith("os."):
+            if next(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+folder, newest, is_killed, num_calls = Path(sys.argv[1]), 1, True, 0
+save_checkpoint(folder, checkpoint(newest))
+while is_killed:
     child = os.fork()
     if not child:
-        for step in range(newest + 1, newest + 1000):
-            save_checkpoint(folder, checkpoint(step))
-    time.sleep(draw.uniform(0.005, 0.12))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+        kill_before_call(num_calls)
+        save_checkpoint(folder, checkpoint(newest + 1))
+        os._exit(0)
+    is_killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+    num_calls += is_killed
     found = load_newest(folder)
-    if found is not None:
-        step = found.state.outer_step
-        assert step >= newest, (step, newest)
-        assert found.state.hashed_again().manifest == checkpoint(step).state.manifest
-        assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
-        newest = step
+    step = found.state.outer_step
+    assert step in (newest, newest + 1) and (is_killed or step > newest), (step, newest, num_calls)
+    assert found.state.hashed_again().manifest == checkpoint(step).state.manifest
+    assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
+    newest = step
 save_checkpoint(folder, checkpoint(newest + 1))
-print(newest, sorted(path.name for path in folder.iterdir()))
+print(num_calls, newest, sorted(path.name for path in folder.iterdir()))
 """
 
 
-def test_kill_of_a_process_that_writes_all_the_time_leaves_a_committed_state(tmp_path: Path) -> None:
-    """SIGKILL at twenty random moments, or more."""
+def test_kill_of_a_process_before_any_of_its_system_calls_leaves_a_committed_state(tmp_path: Path) -> None:
+    """SIGKILL before the first call on files, before the second one, and so on. Cut files have tests of their own."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WRITER, str(tmp_path)],
         check=False,
@@ -480,5 +487,8 @@ def test_kill_of_a_process_that_writes_all_the_time_leaves_a_committed_state(tmp
         text=True,
     )
     assert found.returncode == 0, found.stderr
+    num_calls, newest = map(int, found.stdout.split()[:2])
+    assert num_calls > 20
+    assert newest > 2, "some were killed when they had written all"
     assert ".partial" not in found.stdout
     assert len(_names(tmp_path)) == 2

@@ -239,7 +239,7 @@ class RoundDriver:
                         if isinstance(action, Ask | Sign | CastVote):
                             await self._keep_promise()
                         await self._act(action)
-                await self._keep_drawn(await self._context.check(self._certificate))
+                await self._keep_drawn(await self._context.check(self._certificate, is_own=True))
             finally:
                 self._close()
         return self._certificate

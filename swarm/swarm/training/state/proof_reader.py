@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 
 from swarm_protocol import limits
@@ -70,16 +70,17 @@ class ProofReader:
     def run(self) -> str:
         return self.signatures.run
 
-    async def check(self, certificate: bytes) -> Proof:
+    async def check(self, certificate: bytes, *, is_own: bool = False) -> Proof:
         """Return what `certificate` proves. It is checked only once while it is remembered, and a large one off the
-        loop, one at a time: strangers show some, too. Raises PeerViolation or IntegrityError."""
+        loop, one at a time: strangers show some, too. One that `is_own`, made by this member, does not wait for these.
+        Raises PeerViolation or IntegrityError."""
         check, now, remembered = self.signatures.check_certificate, self.network.now(), self._remembered
         if certificate in remembered:
             remembered.move_to_end(certificate)
         elif len(certificate) <= SMALL_BYTES:
             self._remember(certificate, check(certificate, now))
         else:
-            async with self._checking:
+            async with nullcontext() if is_own else self._checking:
                 if certificate not in remembered:
                     self._remember(certificate, await in_executor(self.executor, check, certificate, now))
         return remembered[certificate]

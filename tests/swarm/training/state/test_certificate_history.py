@@ -211,6 +211,37 @@ def test_large_certificates_are_checked_off_the_loop_one_at_a_time_and_each_once
     assert threading.get_ident() not in threads
 
 
+def test_own_certificate_does_not_wait_for_those_of_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member looks at 64 peers at one time, and each can show a certificate that takes a tenth of a second."""
+    monkeypatch.setattr(proof_reader, "SMALL_BYTES", 0)
+    check, goes_on = RunSignatures.check_certificate, threading.Event()
+
+    async def main() -> None:
+        own, *others = (link(step, (0, 1)) for step in range(1, 5))
+
+        def slow(self: RunSignatures, data: bytes, now: float) -> Proof:
+            if data != own.certificate:
+                goes_on.wait()
+            return check(self, data, now)
+
+        monkeypatch.setattr(RunSignatures, "check_certificate", slow)
+        with ThreadPoolExecutor(2) as executor:
+            reader = ProofReader(
+                network=MemoryInternet().network(), signatures=SIGNERS[0], methods=Methods("run"), executor=executor
+            )
+            waiting = [asyncio.create_task(reader.check(each.certificate)) for each in others]
+            await asyncio.sleep(0)
+            try:
+                async with asyncio.timeout(10.0):
+                    assert (await reader.check(own.certificate, is_own=True)).outcome == own.outcome
+                assert not any(task.done() for task in waiting)
+            finally:
+                goes_on.set()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
 def test_history_that_has_come_already_is_not_checked_without_a_pause() -> None:
     """A stream holds megabytes of links, each of which takes milliseconds."""
     links, turns = [link(step, (0, 1)).certificate for step in range(1, 30)], list[int]()

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 
-from swarm_protocol.commit_messages import Abort, Certificate, Vote, VoteReply
+from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteReply
+from swarm_protocol.envelope import unverified
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.member_messages import FollowReply, FollowRequest, Standing, StandingRequest
 from swarm_protocol.proof_messages import EVIDENCE_WANTED, EvidenceOffer
-from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.round.group_members import num_presentable, origin_complaint
+from swarm.training.round.group_members import num_presentable, origin_complaint, signer_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
-from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
@@ -119,14 +119,9 @@ class RoundService:
         self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
         if self._is_member(peer):
             self._convictions.heard.report(peer, ready)
-        origin = None
-        if ready.lock is not None:
-            origin = self._context.signatures.check_origin(
-                ready.origin, ready.lock.outcome, ready.step, ready.state_digest, self._context.network.now()
-            )
-        return (await self._answer(peer, ready, origin)).to_bytes()
+        return (await self._answer(peer, ready)).to_bytes()
 
-    async def _answer(self, peer: str, ready: Ready, origin: SignedGroup | None = None) -> ReadyReply:
+    async def _answer(self, peer: str, ready: Ready) -> ReadyReply:
         replica = self._context.replica
         proof = replica.proof
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
@@ -142,13 +137,27 @@ class RoundService:
             return ReadyReply(kind="pending")
         if driver.abstains:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
-        if origin is not None and ready.lock is not None and ready.state_digest == driver.setup.state_digest:
-            _check_origin(driver.setup, origin, peer)
-            driver.groups.check_lock(ready.lock, origin)
+        if ready.lock is not None and ready.state_digest == driver.setup.state_digest:
+            self._check_lock(driver, ready, ready.lock, peer)
         reply = await driver.take_report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
         return reply
+
+    def _check_lock(self, driver: RoundDriver, ready: Ready, lock: Lock, peer: str) -> None:
+        """Check that enough members voted for the lock that `peer` reports, in a group in which it can have voted.
+        Raises PeerViolation or IntegrityError if not."""
+        setup, now = driver.setup, self._context.network.now()
+        # first, since a group takes this member's loop for fifty milliseconds, and strangers can make one
+        wrong = signer_complaint(setup, unverified(ready.origin).peer_id)
+        if not wrong:
+            origin = self._context.signatures.check_origin(
+                ready.origin, lock.outcome, ready.step, ready.state_digest, now
+            )
+            wrong = origin_complaint(setup, origin)
+        if wrong:
+            raise PeerViolation(f"the group behind its lock is invalid: {wrong}", peer_id=peer)
+        driver.groups.check_lock(lock, origin)
 
     async def _driver_at(self, step: int, peer: str) -> RoundDriver:
         """Return the driver of `step`, once this member has begun it. Raises PeerRefused if it never will."""
@@ -281,9 +290,3 @@ class RoundService:
 
 async def _on_alive(_peer: str, _request: bytes) -> bytes:
     return b""
-
-
-def _check_origin(setup: RoundSetup, origin: SignedGroup, peer: str) -> None:
-    """Check that `peer` can have voted in `origin`. Raises PeerViolation if it cannot."""
-    if wrong := origin_complaint(setup, origin):
-        raise PeerViolation(f"the group behind its lock is invalid: {wrong}", peer_id=peer)

@@ -264,9 +264,15 @@ def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: Signe
 
 def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
     """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one may have."""
-    if setup.roster and origin.signer not in setup.roster:
-        return f"{short_id(origin.signer)} signed it and is no member of the state that it follows from"
-    return _forbidden(setup, origin.group)
+    return signer_complaint(setup, origin.signer) or _forbidden(setup, origin.group)
+
+
+def signer_complaint(setup: RoundSetup, signer: str) -> str:
+    """Return why no honest member can have voted in a group of this step and state that `signer` signed; empty if one
+    may have."""
+    if setup.roster and signer not in setup.roster:
+        return f"{short_id(signer)} signed it and is no member of the state that it follows from"
+    return ""
 
 
 def _forbidden(setup: RoundSetup, group: Group) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.round_scripts import COORDINATOR, STEP, ready
+from support.round_scripts import COORDINATOR, STEP, locked, ready, signed
 from swarm.testing import virtual_time
 from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_service import RoundService
@@ -17,9 +17,10 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
+from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import ReadyReply
+from swarm_protocol.training_messages import Ready, ReadyReply, SignedGroup
 
 NOW = 1_750_000_000.0
 
@@ -80,6 +81,40 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
             await service._answer(COORDINATOR, ready())
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("is_of_this_state", [True, False])
+def test_group_behind_a_lock_is_read_only_if_it_matters_and_a_member_signed_it(is_of_this_state: bool) -> None:
+    """Reading one takes the loop for fifty milliseconds, and a stranger can make and sign any number."""
+    group = signed()
+    made_up = seal_now(
+        Identity.generate(), "test", purpose="group", subject="run/1/0", payload=b"a group", now=NOW, lifetime_s=60.0
+    )
+    report = ready(lock=locked(group), origin=made_up)
+    taken = list[str]()
+
+    async def take_report(peer: str, _ready: Ready) -> ReadyReply:
+        taken.append(peer)
+        return ReadyReply(kind="left_out", reason="it is late")
+
+    def check_origin(*_: object) -> SignedGroup:
+        raise AssertionError("it was read")
+
+    async def main() -> None:
+        service = make_service(STEP - 1)
+        context = cast(Any, service._context)
+        context.signatures, context.network.now = SimpleNamespace(check_origin=check_origin), lambda: NOW
+        state_digest = report.state_digest if is_of_this_state else b"another" + bytes(25)
+        setup = SimpleNamespace(step=STEP, state_digest=state_digest, roster=("a", "b"))
+        service.set_driver(cast(Any, SimpleNamespace(setup=setup, abstains=False, take_report=take_report)))
+        if is_of_this_state:
+            with pytest.raises(PeerViolation, match="no member of the state"):
+                await service._answer("stranger", report)
+        else:
+            assert (await service._answer("stranger", report)).kind == "left_out"
+
+    virtual_time.run(main())
+    assert bool(taken) == (not is_of_this_state)
 
 
 def test_certificate_of_a_group_is_no_resume_order_before_any_of_it_is_checked() -> None:

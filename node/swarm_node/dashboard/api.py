@@ -6,7 +6,7 @@ Described by `/api/v1/openapi.json`. Names of models have slashes, which may be 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import FileResponse, Response
@@ -113,7 +113,7 @@ class Api:
         self,
         limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 500,
         offset: Annotated[int, Query(ge=0, le=10**6)] = 0,
-        state: Annotated[str, Query(pattern="^(alive|leaving|gone)$")] | None = None,
+        state: Literal["alive", "leaving", "gone"] | None = None,
     ) -> Response:
         """Nodes by name, those that went within the last day included."""
         found = [node for node in self._source.nodes() if state is None or node.state == state]

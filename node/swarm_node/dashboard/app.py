@@ -23,6 +23,7 @@ from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
 from swarm_node.http.addresses import caller_of, checked
+from swarm_node.http.field_words import words
 from swarm_node.http.http_error import HttpError, install_errors
 from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.http.server import is_local, listen, serving
@@ -71,8 +72,9 @@ def _http_error(error: Exception, request: Request) -> HttpError:
             return error
         case RequestValidationError():
             first = error.errors()[0]
-            message = f"{_bounded(str(first['loc'][-1]))}: {shown(first['msg'])}"
-            return HttpError(400, message, remedy="see /api/v1/openapi.json")
+            name = _bounded(str(first["loc"][-1]))
+            remedy = "see /api/v1/openapi.json"
+            return HttpError(400, f"{name}: {words(first)}", code="invalid_value", param=name, remedy=remedy)
         case HTTPException():
             message = f"{request.method} {_bounded(request.url.path)}: {shown(str(error.detail)).lower()}"
             remedy = "/api/v1/openapi.json lists what there is"

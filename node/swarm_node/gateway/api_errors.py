@@ -22,7 +22,7 @@ from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionEr
 
 from swarm_node.formatting import clean
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.request_schema import STRING_OR_LIST
+from swarm_node.http.field_words import wanted, words
 from swarm_node.http.http_error import CODES, HttpError, install_errors
 
 logger = logging.getLogger(__name__)
@@ -32,33 +32,10 @@ MAX_PATH_CHARS = 100
 TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
 """Names that these routes have for what the SDK calls `prompt`."""
 NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
-WORDS = MappingProxyType(
-    {
-        "bool_type": "it is neither true nor false",
-        "dict_type": "it is not a JSON object",
-        "finite_number": "it is not a finite number",
-        "float_type": "it is not a number",
-        "greater_than": "it may not be {gt} or less",
-        "greater_than_equal": "it may not be less than {ge}",
-        "int_type": "it is not a whole number",
-        "less_than": "it may not be {lt} or more",
-        "less_than_equal": "it may not be more than {le}",
-        "list_type": "it is not a list",
-        "literal_error": "it is not {expected}",
-        "missing": "it is missing",
-        "string_pattern_mismatch": "it does not match {pattern}",
-        "string_too_long": "it may have {max_length} characters at most",
-        "string_too_short": "it needs {min_length} characters or more",
-        "string_type": "it is not a text",
-        "string_unicode": "it is not a text in Unicode",
-        "too_long": "it may have {max_length} at most",
-        "too_short": "it needs {min_length} or more, and has {actual_length}",
-        "union_tag_invalid": "its type is none of {expected_tags}",
-        "union_tag_not_found": "it has no type",
-    }
-)
-"""The gateway's words for what is wrong with a field, by pydantic's name for it."""
-
+OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_attributes_type"})
+"""Errors of a value that is of another kind than is allowed. A field that may be of two kinds has one for each."""
+TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"})
+"""Errors of an object that are about one of its fields, by which its kind is known."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 """Paths that clients miss whose base URL lacks its end."""
@@ -115,33 +92,34 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 def _from_validation(error: RequestValidationError) -> HttpError:
     # of a field that may be of two kinds both are reported: the one that was meant got further
     errors = error.errors()
-    first = max(errors, key=lambda found: len(found["loc"]))
-    where = _path(first["loc"])
-    path = ".".join(_as_sent(where, error.body))
-    is_empty = first["type"] == "missing" and not path
-    if is_empty or first["type"] == "json_invalid":
-        found = "empty: send a JSON object" if is_empty else f"not valid JSON: {first['ctx']['error']}"
+    first = max(errors, key=lambda found: (len(found["loc"]), found["type"] not in {"string_type", "list_type"}))
+    path, kind = _as_sent(_path(first["loc"]), error.body), first["type"]
+    if kind == "json_invalid" or (kind == "missing" and not path):
+        found = "empty: send a JSON object" if kind == "missing" else f"not valid JSON: {first['ctx']['error']}"
         return HttpError(400, f"the request body is {found}", code="invalid_json")
-    match first["type"]:
-        case "unsupported":
-            name = first["ctx"]["name"]
-            return HttpError(400, first["msg"], code="unsupported_parameter", param=f"{path}.{name}" if path else name)
-        case "unfit":
-            return HttpError(400, first["msg"], code="invalid_value", param=first["ctx"]["name"])
-        case "extra_forbidden":
-            name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)
-            return HttpError(400, f"unknown parameter '{name}': leave it out", code="unknown_parameter", param=name)
-        case "model_attributes_type":
-            what = path or "the request body"
-            return HttpError(400, f"{what} is not a JSON object", code="invalid_value", param=path or None)
-    kinds = {found["type"] for found in errors if _path(found["loc"]) == where}
-    message = STRING_OR_LIST if {"string_type", "list_type"} <= kinds else _words(first)
-    return HttpError(400, f"{path or 'body'}: {message}", code="invalid_value", param=path or None)
+    if kind == "unsupported":
+        param = ".".join([*path, first["ctx"]["name"]])
+        message = f"'{param}' is not supported by this gateway: leave it out"
+        return HttpError(400, message, code="unsupported_parameter", param=param)
+    if kind == "extra_forbidden":
+        name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)
+        return HttpError(400, f"unknown parameter '{name}': leave it out", code="unknown_parameter", param=name)
+    name, what = _what(errors, first)
+    param = ".".join([*path, name] if name else path)
+    message = f"{param}: {what}" if param else f"the request body {what.removeprefix('it ')}"
+    return HttpError(400, message, code="invalid_value", param=param or None)
 
 
-def _words(error: Any) -> str:
-    words = WORDS.get(error["type"])
-    return error["msg"] if words is None else words.format(**error.get("ctx", {}))
+def _what(errors: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the field within the object at `first` that is wrong, or an empty text, and in words what is wrong."""
+    kind = first["type"]
+    if kind == "unfit":
+        return first["ctx"]["name"], first["ctx"]["why"]
+    if kind in TAGS:
+        return TAGS[kind], words({**first, "input": first["input"].get(TAGS[kind])})
+    same = [found for found in errors if found["type"] in OTHER_KINDS and _path(found["loc"]) == _path(first["loc"])]
+    others = [wanted(found) for found in same if found is not first] if kind in OTHER_KINDS else []
+    return "", " or ".join([words(first), *others])
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:

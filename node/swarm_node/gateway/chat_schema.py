@@ -113,7 +113,7 @@ class AssistantMessage(StrictBody):
     @model_validator(mode="after")
     def _complete(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
-            raise unfit("messages", "a message of role 'assistant' needs content or tool_calls")
+            raise unfit("content", "a message of role 'assistant' needs content or tool_calls")
         return self
 
     @classmethod
@@ -169,7 +169,10 @@ ChatMessage = Annotated[
     | Annotated[AssistantMessage, Tag("AssistantMessage")]
     | Annotated[ToolMessage, Tag("ToolMessage")],
     Discriminator(
-        _kind, custom_error_type="unknown_role", custom_error_message=f"the role is none of {', '.join(_TAGS)}"
+        _kind,
+        custom_error_type="unknown_role",
+        custom_error_message="the role is not known",
+        custom_error_context={"expected": f"one of {', '.join(map(repr, _TAGS))}"},
     ),
 ]
 

@@ -47,10 +47,7 @@ def unfit(name: str, why: str) -> PydanticCustomError:
 def check_one_or_many(value: Any) -> None:
     """Refuse what is neither one text nor a list, where a field takes both."""
     if not isinstance(value, str | list):
-        raise PydanticCustomError("string_or_list", STRING_OR_LIST)
-
-
-STRING_OR_LIST = "it is neither a text nor a list"
+        raise PydanticCustomError("string_or_list", "it is not a text or a list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,7 @@ class StrictBody(BaseModel):
         for name in data.keys() & cls.neutral.keys():
             value = data[name]
             if value is not None and not any(_same(value, allowed) for allowed in cls.neutral[name]):
-                message = "'{name}' is not supported by this gateway: leave it out"
-                raise PydanticCustomError("unsupported", message, {"name": name})
+                raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
         known = _names_of(cls)
         unknown = next((name for name in data if name not in known and name not in cls.neutral), None)
         return {name: value for name, value in data.items() if name in known or name == unknown}
@@ -136,7 +132,7 @@ VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
 
 def _vocabulary_index(text: str) -> str:
     if not re.fullmatch(VOCABULARY_INDEX, text):
-        raise PydanticCustomError("vocabulary_index", "it is not a token id, such as 50256")
+        raise PydanticCustomError("vocabulary_index", "it is not a token id")
     return text
 
 

@@ -151,6 +151,7 @@ def test_nodes_come_in_pages_and_by_state(source: ExampleSource) -> None:
         ("/api/v1/nothing", 404),
         ("/api/v1/nodes?limit=5001", 400),
         ("/api/v1/nodes?limit=0", 400),
+        ("/api/v1/nodes?limit=many", 400),
         ("/api/v1/nodes?offset=-1", 400),
         ("/api/v1/nodes?state=odd", 400),
         ("/api/v1/series", 400),
@@ -168,8 +169,27 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
     assert error["message"].isprintable()
     assert 0 < len(error["message"]) < 500
     assert error["remedy"]
-    assert error["code"] == ("not_found" if status == 404 else None)
+    assert error["code"] == ("not_found" if status == 404 else "invalid_value")
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        ("nodes?limit=many", "limit", "it is 'many', and not a whole number"),
+        ("nodes?limit=0", "limit", "it may not be less than 1"),
+        ("nodes?state=odd", "state", "it is 'odd', and not 'alive', 'leaving' or 'gone'"),
+        ("series", "name", "it is missing"),
+        ("series?name=nodes&hours=x", "hours", "it is 'x', and not a number"),
+        ("series?name=nodes&hours=721", "hours", "it may not be more than 720"),
+    ],
+)
+def test_wrong_parameter_is_named_with_what_is_wrong(
+    source: ExampleSource, query: str, param: str, message: str
+) -> None:
+    [answer] = get(source, f"/api/v1/{query}")
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param}: {message}")
 
 
 def test_unknown_path_is_a_page_for_a_browser_and_json_for_a_program(source: ExampleSource) -> None:

@@ -108,9 +108,13 @@ def test_body_that_is_no_json_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "param", "message"),
     [
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages.0.content.0.type", "it is not 'text'"),
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}],
+            "messages.0.content.0.type",
+            "it is 'image_url', and not 'text'",
+        ),
         ([{"type": "text"}], "messages.0.content.0.text", "it is missing"),
-        (5, "messages.0.content", "it is neither a text nor a list"),
+        (5, "messages.0.content", "it is 5, and not a text or a list"),
     ],
 )
 def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: Any, param: str, message: str) -> None:
@@ -130,15 +134,17 @@ def test_message_of_an_unknown_role_is_refused_with_all_roles_and_what_is_no_obj
         return {"model": "tiny", "messages": [fields]}
 
     param, text = refused(message(role="wizard", content="hi"))
-    assert param == "messages.0"
-    assert "messages.0: the role is none of system, developer, user, assistant, tool" in text
-    assert refused(message(role=["user"], content="hi"))[0] == "messages.0"
+    assert param == "messages.0.role"
+    assert "it is 'wizard', and not one of 'system', 'developer', 'user', 'assistant', 'tool'" in text
+    assert refused(message(role=["user"], content="hi"))[0] == "messages.0.role"
+    param, text = refused(message(role=None, content="hi"))
+    assert (param, "messages.0.role: it is null" in text) == ("messages.0.role", True)
     param, text = refused(message(content="hi"))
     assert (param, "messages.0.role: it is missing" in text) == ("messages.0.role", True)
     param, text = refused({"model": "tiny", "messages": ["hi"]})
-    assert (param, "messages.0 is not a JSON object" in text) == ("messages.0", True)
+    assert (param, "messages.0: it is 'hi', and not a JSON object" in text) == ("messages.0", True)
     param, text = refused(["hi"])
-    assert (param, "the request body is not a JSON object" in text) == (None, True)
+    assert (param, "the request body is a list, and not a JSON object" in text) == (None, True)
 
 
 def test_unknown_model_is_not_found_and_the_served_ones_are_named() -> None:

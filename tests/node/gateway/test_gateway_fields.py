@@ -212,7 +212,7 @@ def test_sampling_field_out_of_its_bounds_is_named(sent: dict[str, Any], param: 
 @pytest.mark.parametrize("key", ["a", "-1", "01", "1.0", "5\n", "1000000", ""])
 def test_bias_of_what_is_no_token_id_says_so_without_a_pattern(key: str) -> None:
     [error] = _errors("/completions", [{"logit_bias": {key: 1}}])
-    assert error["message"].endswith(": it is not a token id, such as 50256"), error
+    assert error["message"].endswith(f"it is {key!r}, and not a token id, such as 50256"), error
     assert error["code"] == "invalid_value"
 
 
@@ -284,18 +284,18 @@ def test_template_kwargs_reach_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "more", "param"),
+    ("path", "more", "message"),
     [
-        ("/completions", {"stop": 5}, "stop"),
-        ("/completions", {"prompt": {"a": 1}}, "prompt"),
-        ("/completions", {"prompt": [{}]}, "prompt.0"),
-        ("/chat/completions", {"stop": True}, "stop"),
-        ("/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ("/completions", {"stop": 5}, "stop: it is 5"),
+        ("/completions", {"prompt": {"a": 1}}, "prompt: it is a JSON object"),
+        ("/completions", {"prompt": [{}]}, "prompt.0: it is a JSON object"),
+        ("/chat/completions", {"stop": True}, "stop: it is true"),
+        ("/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content: it is 5"),
     ],
 )
-def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[str, Any], param: str) -> None:
+def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[str, Any], message: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.BadRequestError, match=f"{param}: it is neither a text nor a list"):
+        with pytest.raises(api.BadRequestError, match=f"{message}, and not a text or a list"):
             await openai.post(path, body={**PLAIN[path], **more}, cast_to=object)
 
     converse(ScriptedClient(), conversation)
@@ -305,6 +305,7 @@ def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[s
     ("more", "param"),
     [
         ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": [[]]}, "prompt.0"),
         ({"prompt": [5, -1]}, "prompt.1"),
         ({"prompt": ["a", [5, -1]]}, "prompt.1.1"),
         ({"stop": ""}, "stop"),
@@ -320,22 +321,41 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
 @pytest.mark.parametrize(
     ("path", "more", "message"),
     [
-        ("/completions", {"prompt": []}, "prompt: it needs 1 or more, and has 0"),
-        ("/chat/completions", {"messages": []}, "messages: it needs 1 or more, and has 0"),
-        ("/completions", {"stop": ["a"] * (MAX_STOPS + 1)}, f"stop: it may have {MAX_STOPS} at most"),
+        ("/completions", {"prompt": []}, "prompt: it may not be empty"),
+        ("/completions", {"prompt": [[]]}, "prompt.0: it may not be empty"),
+        ("/chat/completions", {"messages": []}, "messages: it may not be empty"),
+        ("/completions", {"stop": ["a"] * (MAX_STOPS + 1)}, f"stop: it may have {MAX_STOPS} entries at most"),
         (
             "/completions",
             {"response_format": {"type": "xml"}},
-            "response_format: its type is none of 'text', 'json_object', 'json_schema'",
+            "response_format.type: it is 'xml', and not one of 'text', 'json_object', 'json_schema'",
         ),
-        ("/completions", {"response_format": {}}, "response_format: it has no type"),
-        ("/completions", {"logprobs": "many"}, "logprobs: it is not a whole number"),
-        ("/completions", {"temperature": 3}, "temperature: it may not be more than 2.0"),
+        ("/completions", {"response_format": {}}, "response_format.type: it is missing"),
+        ("/completions", {"response_format": "json"}, "response_format: it is 'json', and not a JSON object"),
+        ("/completions", {"logprobs": "many"}, "logprobs: it is 'many', and not a whole number"),
+        ("/completions", {"user": 10**50}, "user: it is a number, and not a text"),
+        ("/completions", {"temperature": 3}, "temperature: it may not be more than 2"),
+        ("/completions", {"temperature": 10**400}, "temperature: it is not a finite number"),
+        ("/completions", {"top_p": 0}, "top_p: it has to be more than 0"),
         ("/completions", {"max_tokens": 0}, "max_tokens: it may not be less than 1"),
         ("/completions", {"prompt": "half an emoji: \ud83d"}, "prompt: it is not a text in Unicode"),
-        ("/completions", {"model": ""}, "model: it needs 1 characters or more"),
-        ("/chat/completions", {"logprobs": 5}, "logprobs: it is neither true nor false"),
-        ("/chat/completions", {"tool_choice": "maybe"}, "tool_choice: it is not 'none', 'auto' or 'required'"),
+        ("/completions", {"model": ""}, "model: it may not be empty"),
+        ("/chat/completions", {"logprobs": 5}, "logprobs: it is 5, and not true or false"),
+        (
+            "/chat/completions",
+            {"tool_choice": "maybe"},
+            "tool_choice: it is 'maybe', and not 'none', 'auto' or 'required' or a JSON object",
+        ),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "assistant"}]},
+            "messages.0.content: a message of role 'assistant' needs content or tool_calls",
+        ),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "assistant", "content": "a", "refusal": "no"}]},
+            "'messages.0.refusal' is not supported by this gateway: leave it out",
+        ),
     ],
 )
 def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], message: str) -> None:
@@ -345,8 +365,8 @@ def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], mes
 
 def test_list_that_is_no_string_names_the_list_alone() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
-    assert messages["message"] == "messages: it is not a list"
-    assert item["message"] == "stop.0: it is not a text"
+    assert messages["message"] == "messages: it is 5, and not a list"
+    assert item["message"] == "stop.0: it is 5, and not a text"
 
 
 @pytest.mark.parametrize("path", PLAIN)

@@ -48,7 +48,8 @@ class DashboardHistory:
     `postgresql://user:password@host/database`.
 
     A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the database takes
-    nothing, once it does again, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
+    nothing, once it does again, and when a damaged file was put aside. Raises ConfigError for a place that never can be
+    one.
     """
 
     def __init__(

@@ -323,10 +323,13 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
     room = assets.context_tokens - num_prompt_tokens
     wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if wanted > room:
+        tokens = "1 token" if num_prompt_tokens == 1 else f"{num_prompt_tokens} tokens"
+        shorter = ["shorten the prompt"] if room < num_prompt_tokens else []
+        fewer = [f"ask for {room} at most"] if room > 0 else []
         raise ContextExceeded(
-            f"a prompt of {num_prompt_tokens} tokens with an answer of {wanted} is {wanted - room} over the context of "
+            f"a prompt of {tokens} with an answer of {wanted} is {wanted - room} over the context of "
             f"{assets.context_tokens} tokens of {assets.shape.name}",
-            remedy="shorten the prompt or ask for fewer tokens",
+            remedy=" or ".join([*shorter, *fewer]),
             field="max_tokens" if room > 0 else "prompt",
         )
     if wanted < min_tokens:

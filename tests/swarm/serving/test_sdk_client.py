@@ -325,6 +325,12 @@ def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -
                 ConfigError, match="a prompt of 300 tokens with an answer of 16 is 60 over the context of 256"
             ):
                 await box.tokens(prompt="x" * 300)
+            with pytest.raises(
+                ConfigError, match=r"a prompt of 1 token with an answer of 300 is 45 over .*: ask for 255 at most$"
+            ):
+                await box.tokens(prompt="x", max_tokens=300)
+            with pytest.raises(ConfigError, match="shorten the prompt or ask for 6 at most"):
+                await box.tokens(prompt="x" * 250, max_tokens=300)
             with pytest.raises(ConfigError, match="the prompt is empty"):
                 await box.tokens(prompt="")
             assert len(await box.tokens(prompt="x" * 240)) == 16

@@ -1,15 +1,28 @@
-"""Shares a server's sequences and pages among the peers that ask for sessions. It runs no tasks; the engine asks it."""
+"""Shares a server's sequences and pages, and its places for grammars, among the peers that ask for sessions. It runs no
+tasks; the engine and the grammars ask it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 from swarm_protocol.errors import PeerRefused
 
-from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence
+from swarm.serving.engine.sequence import RETRY_AFTER_S
 
 WAIT_S = 2 * RETRY_AFTER_S
 """A client that was refused counts as waiting for this long: until it has asked again, and some more."""
+
+
+class Held(Protocol):
+    """What a client has of the server: a sequence with its pages, or the place of a grammar, which is one page."""
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def num_pages(self) -> int: ...
 
 
 class PeerShares:
@@ -27,7 +40,7 @@ class PeerShares:
         self._waiting = ""
         self._waits_until_s = 0.0
 
-    def check(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> None:
+    def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
         """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
 
         Raises PeerRefused.
@@ -47,17 +60,20 @@ class PeerShares:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def refused(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> PeerRefused:
-        """Return the refusal for a client for whom there is no room now. If it has no sequence here, it counts as
-        waiting."""
-        if all(sequence.client != client for sequence in held):
-            self._waiting, self._waits_until_s = client, now_s + WAIT_S
+    def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
+        """Return the refusal for a client for whom there is no room now, and let it wait."""
+        self.wait(client, held, now_s=now_s)
         return PeerRefused(
             f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
             "cache are asked for than are free",
             remedy="ask another server, or later",
             retry_after_s=RETRY_AFTER_S,
         )
+
+    def wait(self, client: str, held: Collection[Held], *, now_s: float) -> None:
+        """Note that a client was refused for lack of room. If it has nothing here, it counts as waiting."""
+        if all(sequence.client != client for sequence in held):
+            self._waiting, self._waits_until_s = client, now_s + WAIT_S
 
     def _others_wait(self, client: str, now_s: float) -> bool:
         return self._waiting != client and now_s < self._waits_until_s

@@ -22,6 +22,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
 from swarm.child_process import ChildFailure, ChildProcess, limit_waits
+from swarm.serving.engine.peer_shares import PeerShares
 
 START_S = 30.0
 """A tokenizer of 256k tokens takes two seconds to read."""
@@ -44,7 +45,8 @@ TOKENIZER_BYTES = 4 * 2**30
 MAX_ANSWER_BYTES = 2**20
 
 MAX_GRAMMARS = 32
-"""Sessions with one at a time: each has a process, and a thread while it waits for it."""
+"""Sessions with one at a time: each has a process, and a thread while it waits for it. Peers share them as they share
+the sessions, see `PeerShares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +151,12 @@ class GrammarProcess:
             self._pipe = self._processes.fork()
             request |= {"kind": self._grammar.kind, "grammar": self._grammar.text}
         answer = _ask(self._pipe, json.dumps(request).encode(), within_s + GRACE_S)
+        name = "JSON schema" if self._grammar.kind == "json_schema" else "grammar"
         if not answer:
-            raise ConfigError(
-                "the grammar takes too much time or memory", remedy="use a simpler grammar or JSON schema"
-            )
+            raise ConfigError(f"the {name} takes too much time or memory", remedy=f"use a simpler {name}")
         if answer[:1] == b"x":
-            raise ConfigError(
-                f"the grammar cannot be used: {answer[1:].decode(errors='replace')}",
-                remedy="use a simpler or another grammar or JSON schema",
-            )
+            why = answer[1:].decode(errors="replace")
+            raise ConfigError(f"the {name} cannot be used: {why}", remedy=f"use a simpler or another {name}")
         self._num_sent += len(new)
         return TokenMask(answer[1:], may_end=answer[:1] == b"e")
 
@@ -192,16 +191,21 @@ class GrammarPool:
         self._processes = GrammarForkServer(tokenizer)
         self._threads = ThreadPoolExecutor(MAX_GRAMMARS, thread_name_prefix="swarm-grammars")
         self._open: set[SessionGrammar] = set()
+        self._shares = PeerShares(MAX_GRAMMARS, MAX_GRAMMARS)
 
-    def open(self, grammar: Grammar) -> SessionGrammar:
-        """Return a state of the grammar, to be closed. Raises PeerRefused where there are too many."""
+    def open(self, grammar: Grammar, client: str) -> SessionGrammar:
+        """Return a state of the grammar for a session of `client`, to be closed. Raises PeerRefused where there are too
+        many, and for a client that has its share of them."""
+        now_s = asyncio.get_running_loop().time()
+        self._shares.check(client, 1, self._open, now_s=now_s)
         if len(self._open) >= MAX_GRAMMARS:
+            self._shares.wait(client, self._open, now_s=now_s)
             raise PeerRefused(
                 f"the server follows {MAX_GRAMMARS} grammars at once",
                 remedy="ask again later, or another server",
                 retry_after_s=1.0,
             )
-        state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
+        state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open, client)
         self._open.add(state)
         return state
 
@@ -214,9 +218,14 @@ class GrammarPool:
 
 
 class SessionGrammar:
-    """One session's grammar. `among` are those that have a place."""
+    """The grammar of one session of `client`. `among` are those that have a place."""
 
-    def __init__(self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[SessionGrammar]) -> None:
+    num_pages = 1
+
+    def __init__(
+        self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[SessionGrammar], client: str
+    ) -> None:
+        self.client = client
         self._process = process
         self._threads = threads
         self._among = among

@@ -247,7 +247,8 @@ class ConnectionServer:
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
         try:
-            sampler = SessionSampler(wanted.sampler, span.vocab_size, self._grammars) if wanted.sampler else None
+            asked, client = wanted.sampler, connection.peer_id
+            sampler = SessionSampler(asked, span.vocab_size, self._grammars, client) if asked else None
         except SwarmError:
             sequence.close()
             raise

@@ -24,10 +24,10 @@ RECALL_S = 10.0
 
 
 class SessionSampler:
-    """The sampler of one session. Call `close` at its end. Raises PeerViolation for token ids outside the vocabulary,
-    and PeerRefused for a grammar without `grammars`."""
+    """The sampler of one session of `client`. Call `close` at its end. Raises PeerViolation for token ids outside the
+    vocabulary, and PeerRefused for a grammar without `grammars`."""
 
-    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None, client: str) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
         check_ids(prompt_ids, vocab_size)
         check_ids(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
@@ -39,7 +39,7 @@ class SessionSampler:
         self._mask: asyncio.Future[TokenMask] | None = None
         if sampler.grammar is not None and grammars is None:
             raise PeerRefused("this server follows no grammars", remedy="ask another server")
-        self._grammar = grammars.open(sampler.grammar) if sampler.grammar is not None and grammars else None
+        self._grammar = grammars.open(sampler.grammar, client) if sampler.grammar is not None and grammars else None
 
     async def prepare(self) -> None:
         """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""

@@ -232,20 +232,36 @@ def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
         fine = Grammar(kind="json_schema", text="{}")
-        states = [grammars.open(fine) for _ in range(MAX_GRAMMARS)]
+        states = [grammars.open(fine, "a") for _ in range(MAX_GRAMMARS)]
         with pytest.raises(PeerRefused, match="at once") as caught:
-            grammars.open(fine)
+            grammars.open(fine, "a")
         assert caught.value.retry_after_s
         await asyncio.gather(*(state.mask([]) for state in states[:3]))
         first, *others = forks(grammars._processes)
         assert len(others) == 2
         states[0].close()
         states[0].close()
-        assert (await grammars.open(fine).mask([])).allowed
+        assert (await grammars.open(fine, "a").mask([])).allowed
         grammars.close()
         states[1].close()
         for fork in (first, *others):
             fork.wait(timeout=60)
+
+    asyncio.run(main())
+
+
+def test_one_peer_gets_half_of_the_grammars_while_another_wants_one(tokenizer: Path) -> None:
+    async def main() -> None:
+        grammars = GrammarPool(tokenizer)
+        fine = Grammar(kind="json_schema", text="{}")
+        states = [grammars.open(fine, "greedy") for _ in range(MAX_GRAMMARS)]
+        with pytest.raises(PeerRefused, match="at once"):
+            grammars.open(fine, "modest")
+        states.pop().close()
+        with pytest.raises(PeerRefused, match="the share of one peer"):
+            grammars.open(fine, "greedy")
+        grammars.open(fine, "modest")
+        grammars.close()
 
     asyncio.run(main())
 
@@ -259,16 +275,16 @@ def test_grammar_that_is_closed_has_its_place_until_its_last_mask_is_done(
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
         fine = Grammar(kind="json_schema", text="{}")
-        states = [grammars.open(fine) for _ in range(MAX_GRAMMARS)]
+        states = [grammars.open(fine, "a") for _ in range(MAX_GRAMMARS)]
         masks = [state.mask([]) for state in states]
         for state in states:
             state.close()
         with pytest.raises(PeerRefused, match="at once"):
-            grammars.open(fine)
+            grammars.open(fine, "a")
         go_on.set()
         await asyncio.gather(*masks)
         assert all(state._process._has_ended for state in states)
-        grammars.open(fine)
+        grammars.open(fine, "a")
         grammars.close()
 
     monkeypatch.setattr(GrammarProcess, "mask", lambda *_: go_on.wait(60))

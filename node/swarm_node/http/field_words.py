@@ -31,7 +31,7 @@ WANTED = MappingProxyType(
         "vocabulary_index": "a token id, such as 50256",
     }
 )
-"""What a field may be that is something else, by pydantic's name of the error."""
+"""By pydantic's name of the error, the kinds that a field of another kind has to be of."""
 
 WORDS = MappingProxyType(
     {
@@ -50,7 +50,7 @@ WORDS = MappingProxyType(
         "union_tag_not_found": "it is missing",
     }
 )
-"""What else is wrong with a field."""
+"""The other errors of fields, in words."""
 
 
 def words(error: Mapping[str, Any]) -> str:

@@ -18,12 +18,12 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute
 from swarm.serving.engine.page_allocator import PageAllocator, PageNames, PageTable
-from swarm.serving.engine.peer_shares import PeerShares
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
-from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence, SequenceStep, StepOutput
+from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
+from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares
 from swarm.serving.wire.page_keys import KEY_BYTES
 
 T = TypeVar("T")

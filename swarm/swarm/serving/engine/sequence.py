@@ -20,13 +20,11 @@ from swarm.serving.engine.page_allocator import PageInputs, PageNames, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
+from swarm.serving.peer_shares import RETRY_AFTER_S
 from swarm.serving.sampling.sampling import Pick
 
 if TYPE_CHECKING:
     from swarm.serving.engine.engine import Engine
-
-RETRY_AFTER_S = 5.0
-"""A typical answer takes some seconds, and then its pages are free."""
 
 EXPORT_BYTES = 2**20
 """About this much of a cache is read at once, between two steps of the others."""

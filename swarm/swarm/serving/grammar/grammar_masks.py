@@ -22,7 +22,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
 from swarm.child_process import ChildFailure, ChildProcess, limit_waits
-from swarm.serving.engine.peer_shares import PeerShares
+from swarm.serving.peer_shares import PeerShares
 
 START_S = 30.0
 """A tokenizer of 256k tokens takes two seconds to read."""
@@ -155,8 +155,9 @@ class GrammarProcess:
         if not answer:
             raise ConfigError(f"the {name} takes too much time or memory", remedy=f"use a simpler {name}")
         if answer[:1] == b"x":
+            what = "the JSON schema cannot be used" if name == "JSON schema" else "the grammar cannot be used"
             why = answer[1:].decode(errors="replace")
-            raise ConfigError(f"the {name} cannot be used: {why}", remedy=f"use a simpler or another {name}")
+            raise ConfigError(f"{what}: {why}", remedy=f"use a simpler or another {name}")
         self._num_sent += len(new)
         return TokenMask(answer[1:], may_end=answer[:1] == b"e")
 

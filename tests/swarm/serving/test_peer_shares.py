@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from swarm.serving.engine.peer_shares import WAIT_S, PeerShares
-from swarm.serving.engine.sequence import RETRY_AFTER_S
+from swarm.serving.peer_shares import RETRY_AFTER_S, WAIT_S, PeerShares
 from swarm_protocol.errors import PeerRefused
 
 ROOM = 100

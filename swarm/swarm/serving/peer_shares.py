@@ -9,14 +9,15 @@ from typing import Protocol
 
 from swarm_protocol.errors import PeerRefused
 
-from swarm.serving.engine.sequence import RETRY_AFTER_S
+RETRY_AFTER_S = 5.0
+"""A typical answer takes some seconds, and then its pages are free."""
 
 WAIT_S = 2 * RETRY_AFTER_S
 """A client that was refused counts as waiting for this long: until it has asked again, and some more."""
 
 
 class Held(Protocol):
-    """What a client has of the server: a sequence with its pages, or the place of a grammar, which is one page."""
+    """A thing of the server that a client holds: a sequence with its pages, or the place of a grammar, as one page."""
 
     @property
     def client(self) -> str: ...

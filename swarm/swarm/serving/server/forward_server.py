@@ -11,6 +11,7 @@ it. Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,10 @@ PIECE_MS = 50.0
 pass."""
 
 MAX_PIECE_MS = 1000.0
+
+PACE_S = 60.0
+"""Seconds after the last piece until its pace is forgotten: a machine that was slow for a while would refuse all calls
+by it, and so measure no other."""
 
 MIN_POSITION_MS = 1e-6
 """Minimum time of a position, for clocks that are too coarse."""
@@ -113,9 +118,11 @@ class ForwardAdmission:
 
 
 class ForwardPace:
-    """Estimates the milliseconds of a position on one block: at first from `forward_ms`, then as measured."""
+    """Estimates the milliseconds of a position on one block: at first from `forward_ms`, then as measured. It is good
+    until `until_s` on the loop's clock."""
 
     def __init__(self, forward_ms: float) -> None:
+        self.until_s = math.inf
         forward_ms = max(forward_ms, MIN_POSITION_MS)
         self.ms: dict[Direction, float] = {"forward": forward_ms, "backward": BACKWARD_FACTOR * forward_ms}
 
@@ -247,8 +254,7 @@ class ForwardServer:
             async with asyncio.timeout(OPEN_S):
                 asked = Compute.from_bytes(await stream.receive())
             deployed = self._current()
-            pace = self._paces.setdefault(deployed, ForwardPace(deployed.speed.prefill_ms))
-            call = _ForwardCall(asked, direction, deployed, pace)
+            call = _ForwardCall(asked, direction, deployed, self._pace(deployed))
             with self.room.reserved(peer_id, call.num_bytes):
                 async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
                     await self._serve_call(call, stream)
@@ -256,6 +262,14 @@ class ForwardServer:
             pass
         except TimeoutError:
             raise PeerTimeout("a call on whole sequences took too long") from None
+
+    def _pace(self, deployed: Deployment) -> ForwardPace:
+        now_s = asyncio.get_running_loop().time()
+        pace = self._paces.get(deployed)
+        if pace is None or pace.until_s <= now_s:
+            pace = self._paces[deployed] = ForwardPace(deployed.speed.prefill_ms)
+            pace.until_s = now_s + PACE_S
+        return pace
 
     async def _serve_call(self, call: _ForwardCall, stream: Stream) -> None:
         asked, span = call.asked, call.span
@@ -322,6 +336,7 @@ class ForwardServer:
         num_positions = tensors[0].shape[0] * tensors[0].shape[1]
         num_blocks = blocks[1] - blocks[0] + (call.head_blocks if blocks[1] == call.asked.end else 0.0)
         call.pace.took(direction, num_positions, num_blocks, elapsed_ms)
+        call.pace.until_s = asyncio.get_running_loop().time() + PACE_S
         return result
 
 

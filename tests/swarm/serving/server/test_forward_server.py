@@ -27,6 +27,7 @@ from swarm.serving.server import forward_server
 from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
 from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,
+    PACE_S,
     PIECE_MS,
     ForwardAdmission,
     ForwardPace,
@@ -263,6 +264,21 @@ def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Pat
         assert await rig.call(X) == 8 * 32 * 4
 
     ask(llama_dir, scenario, room=ForwardAdmission(max_client_calls=1))
+
+
+def test_server_that_was_slow_for_a_while_takes_calls_again(llama_dir: Path) -> None:
+    """Calls that are refused measure nothing, so an old pace would be the last one."""
+
+    async def scenario(rig: Rig) -> None:
+        assert await rig.call(X) == 8 * 32 * 4
+        for pace in rig.server._paces.values():
+            pace.took("backward", 8, 1, 1e6)
+        with pytest.raises(PeerRefused, match="shorter sequences"):
+            await rig.call(X)
+        await asyncio.sleep(PACE_S)
+        assert await rig.call(X) == 8 * 32 * 4
+
+    ask(llama_dir, scenario)
 
 
 def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:

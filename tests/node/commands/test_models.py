@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.local_hub import MODEL, local_hub
 from swarm.serving.model.model_files import DOWNLOAD
 from swarm_node import cli, daemon
@@ -54,13 +55,17 @@ def test_models_check_names_the_tensor_or_file_that_is_missing_or_wrong(
     index.write_text(json.dumps({"weight_map": weight_map}))
     LlamaConfig(**(sizes | {"intermediate_size": 128}), num_hidden_layers=2).save_pretrained(tmp_path / "story")
     code, _, err = check(capsys, str(tmp_path / "story"))
-    wrong = "model.layers.0.mlp.down_proj.weight"
-    assert (code, f"has tensors of another size than its config says: {wrong}, " in err, "and 3 more\n" in err) == (
+    wrong = "model.layers.0.mlp.down_proj.weight is 32 x 64 in place of 32 x 128"
+    assert (code, f"has tensors of another shape than its config says: {wrong}, " in err, "and 3 more\n" in err) == (
         1,
         True,
         True,
     )
     config.save_pretrained(tmp_path / "story")
+    place, whole = tmp_path / "story" / weight_map[lost], load_file(tmp_path / "story" / weight_map[lost])
+    save_file({**whole, lost: whole[lost].T.contiguous()}, place)
+    code, _, err = check(capsys, str(tmp_path / "story"))
+    assert (code, f"config says: {lost} is 32 x 64 in place of 64 x 32\n" in err) == (1, True)
     (tmp_path / "story" / shard).unlink()
     code, _, err = check(capsys, str(tmp_path / "story"))
     assert (code, f"names {shard}, which is not there" in err) == (1, True)

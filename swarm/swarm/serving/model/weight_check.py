@@ -1,4 +1,4 @@
-"""Check that a model's directory has all weights of its config in their sizes, from the files' headers alone.
+"""Check that a model's directory has all weights of its config in their shapes, from the files' headers alone.
 
 Where a family stores its weights under other names than transformers gives them, or quantized, only whole blocks are
 looked for; what is missing inside a block is found when it is loaded. No weights are read.
@@ -17,37 +17,39 @@ from swarm.serving.model.weights import block_of_tensors, quiet_transformers
 
 MAX_NAMED = 3
 """Tensors that a message names; it counts the others."""
-MAX_NAME_CHARS = 100
+MAX_NAME_CHARS = 160
+
+Shape = tuple[int, ...]
 
 
 def check_weights(files: ModelFiles) -> None:
-    """Raises IntegrityError that names the tensors that are missing or of another size than the config says, and the
+    """Raises IntegrityError that names the tensors that are missing or of another shape than the config says, and the
     file that should have them if that is known. Files that a download left out, as its span does not need them, are not
     missing."""
     by_file: dict[Path, list[str]] = {}
-    sizes: dict[str, int] = {}
+    shapes: dict[str, Shape] = {}
     for name, path in files.shards.items():
         by_file.setdefault(path, []).append(name)
     for path in sorted(filter(Path.is_file, by_file)):
         there = read_header(path)
         if lacking := [name for name in by_file[path] if name not in there]:
             raise IntegrityError(f"{path} lacks {_named(lacking)}", remedy="download it again")
-        sizes |= {name: there[name].num_values for name in by_file[path]}
+        shapes |= {name: there[name].shape for name in by_file[path]}
     with quiet_transformers():
-        lacking, wrong = _differences(files, sizes)
+        lacking, wrong = _differences(files, shapes)
         lacking = lacking or _absent_blocks(files)
     if lacking:
         raise IntegrityError(f"{files.directory} lacks {_named(lacking)}", remedy="download the model again")
     if wrong:
         raise IntegrityError(
-            f"{files.directory} has tensors of another size than its config says: {_named(wrong)}",
+            f"{files.directory} has tensors of another shape than its config says: {_named(wrong)}",
             remedy="download the model again, with its config.json",
         )
 
 
-def _differences(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Return the tensors of the whole model that no file has, and those with another number of values than the config
-    says; none where the checkpoint's names are not the model's. Shapes are not compared: a family may transpose."""
+def _differences(files: ModelFiles, shapes: Mapping[str, Shape]) -> tuple[list[str], list[str]]:
+    """Return the tensors of the whole model that no file has, and those of another shape than the config says, with
+    both shapes; none where the checkpoint's names are not the model's."""
     model = files.whole_model
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     weights = model.state_dict()
@@ -56,8 +58,17 @@ def _differences(files: ModelFiles, sizes: Mapping[str, int]) -> tuple[list[str]
     if files.format is not None or not found <= known.keys():
         return [], []
     absent = [name for short, name in known.items() if short not in found and name not in tied]
-    wanted = {short: weights[name].numel() for short, name in known.items()}
-    return absent, sorted(name for name, size in sizes.items() if size != wanted[name.removeprefix(prefix)])
+    wanted = {name: tuple(weights[known[name.removeprefix(prefix)]].shape) for name in shapes}
+    wrong = [
+        f"{name} is {_written(shape)} in place of {_written(wanted[name])}"
+        for name, shape in sorted(shapes.items())
+        if shape != wanted[name]
+    ]
+    return absent, wrong
+
+
+def _written(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "one number"
 
 
 def _absent_blocks(files: ModelFiles) -> list[str]:

@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from swarm_protocol.identity import short_id
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
@@ -346,7 +345,7 @@ def _environment() -> Environment:
     )
     wording_filters = (
         *(wording.ago, wording.clock, wording.count, wording.doing, wording.in_url, wording.iso),
-        *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, short_id, wording.share),
+        *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, wording.share),
         *(wording.effect, wording.duration, wording.round_trip, wording.until, path_counts, whole_mebibytes, _safe_url),
     )
     environment.filters.update(

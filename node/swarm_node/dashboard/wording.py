@@ -7,6 +7,7 @@ the templates still escape them.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -100,11 +101,11 @@ def in_url(text: str) -> str:
     return quote(text, safe="", errors="replace")
 
 
-def doing(node: NodeView) -> str:
-    """Say what a node does, in a word or two, or when it lends again."""
+def doing(node: NodeView, finished: Collection[str] = ()) -> str:
+    """Say what a node does, in a word or two, or when it lends again. It trains no `finished` run."""
     if node.pause and node.state == "alive":
         return "lends again later" if node.lends_again_at is None else f"lends again on {clock(node.lends_again_at)}"
-    work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
+    work = [word for word, has in (("serves", node.models), ("trains", set(node.runs).difference(finished))) if has]
     # a dashboard, such as the one that shows this, says no role in its record
     idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}.get(node.role, "watches")
     return " and ".join(work) or idle

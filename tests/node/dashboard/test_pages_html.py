@@ -461,6 +461,49 @@ def test_a_page_that_takes_long_holds_up_no_other_and_is_made_once_for_all() -> 
         asyncio.run(visit())
 
 
+def test_node_that_is_gone_is_not_up_and_does_nothing() -> None:
+    source = example_source(8)
+    peer_id = next(node.peer_id for node in source.nodes() if node.models or node.runs)
+    detail = source.node_details[peer_id]
+    gone = detail.node.model_copy(update={"state": "gone", "from_here": None})
+    source.node_details[peer_id] = detail.model_copy(update={"node": gone})
+    with opened(source) as client:
+        text = client.get("/nodes", params={"state": "gone", "q": gone.name}).text
+    row = re.findall(r"<td[^>]*>(.*?)</td>", text.partition("<tbody>")[2], re.DOTALL)
+    does, up_for = row[-3:-1]
+    assert does == up_for == wording.UNKNOWN
+
+
+def test_node_that_has_finished_a_run_does_not_train_it() -> None:
+    source = example_source(8)
+    run = source.overview().runs[0]
+    trainer = next(node for node in source.nodes() if run.run in node.runs)
+    assert "trains" in wording.doing(trainer)
+    assert "trains" not in wording.doing(trainer, trainer.runs)
+    source.change(runs=tuple(each.model_copy(update={"state": "finished"}) for each in source.overview().runs))
+    with opened(source) as client:
+        text = client.get("/nodes").text
+    assert not re.search(r">(serves and )?trains<", text)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("training", "after a few more steps"),
+        ("waiting", "not while it waits"),
+        ("gone", "nobody trains it any more"),
+    ],
+)
+def test_end_of_a_run_is_projected_only_while_it_trains(state: str, said: str) -> None:
+    source = example_source(8)
+    run = source.overview().runs[0].run
+    detail = source.run_details[run]
+    view = detail.run.model_copy(update={"state": state, "projected_end": None})
+    source.run_details[run] = detail.model_copy(update={"run": view})
+    with opened(source) as client:
+        assert said in client.get(f"/runs/{run}").text
+
+
 def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, client: TestClient) -> None:
     some = next(node for node in source.nodes() if node.state == "alive")
     paused = some.model_copy(update={"pause": "hours", "lends_again_at": 1795557600.0})

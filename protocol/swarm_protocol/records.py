@@ -291,6 +291,11 @@ def lookup_key(kind: Kind, name: str = "") -> str:
     return f"{prefix}{_LEVEL}"
 
 
+def root_key(key: str) -> str:
+    """Return the key of depth 0 that `key` is, or is below."""
+    return key[: key.index(_LEVEL) + 1]
+
+
 def child_keys(key: str) -> tuple[str, ...]:
     """Return the keys below `key`, which have the records that do not fit under it; empty below MAX_KEY_DEPTH."""
     depth = len(key) - key.index(_LEVEL) - 1

@@ -241,7 +241,7 @@ class ModelCatalog:
                 raise PeerTimeout(self._failure[1].message, remedy=self._failure[1].remedy)
             try:
                 names = await self._membership.models()
-                self._all = (began_s, {name: await self._membership.servers(name) for name in names})
+                self._all = (began_s, await self._membership.all_servers(names))
             except PeerTimeout as error:
                 self._failure = began_s, error
                 raise

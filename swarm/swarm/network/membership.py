@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -31,6 +31,7 @@ from swarm_protocol.records import (
     TrainerRecord,
     child_keys,
     lookup_key,
+    root_key,
 )
 
 from swarm.network.announcer import Announcer, MembershipCounters
@@ -161,6 +162,13 @@ class Membership:
         """Return the servers of `model`, draining ones included. Raises ValueError for an invalid name."""
         return await self._look_up(ServeRecord, "serve", model, timeout_s)
 
+    async def all_servers(
+        self, models: Collection[str], *, timeout_s: float = LOOKUP_TIMEOUT_S
+    ) -> dict[str, dict[str, ServeRecord]]:
+        """Return the servers of each of the `models`, looked up at once: anyone can make up names, and a lookup of each
+        would take its own round trips."""
+        return await self._look_up_all(ServeRecord, "serve", models, timeout_s)
+
     async def trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
         """Return the trainers of `run`, finished and leaving ones included. Raises ValueError for an invalid name."""
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
@@ -217,24 +225,33 @@ class Membership:
         return tuple(sorted(likeliest[:MAX_LISTED_MODELS]))
 
     async def _look_up(self, record_type: type[R], kind: Kind, name: str, timeout_s: float) -> dict[str, R]:
-        envelopes = await self._find_all(lookup_key(kind, name), timeout_s)
-        view = self._view(kind, name)
+        return (await self._look_up_all(record_type, kind, [name], timeout_s))[name]
+
+    async def _look_up_all(
+        self, record_type: type[R], kind: Kind, names: Collection[str], timeout_s: float
+    ) -> dict[str, dict[str, R]]:
+        roots = {lookup_key(kind, name): name for name in names}
+        envelopes = await self._find_all(list(roots), timeout_s) if roots else []
+        views = {name: self._view(kind, name) for name in names}
         for envelope in sorted(envelopes, key=lambda envelope: envelope.peer_id):
-            self._remember(view, envelope)
-        return {peer_id: seen.record for peer_id, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
+            self._remember(views[roots[root_key(envelope.subject)]], envelope)
+        return {
+            name: {peer: seen.record for peer, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
+            for name, view in views.items()
+        }
 
-    async def _find_all(self, root: str, timeout_s: float) -> list[Envelope]:
-        """Return the records under `root` and, level by level, under the child keys of keys that are full.
+    async def _find_all(self, roots: Sequence[str], timeout_s: float) -> list[Envelope]:
+        """Return the records under `roots` and under the keys below those that are full, level by level.
 
-        Raises PeerTimeout if no peer answered for `root`. Records of child keys may be missing when time is up.
+        Raises PeerTimeout if nobody answered for the `roots`; records below may be missing when time is up.
         """
         until = asyncio.get_running_loop().time() + timeout_s
-        found = await self._network.lookup([root], timeout_s=timeout_s)
+        found = await self._network.lookup(roots, timeout_s=timeout_s)
         level, deeper = found, True
         while deeper:
             held = Counter(envelope.subject for envelope in level)
             keys = [key for full in held if held[full] >= FULL_RECORDS for key in child_keys(full)]
-            deeper = bool(keys) and len(found) < MAX_LISTED_PEERS
+            deeper = bool(keys) and len(found) < MAX_LISTED_PEERS * len(roots)
             if deeper:
                 left_s = until - asyncio.get_running_loop().time()
                 try:

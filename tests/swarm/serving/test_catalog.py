@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from support.plain_records import node_record, serve_record
+from swarm.client import AsyncClient
 from swarm.client.catalog import MODELS_FRESH_S, ModelCatalog
 from swarm.client.publishers import KnownPublishers, UsedRevisions
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerTimeout
 
 NUM_ASKING = 50
@@ -30,6 +38,10 @@ class Lookups:
         if not self.answers:
             raise PeerTimeout("no peer answered", remedy="try again")
         return ()
+
+    async def all_servers(self, models: Collection[str]) -> dict[str, Any]:
+        assert not models
+        return {}
 
 
 def catalog_over(lookups: Lookups) -> ModelCatalog:
@@ -93,5 +105,36 @@ def test_all_who_wait_for_a_look_that_fails_are_told_and_who_asks_later_looks_ag
                 task.result()
         lookups.answers = True
         assert await catalog.models() == []
+
+    virtual_time.run(main())
+
+
+def test_servers_of_all_models_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers can have as many models listed as a client lists, which it tells to probes of its health."""
+    lookups: list[Sequence[str]] = []
+    plain = MemoryNetwork.lookup
+
+    async def lookup(network: MemoryNetwork, keys: Sequence[str], **options: Any) -> list[Envelope]:
+        lookups.append(keys)
+        return await plain(network, keys, **options)
+
+    async def main() -> None:
+        internet = MemoryInternet()
+        async with AsyncExitStack() as stack:
+            for node in range(5):
+                membership = await stack.enter_async_context(Membership(internet.network()))
+                membership.announce(node_record())
+                for model in range(limits.MAX_MODELS_PER_NODE):
+                    membership.announce(serve_record(model=f"m{node}-{model}"))
+            await asyncio.sleep(1)
+            asking = internet.network()
+            membership = await stack.enter_async_context(Membership(asking))
+            client = await stack.enter_async_context(aclosing(AsyncClient(network=asking, membership=membership)))
+            monkeypatch.setattr(MemoryNetwork, "lookup", lookup)
+            found = await client.models()
+            assert {model.name: model.num_servers for model in found} == {
+                f"m{node}-{model}": 1 for node in range(5) for model in range(limits.MAX_MODELS_PER_NODE)
+            }
+            assert len(lookups) == 2, "of the nodes, and of all that they name"
 
     virtual_time.run(main())

@@ -219,9 +219,10 @@ class Collector:
         self._recent_changes = await self._history.changes() or self._recent_changes
 
     def _publish(self, problem: str) -> None:
-        history_problem = self._history.problem
+        # visitors read this: what is told in the terminal names the machine's files, or its database server
+        history_problem = "the history cannot be used; the dashboard's log says why" if self._history.problem else ""
         at = self._views.overview.at
-        problems = [each for each in (problem, history_problem and shown(str(history_problem))) if each]
+        problems = [each for each in (problem, history_problem) if each]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,

@@ -464,10 +464,10 @@ def _broken(*_: object) -> None:
 @in_a_world
 async def test_history_that_fails_is_told_and_everything_else_goes_on(found: World) -> None:
     alder = await found.join("alder", serve_record())
-    found.history.failure = HistoryError("the database is locked", remedy="end the other program")
+    found.history.failure = HistoryError("/home/ada/history.sqlite is locked", remedy="end the other program")
     await asyncio.sleep(5)
     overview = found.collector.overview()
-    assert overview.stale == "the database is locked: end the other program"
+    assert overview.stale == "the history cannot be used; the dashboard's log says why"
     assert (overview.num_nodes, overview.joins_24h, overview.happenings) == (1, None, ())
     detail = await found.collector.node(alder)
     assert detail is not None

@@ -104,9 +104,11 @@ def test_overview_without_a_history_does_not_say_that_one_grows() -> None:
 
 def test_overview_without_a_history_counts_nobody_who_came_and_went() -> None:
     source = example_source(8)
-    source.change(joins_24h=None, leaves_24h=None)
+    source.change(joins_24h=None, leaves_24h=None, happenings=())
     with opened(source) as client:
         html = client.get("/").text
+    assert "No history can be shown now" in html
+    assert "Nothing yet" not in html
     assert "no history can be read now" in html
     assert "this history begins" not in html
 

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import uvloop
+from swarm.network.clock_watch import CLOCK_S, ClockWatch
+from swarm.network.libp2p.greeting import off_by
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
@@ -201,6 +203,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 tasks.create_task(keep_sampling(use), name="measure the use of the link"),
                 tasks.create_task(_keep_announced(node, network), name="announce"),
                 tasks.create_task(_keep_renewed(node), name="watch for suspensions"),
+                tasks.create_task(_keep_clock_watched(node, network), name="watch the clock"),
                 tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
@@ -335,6 +338,21 @@ async def _keep_renewed(node: Node) -> None:
         if suspension.was_suspended():
             logger.info("the machine was suspended, or its clock was set: records are published anew")
             node.membership.renew()
+
+
+async def _keep_clock_watched(node: Node, network: Libp2pNetwork) -> None:
+    """Tell once that this machine's clock differs from those of its peers, and once that it does no more."""
+    watch = ClockWatch()
+    while True:
+        await asyncio.sleep(CLOCK_S)
+        skew_s = watch.look(await network.clock_skews_s())
+        if skew_s is None:
+            continue
+        if watch.is_wrong:
+            message = f"this machine's clock is {off_by(skew_s)} those of its peers, so that they judge records wrongly"
+            node.emitter.warning(message, remedy="set the clock, for example by turning on network time")
+        else:
+            node.emitter.emit("clock_right", seconds=abs(skew_s))
 
 
 async def _look_around(node: Node) -> None:

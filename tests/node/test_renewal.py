@@ -1,15 +1,19 @@
-"""A node whose machine wakes up says that it is there before its next record is due."""
+"""A running node notices that its machine has slept, and that its clock differs from those of its peers."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from swarm.network.clock_watch import CLOCK_S
 from swarm.network.suspension import SUSPENDED_S
 from swarm.testing import virtual_time
 from swarm_node import daemon
+from swarm_node.events.emitter import Emitter
 
 
 def test_records_are_renewed_once_after_each_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +40,28 @@ def test_records_are_renewed_once_after_each_suspension(monkeypatch: pytest.Monk
         await asyncio.wait((renewing,))
 
     virtual_time.run(main())
+
+
+def test_running_node_tells_once_that_its_clock_is_off_and_once_that_it_is_right() -> None:
+    out, skew_s = io.StringIO(), 0.0
+
+    async def clock_skews_s() -> list[float]:
+        return [skew_s, skew_s + 1, 0.0]
+
+    async def main() -> None:
+        nonlocal skew_s
+        node = SimpleNamespace(emitter=Emitter(json=True, out=out, err=io.StringIO()))
+        network = SimpleNamespace(clock_skews_s=clock_skews_s)
+        watching = asyncio.create_task(daemon._keep_clock_watched(cast("Any", node), cast("Any", network)))
+        for ahead_s in (0.0, 40.0, 2.0, -100.0):
+            skew_s = ahead_s
+            await asyncio.sleep(5 * CLOCK_S)
+        watching.cancel()
+        await asyncio.wait((watching,))
+
+    virtual_time.run(main())
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [each["event"] for each in told] == ["warning", "clock_right", "warning"]
+    assert told[0]["message"].startswith("this machine's clock is 40 s behind those of its peers")
+    assert told[1]["seconds"] == 2.0
+    assert told[2]["message"].startswith("this machine's clock is 99 s ahead of those of its peers")

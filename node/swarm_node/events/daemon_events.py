@@ -346,6 +346,11 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         message="text: what happened",
         remedy="text: what to do about it; may be empty",
     ),
+    "clock_right": event_spec(
+        "This machine's clock agrees with those of its peers again, after a warning that it did not.",
+        "this machine's clock is right again: within {seconds:.0f} s of those of its peers",
+        seconds="number: how far it is from the median of those that answered",
+    ),
     "draining": event_spec(
         "The node takes no new work, finishes its work in flight, and leaves.",
         "draining ({reason}): leaving {within}",

@@ -26,6 +26,7 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, StartError, Swar
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
+from swarm.network.clock_watch import NUM_ASKED, clock_skews_s
 from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
@@ -150,6 +151,12 @@ class Libp2pNetwork(SigningNetwork):
             async with asyncio.timeout(timeout_s):
                 await self._paths.own.measured.wait()
         return self._paths.own.reachability
+
+    async def clock_skews_s(self) -> list[float]:
+        """Ask a few connected peers, drawn by chance, for their time. Return how far their clocks are ahead."""
+        connected = list(self._host.traffic.peer_paths())
+        asked = random.sample(connected, min(NUM_ASKED, len(connected)))
+        return await clock_skews_s(self._host, asked, self.network_id)
 
     def peer_paths(self) -> dict[str, PeerPath]:
         """Return the kind of path to each peer that was connected at the last look, with the bytes exchanged."""

@@ -35,7 +35,7 @@ from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
-from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of
+from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_by
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -316,8 +316,7 @@ def _check_clock(skews_s: Sequence[float]) -> None:
         return
     peers = "peer that" if len(skews_s) == 1 else f"{len(skews_s)} peers that"
     raise StartError(
-        f"this machine's clock is {abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'} that of the {peers} it "
-        "reached",
+        f"this machine's clock is {off_by(skew_s)} that of the {peers} it reached",
         remedy="set the clock, for example by turning on network time",
     )
 

@@ -33,6 +33,11 @@ def greeting_of(hello: Hello, before: float) -> Greeting:
     return Greeting(hello=hello, skew_s=hello.sent_at - (before + after) / 2 if hello.sent_at else 0.0)
 
 
+def off_by(skew_s: float) -> str:
+    """Return `20 s behind` or `20 s ahead of`, as this node's clock is where peers' are `skew_s` ahead."""
+    return f"{abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'}"
+
+
 class Gate(Protocol):
     """Decides which peers a host in a private network calls and answers. In an open network a host has no gate."""
 

@@ -1,0 +1,57 @@
+"""Compares the clock of a running node with those of its peers: records and messages are judged by the times in them.
+
+The median of several peers counts, so that one that lies, or whose own clock is wrong, decides nothing. The caller's
+task owns the watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+
+from swarm_protocol import limits
+
+from swarm.network.libp2p.greeting import Greeting
+from swarm.network.libp2p.host import Host
+from swarm.network.network_entry import SEED_TIMEOUT_S, greet
+
+CLOCK_S = 120.0
+"""Pause between two looks."""
+
+NUM_ASKED = 7
+"""Peers that are asked at each look."""
+
+MIN_ANSWERS = 3
+"""With fewer answers nothing is said, since one peer could decide."""
+
+
+class ClockWatch:
+    """Tells once that this node's clock is wrong, and once that it is right again."""
+
+    def __init__(self) -> None:
+        self.is_wrong = False
+
+    def look(self, skews_s: Sequence[float]) -> float | None:
+        """Return by how many seconds the peers' clocks are ahead if `is_wrong` changes with these answers, else None.
+
+        A wrong clock has to come well within the limit to be right again, so that one at the limit is told of once.
+        """
+        if len(skews_s) < MIN_ANSWERS:
+            return None
+        skew_s = statistics.median(skews_s)
+        was_wrong = self.is_wrong
+        self.is_wrong = abs(skew_s) > limits.MAX_CLOCK_SKEW_S / (2 if was_wrong else 1)
+        return None if self.is_wrong == was_wrong else skew_s
+
+
+async def clock_skews_s(host: Host, peer_ids: Sequence[str], network_id: str) -> list[float]:
+    """Ask connected peers for their time. Return how far the clock of each that answers is ahead, in seconds."""
+
+    async def ask(peer_id: str) -> Greeting:
+        async with asyncio.timeout(SEED_TIMEOUT_S):
+            return await greet(host, peer_id, network_id, addrs=())
+
+    answers = await asyncio.gather(*map(ask, peer_ids), return_exceptions=True)
+    greetings = [answer for answer in answers if isinstance(answer, Greeting)]
+    return [each.skew_s for each in greetings if each.hello.network_id == network_id and each.hello.sent_at]

@@ -1,0 +1,57 @@
+"""A running node compares its clock with those of its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from support.network_worlds import eventually, libp2p_node
+from swarm.network import libp2p_network
+from swarm.network.clock_watch import ClockWatch
+from swarm.network.libp2p.greeting import hello_of
+from swarm.network.libp2p.unary_connection import UnaryAnswer
+from swarm_protocol.limits import MAX_CLOCK_SKEW_S
+
+
+def test_wrong_clock_is_told_once_and_once_that_it_is_right() -> None:
+    watch, wrong = ClockWatch(), [MAX_CLOCK_SKEW_S + 5] * 3
+    assert watch.look([0.1, -0.2, 0.0]) is None
+    assert (watch.look(wrong), watch.is_wrong) == (MAX_CLOCK_SKEW_S + 5, True)
+    assert watch.look(wrong) is None
+    assert watch.look([MAX_CLOCK_SKEW_S - 1] * 3) is None, "at the limit it would be told again and again"
+    assert (watch.look([0.5] * 3), watch.is_wrong) == (0.5, False)
+    assert watch.look([0.5] * 3) is None
+
+
+def test_wrong_clocks_of_a_minority_say_nothing() -> None:
+    watch = ClockWatch()
+    assert watch.look([3600.0]) is None
+    assert watch.look([3600.0, 3600.0]) is None, "too few to decide"
+    assert watch.look([3600.0, 0.0, 0.0]) is None
+    assert watch.look([-3600.0, -3600.0, 0.1, 0.2, 0.3]) is None
+    assert not watch.is_wrong
+
+
+def test_clocks_of_connected_peers_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_ahead(network_id: str) -> UnaryAnswer:
+        async def answer(_peer_id: str, _request: bytes) -> bytes:
+            return hello_of(network_id, time.time() + 10).to_bytes()
+
+        return answer
+
+    async def main() -> None:
+        seed = await libp2p_node(tmp_path / "seed")
+        monkeypatch.setattr(libp2p_network, "hello_answer", answer_ahead)
+        nodes = [await libp2p_node(tmp_path / name, peers=await seed.addrs()) for name in "abc"]
+
+        async def found() -> bool:
+            return len(await seed.clock_skews_s()) == len(nodes)
+
+        await eventually(found)
+        assert await seed.clock_skews_s() == [pytest.approx(10, abs=2)] * 3
+        for network in (*nodes, seed):
+            await network.close()
+
+    asyncio.run(main())

@@ -40,8 +40,7 @@ from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
 from swarm.training.member import held_out_effects, reductions
-from swarm.training.member.peer_calls import ReportCalls, TakenReports
-from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.peer_calls import ReportCalls, TakenReports, VoteCalls
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.state.certificate import RunSignatures
@@ -128,7 +127,7 @@ class ByteKinds:
             patch.setattr(PartStreams, "open", counted_open)
             for name in ("answer", "_ask"):
                 patch.setattr(Auditing, name, self._of_kind("audits", getattr(Auditing, name)))
-            patch.setattr(RoundDriver, "_cast", self._of_calls("votes", RoundDriver._cast))
+            patch.setattr(VoteCalls, "cast", self._of_calls("votes", VoteCalls.cast))
             patch.setattr(TakenReports, "sign", self._of_calls("groups", TakenReports.sign))
             patch.setattr(ReportCalls, "send", self._of_calls("reports", ReportCalls.send))
             yield
@@ -144,15 +143,12 @@ class ByteKinds:
         return marked
 
     def _of_calls(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        async def marked(sender: RoundDriver | TakenReports | ReportCalls, *arguments: Any) -> Any:
-            def num_bytes() -> int:
-                return sender.num_vote_bytes if isinstance(sender, RoundDriver) else sender.bytes_sent
-
-            before = num_bytes()
+        async def marked(sender: VoteCalls | TakenReports | ReportCalls, *arguments: Any) -> Any:
+            before = sender.bytes_sent
             try:
                 return await method(sender, *arguments)
             finally:
-                self.sent[kind] += num_bytes() - before
+                self.sent[kind] += sender.bytes_sent - before
 
         return marked
 

@@ -111,13 +111,13 @@ class LateVoter(AlteredMember):
     certificate, which has no more votes than it needs: so this member's is the one that is not there."""
 
     async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-        cast = driver._cast
+        cast = driver._votes.cast
 
         async def cast_late(action: CastVote) -> None:
             await asyncio.sleep(0.5)
             await cast(action)
 
-        driver._cast = cast_late  # type: ignore[method-assign]
+        driver._votes.cast = cast_late  # type: ignore[method-assign]
         return await super()._drive(driver, context)
 
 

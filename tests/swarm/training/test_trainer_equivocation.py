@@ -49,9 +49,10 @@ def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, t
                 other = context.signatures.sign_vote(replace(action.vote, outcome=outcome))
                 for vote, peers in tells(own, other, action.peers):
                     for peer in peers:
-                        driver._background.create_task(driver._send_vote(peer, vote.to_bytes()))
+                        votes._background.create_task(votes.send(peer, vote.to_bytes()))
 
-            driver._cast = cast  # type: ignore[method-assign]
+            votes = driver._votes
+            votes.cast = cast  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     return Liar

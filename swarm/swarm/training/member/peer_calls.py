@@ -1,17 +1,20 @@
-"""Makes and answers the calls of a step that ask members where they are, and that report to coordinators.
+"""Makes and answers the calls of a step that ask members where they are, that report to coordinators, and that vote.
 
 `PeerQueries` asks other members where they are, and learns of later attempts and later states. `ReportCalls` sends this
 member's report. `TakenReports` keeps the reports that other members send to this one as their coordinator, and signs
-the group. The driver of the step owns all three, and its tasks end with the step.
+the group. `VoteCalls` signs and sends this member's votes. The driver of the step owns all four. Their tasks end with
+the step, but for those of votes, which others may still need.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from swarm_protocol.errors import PeerRefused, SwarmError
+from swarm_protocol.commit_messages import Abort, VoteReply
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.run_credentials import RunCredential, grant_of
@@ -21,6 +24,7 @@ from swarm.training.allreduce.peer_connections import SILENT_S
 from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import (
     Ask,
+    CastVote,
     CredentialsExpired,
     Event,
     Grouped,
@@ -31,13 +35,19 @@ from swarm.training.round.round_events import (
     Reported,
     Sighted,
     Sign,
+    Voted,
     Withdrew,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import follows
 
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_TIMEOUT_S = 0.5
+"""Maximum seconds that leaving an attempt waits until the others have heard why."""
 MAX_LOOKING_AT = 64
 """Maximum peers asked at one time, whatever others say about who else is there."""
 POLL_S = 1.0
@@ -248,6 +258,57 @@ class TakenReports:
     def _answer(self, peer: str, reply: ReadyReply) -> None:
         if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
             waiting.set_result(reply)
+
+
+class VoteCalls:
+    """Signs this member's votes and sends them, and counts the bytes. `feed` takes the events that follow. The task
+    group `background` outlives the step."""
+
+    def __init__(self, context: RunContext, *, feed: Callable[[Event], None], background: asyncio.TaskGroup) -> None:
+        self.bytes_sent = 0
+        self._context = context
+        self._feed = feed
+        self._background = background
+
+    async def cast(self, action: CastVote) -> None:
+        """Sign the vote, and send it to the group. The driver has written it to disk."""
+        await self._context.failpoints.reached("round.vote")
+        vote = self._context.signatures.sign_vote(action.vote)
+        data = vote.to_bytes()
+        self._feed(Voted(peer=self._context.network.peer_id, vote=vote))
+        for peer in action.peers:
+            self.bytes_sent += len(data)
+            # others may still need this vote when this member has seen enough of them
+            self._background.create_task(self.send(peer, data), name=f"vote to {short_id(peer)}")
+
+    async def send(self, peer: str, vote: bytes) -> None:
+        """Send a signed vote to `peer`."""
+        context, lost = self._context, None
+        try:
+            reply = await context.network.call(peer, context.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
+            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
+        except (PeerTimeout, PeerUnreachable) as error:
+            lost = Lost(peer=peer, reason=error.message)
+        except SwarmError as error:
+            logger.warning("%s did not take a vote: %s", short_id(peer), error)
+        await context.failpoints.reached("round.voted")
+        if lost is not None:
+            self._feed(lost)
+
+
+async def announce(context: RunContext, abort: Abort, peers: Iterable[str]) -> None:
+    """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
+    data = abort.to_bytes()
+
+    async def tell(peer: str) -> None:
+        try:
+            await context.network.call(peer, context.methods.abort, data, timeout_s=ANNOUNCE_TIMEOUT_S)
+        except SwarmError as error:
+            logger.debug("could not tell %s why this member left: %s", short_id(peer), error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for peer in peers:
+            tasks.create_task(tell(peer))
 
 
 def _any_expires_by(at: float, credentials: Iterable[RunCredential]) -> bool:

@@ -1,6 +1,6 @@
 """Drives the state machine of one step: turns its actions into calls, and their results into events.
 
-Votes are written to disk and sent here. `peer_calls` carries reports and signed groups, `cluster_role` the work of
+Promises are written to disk here. `peer_calls` carries reports, signed groups and votes, `cluster_role` the work of
 followers, and `reductions` the slices.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. Requests of
@@ -10,15 +10,13 @@ peers arrive through `round_service`, which calls the public methods.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.commit_messages import Abort, VoteReply
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowReply, FollowRequest
 from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
@@ -29,7 +27,7 @@ from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.member.cluster_role import ClusterRole
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_calls import PeerQueries, ReportCalls, TakenReports
+from swarm.training.member.peer_calls import PeerQueries, ReportCalls, TakenReports, VoteCalls, announce
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
 from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
@@ -45,7 +43,6 @@ from swarm.training.round.round_events import (
     Event,
     Finish,
     GiveUp,
-    Lost,
     Offered,
     Query,
     Recover,
@@ -54,7 +51,6 @@ from swarm.training.round.round_events import (
     ShowEvidence,
     Sign,
     Tick,
-    Voted,
 )
 from swarm.training.round.round_state import (
     HeldLock,
@@ -65,14 +61,8 @@ from swarm.training.round.round_state import (
     with_coordinator,
 )
 from swarm.training.state.certificate_history import Proof
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import ContributionLate, Waiting
-
-logger = logging.getLogger(__name__)
-
-ANNOUNCE_TIMEOUT_S = 0.5
-"""Maximum seconds that leaving an attempt waits until the others have heard why."""
 
 
 class RoundDriver:
@@ -139,8 +129,7 @@ class RoundDriver:
             look_at=self.look_at,
             on_left_out=partial(self.log.refuse, weight=LEFT_OUT),
         )
-        self._background = background
-        self.num_vote_bytes = 0
+        self._votes = VoteCalls(context, feed=self.feed, background=background)
 
     @property
     def setup(self) -> RoundSetup:
@@ -168,8 +157,8 @@ class RoundDriver:
 
     @property
     def bytes_sent(self) -> int:
-        senders = (self._report_calls, self._reports, self.reductions, self._role)
-        return self.num_vote_bytes + sum(each.bytes_sent for each in senders)
+        senders = (self._report_calls, self._reports, self.reductions, self._role, self._votes)
+        return sum(each.bytes_sent for each in senders)
 
     @property
     def promise(self) -> Promise:
@@ -333,9 +322,9 @@ class RoundDriver:
             case Sign():
                 await self._reports.sign(action)
             case CastVote():
-                await self._cast(action)
+                await self._votes.cast(action)
             case Announce(abort=abort, peers=peers):
-                await self._announce(abort, peers)
+                await announce(self._context, abort, peers)
             case ShowEvidence(peers=peers):
                 self._convictions.show(peers)
             case GiveUp():
@@ -416,41 +405,3 @@ class RoundDriver:
                 self._spawn(self._queries.query(peer, hurry=hurry), f"query {short_id(peer)}")
             elif hurry:
                 self.hurry()
-
-    async def _cast(self, action: CastVote) -> None:
-        """Sign the vote, and send it to the group. `_keep_promise` has written it to disk."""
-        await self._context.failpoints.reached("round.vote")
-        vote = self._context.signatures.sign_vote(action.vote)
-        data = vote.to_bytes()
-        self.feed(Voted(peer=self._context.network.peer_id, vote=vote))
-        for peer in action.peers:
-            self.num_vote_bytes += len(data)
-            # others may still need this vote when this member has seen enough of them
-            self._background.create_task(self._send_vote(peer, data), name=f"vote to {short_id(peer)}")
-
-    async def _send_vote(self, peer: str, data: bytes) -> None:
-        context, lost = self._context, None
-        try:
-            reply = await context.network.call(peer, context.methods.vote, data, timeout_s=CALL_TIMEOUT_S)
-            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
-        except (PeerTimeout, PeerUnreachable) as error:
-            lost = Lost(peer=peer, reason=error.message)
-        except SwarmError as error:
-            logger.warning("%s did not take a vote: %s", short_id(peer), error)
-        await context.failpoints.reached("round.voted")
-        if lost is not None:
-            self.feed(lost)
-
-    async def _announce(self, abort: Abort, peers: tuple[str, ...]) -> None:
-        """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
-        network, method, data = self._context.network, self._context.methods.abort, abort.to_bytes()
-
-        async def tell(peer: str) -> None:
-            try:
-                await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
-            except SwarmError as error:
-                logger.debug("could not tell %s why this member left: %s", short_id(peer), error)
-
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(tell(peer))

@@ -1,5 +1,4 @@
-"""Defines the messages by which members of a round prove what they have reduced, audit each other, and convict a member
-that lied.
+"""Defines the messages that convict a member that lied, and the content that the members' signatures cover.
 
 `swarm.training.allreduce.audit` describes audits, and `swarm.training.evidence.evidence` what evidence must show.
 Messages with a vote or a report hold more than is signed; an `Equivocation` holds only the signed content, so that this
@@ -21,12 +20,11 @@ from swarm_protocol.checks import Digest, Name, distinct, named, shared_fields, 
 from swarm_protocol.commit_messages import MAX_SEQUENCE, Attempt, Step, Vote, VoteKind
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import equivocation_pb2, proofs_pb2
+from swarm_protocol.reduction_messages import AuditedSlice, Leaf
 from swarm_protocol.training_messages import Contribution, Group, Ready
 from swarm_protocol.version import NetworkId
 
 StatementKind: TypeAlias = Literal["vote", "report", "group"]
-
-PART_PURPOSE = "part"
 
 FINDING_PURPOSE = "interval"
 
@@ -45,47 +43,7 @@ VOTE_DOMAIN = b"swarm-vote:"
 _NUMBER_BYTES = 8
 _NOTHING = bytes(32)
 
-Leaf = Annotated[int, whole(limits.MAX_LEAVES - 1)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartStatement(wire.WireMessage):
-    """A statement of its signer, an owner or backup, that it has reduced `part` of the group `group_digest` from the
-    slices to which the group's contributors have committed. `result_root` is the root of the hash tree over the leaves
-    of the result."""
-
-    PROTO = proofs_pb2.PartStatement
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    run: Name
-    step: Step
-    attempt: Attempt
-    group_digest: Digest
-    part: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
-    result_root: Digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditDraw(wire.WireMessage):
-    """An auditor's request, after the PartStatement, for all contributors' slices of one `leaf` of the vector."""
-
-    PROTO = proofs_pb2.AuditDraw
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    leaf: Leaf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedSlice(wire.WireMessage):
-    """One contributor's encoded slice of a leaf. `proof` shows that the slice is under the contributor's committed
-    root."""
-
-    PROTO = proofs_pb2.AuditedSlice
-    MAX_BYTES = limits.MAX_AUDITED_SLICE_BYTES
-
-    data: bytes
-    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

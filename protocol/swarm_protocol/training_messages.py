@@ -1,8 +1,7 @@
-"""Defines the messages between the members of a round before they vote: reports, groups, and the streams of a
-reduction.
+"""Defines the messages between the members of a round before they reduce: reports and groups.
 
-`commit_messages` has votes and certificates; `member_messages` has requests for states, and the messages of heads and
-followers.
+`reduction_messages` has what crosses the streams of a reduction, `commit_messages` votes and certificates, and
+`member_messages` requests for states, and the messages of heads and followers.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
@@ -51,7 +50,6 @@ from swarm_protocol.run_credentials import RunCredential
 
 GROUP_PURPOSE = "group"
 
-OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit", "proof"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 
 Work: TypeAlias = Annotated[int, whole(limits.MAX_INTERVAL_TOKENS)]
@@ -345,46 +343,6 @@ class Group(wire.WireMessage):
         """The number of members and followers on probation."""
         followers = (each for member in self.members for each in member.followers)
         return len(self.on_probation) + sum(each.steps_left > 0 for each in followers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceOpening(wire.WireMessage):
-    """The first message of a stream of a reduction, of the signed group `group_digest` of `step`. `frame` counts
-    the part's frames. `kind`:
-
-    exchange  to the owner of `part`: the sender's slices follow, and it asks for the result
-    keep      from the owner to its backup: the owner's own slices follow
-    result    to the backup: the owner failed, and the sender asks for the result from `frame` on
-    slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
-    audit     to the owner or the backup: the sender asks for a PartStatement, and then for slices (see `AuditDraw`)
-    proof     from the owner: it cannot decode one leaf of the receiver's slice, which it names by an AuditDraw, and
-              asks where that is under the receiver's root; the answer is an AuditedSlice without data
-
-    Who sends slices shows before them where they are under the root to which it has committed: `proof` leads there,
-    together with the digests of the leaves of its slice of the part, which the receiver computes from the slice. For
-    `slices` the receiver answers with such an opening first.
-    """
-
-    PROTO = training_pb2.ReduceOpening
-    MAX_BYTES = limits.MAX_OPENING_BYTES
-
-    kind: OpeningKind
-    part: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
-    step: Step
-    group_digest: Digest
-    frame: Annotated[int, whole(limits.MAX_PART_VALUES)] = 0
-    proof: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRequest(wire.WireMessage):
-    """Asks a member for the signed group with this digest, by which it has opened a stream; the reply is its bytes."""
-
-    PROTO = training_pb2.GroupRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    run: Name
-    group_digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
 CODEC = get_codec("int8")

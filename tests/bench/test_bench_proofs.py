@@ -19,7 +19,7 @@ from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_frames
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
 
 pytestmark = pytest.mark.bench

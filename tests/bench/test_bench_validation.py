@@ -29,7 +29,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from swarm.network.paths import introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
-from swarm_protocol import limits, records, rows, sampler, session_frames, training_messages
+from swarm_protocol import limits, records, reduction_messages, rows, sampler, session_frames, training_messages
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.proto import failure_pb2
@@ -175,7 +175,7 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
 
 WORDS: dict[str, tuple[Any, ...]] = {
     "sessions": (*get_args(session_frames.WantedOutput), *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
-    "rounds": (*get_args(training_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
+    "rounds": (*get_args(reduction_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
     "records": tuple(
         word
         for kind in (records.Reachability, records.NodeState, records.ServeState, records.TrainerState, records.Role)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import (
-    AuditDraw,
-    AuditedSlice,
     BadSlice,
     Evidence,
     EvidenceFile,
     EvidenceOffer,
     EvidenceRequest,
     IntervalFinding,
-    PartStatement,
     WrongInterval,
     WrongReduction,
 )
+from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement
 
 DIGEST = bytes(range(32))
 PEER = Identity(b"b" * 32).peer_id

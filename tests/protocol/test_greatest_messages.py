@@ -26,7 +26,8 @@ from swarm_protocol.manifest_messages import (
     SignedManifest,
 )
 from swarm_protocol.network_invitation import RIGHTS, InvitationTerms, NetworkInvitation, Revocations, invite
-from swarm_protocol.proof_messages import AuditedSlice, Evidence, IntervalFinding, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import Evidence, IntervalFinding, WrongReduction
+from swarm_protocol.reduction_messages import AuditedSlice, PartStatement
 from swarm_protocol.run_credentials import (
     MAX_USES,
     RunCredential,

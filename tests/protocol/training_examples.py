@@ -24,15 +24,8 @@ from swarm_protocol.member_messages import (
     Standing,
     StandingRequest,
 )
-from swarm_protocol.training_messages import (
-    Contribution,
-    Follower,
-    Group,
-    GroupRequest,
-    Ready,
-    ReadyReply,
-    ReduceOpening,
-)
+from swarm_protocol.reduction_messages import GroupRequest, ReduceOpening
+from swarm_protocol.training_messages import Contribution, Follower, Group, Ready, ReadyReply
 
 FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in range(2))
 DIGEST = bytes(range(32))

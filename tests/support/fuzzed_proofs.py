@@ -70,7 +70,6 @@ from swarm_protocol.network_invitation import (
     parse_invitation,
 )
 from swarm_protocol.proof_messages import (
-    AuditedSlice,
     BadSlice,
     Equivocation,
     Evidence,
@@ -79,6 +78,7 @@ from swarm_protocol.proof_messages import (
     WrongInterval,
     WrongReduction,
 )
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.served_evidence_messages import WrongPossession
 from swarm_protocol.training_messages import SignedGroup
 

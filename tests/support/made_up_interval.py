@@ -10,7 +10,8 @@ from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
 from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
+from swarm_protocol.proof_messages import IntervalFinding, WrongInterval
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
 VICTIM, *LIARS = IDENTITIES[1], IDENTITIES[0], IDENTITIES[2]

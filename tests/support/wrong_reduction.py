@@ -13,7 +13,8 @@ from swarm.training.state.certificate import RunSignatures
 from swarm_compression import get_codec
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice, BadSlice, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import BadSlice, WrongReduction
+from swarm_protocol.reduction_messages import AuditedSlice, PartStatement
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 

@@ -18,7 +18,8 @@ from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.commit_messages import Lock, Outcome
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Ready, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
 NUM_STEPS = 3
 

@@ -43,7 +43,8 @@ from swarm_protocol.commit_messages import Abort, Lock, Outcome, Vote
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.member_messages import StandingRequest
-from swarm_protocol.training_messages import Group, Ready, ReadyReply, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Group, Ready, ReadyReply, SignedGroup
 
 NUM_STEPS = 3
 

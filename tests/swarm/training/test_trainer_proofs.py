@@ -47,8 +47,8 @@ from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAbort
 from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity, short_id
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
-from swarm_protocol.training_messages import ReduceOpening
+from swarm_protocol.proof_messages import Evidence, WrongReduction
+from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement, ReduceOpening
 
 NUM_STEPS = 4
 NUM_VALUES = 6000

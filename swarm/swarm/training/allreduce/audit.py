@@ -32,7 +32,8 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import WrongReduction
+from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement
 from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import ReduceOpening
+from swarm_protocol.reduction_messages import ReduceOpening
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.committed_slices import MadePart, proved

@@ -29,7 +29,8 @@ from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import OpeningKind, ReduceOpening
+from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import FailpointHook, Stream, no_failpoints

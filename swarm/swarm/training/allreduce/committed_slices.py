@@ -29,7 +29,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
 from swarm_protocol.hash_tree import HashTree, leaf_digest, root_above
 from swarm_protocol.identity import short_id
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice
+from swarm_protocol.proof_messages import BadSlice
+from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice
 from swarm_protocol.training_messages import Group, SliceCommitment
 from torch import Tensor
 

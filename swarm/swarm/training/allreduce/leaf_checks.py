@@ -16,7 +16,7 @@ from swarm_compression.codec import Data
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
-from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
 from swarm.training.allreduce.part_reduction import PartReducer

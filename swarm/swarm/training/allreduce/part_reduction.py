@@ -24,7 +24,8 @@ from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream

@@ -26,7 +26,8 @@ from swarm_protocol.errors import (
     SwarmError,
 )
 from swarm_protocol.hash_tree import HashTree
-from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import OpeningKind, ReduceOpening
+from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES

@@ -23,7 +23,8 @@ import torch
 from swarm_compression.codec import CodecError
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.proof_messages import WRONG_INTERVAL, AuditedSlice, Evidence, IntervalFinding, WrongInterval
+from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, IntervalFinding, WrongInterval
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 

@@ -42,7 +42,8 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Outcome
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import WRONG_INTERVAL, AuditedSlice, Evidence, WrongInterval
+from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, WrongInterval
+from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 

@@ -21,7 +21,8 @@ from swarm_compression import get_codec
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import verify
-from swarm_protocol.proof_messages import BadSlice, PartStatement, WrongReduction, slices_message
+from swarm_protocol.proof_messages import BadSlice, WrongReduction, slices_message
+from swarm_protocol.reduction_messages import PartStatement
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.allreduce.committed_slices import are_committed, is_encoding, is_leaf

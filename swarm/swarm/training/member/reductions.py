@@ -22,7 +22,8 @@ from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Group, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited

@@ -19,7 +19,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowReply, FollowRequest
-from swarm_protocol.training_messages import Ready, ReadyReply, ReduceOpening
+from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions

@@ -13,7 +13,8 @@ from swarm_protocol.envelope import unverified
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.member_messages import FollowReply, FollowRequest, Standing, StandingRequest
 from swarm_protocol.proof_messages import EVIDENCE_WANTED, EvidenceOffer
-from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening
+from swarm_protocol.reduction_messages import GroupRequest, ReduceOpening
+from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions

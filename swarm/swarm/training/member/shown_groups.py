@@ -18,7 +18,8 @@ from swarm_protocol.commit_messages import Lock
 from swarm_protocol.envelope import issued_at, unverified
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.training_messages import GroupRequest, SignedGroup
+from swarm_protocol.reduction_messages import GroupRequest
+from swarm_protocol.training_messages import SignedGroup
 
 from swarm.newest_items import NewestItems
 from swarm.training.evidence.equivocation import EquivocationWatch

@@ -31,15 +31,8 @@ from swarm_protocol.commit_messages import (
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, short_id, verify
-from swarm_protocol.proof_messages import (
-    FINDING_PURPOSE,
-    PART_PURPOSE,
-    IntervalFinding,
-    PartStatement,
-    report_message,
-    slices_message,
-    vote_message,
-)
+from swarm_protocol.proof_messages import FINDING_PURPOSE, IntervalFinding, report_message, slices_message, vote_message
+from swarm_protocol.reduction_messages import PART_PURPOSE, PartStatement
 from swarm_protocol.run_credentials import RunCredential, RunRevocation, check_credential, read_revocation
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,

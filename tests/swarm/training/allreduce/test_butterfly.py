@@ -43,7 +43,8 @@ from swarm_compression.codec import Data
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening, SignedGroup
+from swarm_protocol.reduction_messages import OpeningKind, ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
 METHODS = Methods("run")

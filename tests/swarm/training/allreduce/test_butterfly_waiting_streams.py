@@ -11,7 +11,7 @@ from support.round_scripts import COORDINATOR, FIRST, ME
 from swarm.testing import virtual_time
 from swarm.training.member.reductions import GROUP_WAIT_S, Reductions
 from swarm_protocol.errors import RoundError
-from swarm_protocol.training_messages import ReduceOpening
+from swarm_protocol.reduction_messages import ReduceOpening
 
 
 class Butterfly:

@@ -18,7 +18,8 @@ from swarm_compression.codec import CodecError
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.hash_tree import leaf_digest
-from swarm_protocol.proof_messages import AuditedSlice, BadSlice, Evidence
+from swarm_protocol.proof_messages import BadSlice, Evidence
+from swarm_protocol.reduction_messages import AuditedSlice
 from torch import Tensor
 
 LIAR = IDENTITIES[0]

@@ -25,7 +25,8 @@ from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.evidence import accused, check
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.hash_tree import HashTree, leaf_digest
-from swarm_protocol.proof_messages import WRONG_REDUCTION, AuditedSlice, Evidence, WrongReduction
+from swarm_protocol.proof_messages import WRONG_REDUCTION, Evidence, WrongReduction
+from swarm_protocol.reduction_messages import AuditedSlice
 
 
 def verdict(evidence: WrongReduction) -> Verdict:

@@ -10,7 +10,7 @@ import torch
 from support.wrong_reduction import CODEC, GROUP, NUM_VALUES
 from swarm.training.allreduce.parts import leaf_at
 from swarm.training.evidence.wrong_interval import Likeness, likeness
-from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.reduction_messages import AuditedSlice
 from torch import Tensor
 
 LEAVES = (0, 3, 4, 9)

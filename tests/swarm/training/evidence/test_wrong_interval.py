@@ -12,7 +12,8 @@ from swarm.training.evidence.wrong_interval import IntervalCase, check_interval,
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice, WrongInterval
+from swarm_protocol.proof_messages import WrongInterval
+from swarm_protocol.reduction_messages import AuditedSlice
 
 
 def read(evidence: WrongInterval) -> IntervalCase:

@@ -19,7 +19,8 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, GroupRequest, ReadyReply, SignedGroup
+from swarm_protocol.reduction_messages import GroupRequest
+from swarm_protocol.training_messages import Contribution, Group, ReadyReply, SignedGroup
 
 ME, COORDINATOR, STRANGER = (Identity(bytes([number]) * 32) for number in range(1, 4))
 RUN = "stdlib-1f00ba44"

@@ -205,7 +205,7 @@ class LocalEnds:
             )
 
     async def close(self) -> None:
-        """End every session on these ends and free their memory. A second call does nothing."""
+        """End every session on these ends and free their memory. Call it once."""
         await self.connections.close()
         self._main.cancel()
         await asyncio.wait({self._main})

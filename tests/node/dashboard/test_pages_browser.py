@@ -360,6 +360,27 @@ def test_a_refusal_of_the_gateway_is_told_in_its_words(page: Page, swarms: Swarm
     assert page.locator("#send").is_enabled()
 
 
+def test_a_refusal_does_not_show_the_way_of_the_answer_before(page: Page, swarms: Swarms) -> None:
+    page.goto(f"{swarms['small'][1].url}/try")
+    page.locator("#question").fill("Say hello")
+    page.locator("#send").click()
+    expect(page.locator("#trace tbody tr")).to_have_count(2)
+    page.evaluate("document.querySelector('#model option').value = 'nobody-has-this'")
+    page.locator("#send").click()
+    expect(page.locator("#progress")).to_contain_text("is not served here")
+    expect(page.locator("#trace")).to_contain_text("After an answer, this shows")
+
+
+def test_a_way_over_one_hop_is_written_so(page: Page, swarms: Swarms) -> None:
+    page.goto(f"{swarms['small'][1].url}/try")
+    trace = {"num_tokens": 1, "hops": [{"peer_id": "a" * 9, "start": 0, "end": 6, "ms_per_step": 3}]}
+    script = (
+        "trace => import('/static/waterfall.js').then(one => one.showTrace(document.querySelector('#trace'), trace))"
+    )
+    page.evaluate(script, trace)
+    assert page.locator("#trace .lead").inner_text().startswith("1 token over 1 hop: ")
+
+
 def test_the_page_writes_durations_as_the_server_does(page: Page, swarms: Swarms) -> None:
     values = [0, 0.0004, 0.0123, 0.32, 0.9994, 0.99951, 1, 4.26, 9.96, 12.4, 99.4, 99.6, 211, 599.4, 599.6, 3569, 3571]
     values += [5000, 7200, 7261, 100_000, 172_799, 172_801, 1e7]

@@ -5,6 +5,7 @@ import { duration } from "./wording.js";
 
 const field = (id) => document.getElementById(id);
 const form = field("ask");
+const unanswered = [...(field("trace")?.childNodes ?? [])];
 let running;
 
 if (form) {
@@ -26,6 +27,7 @@ async function ask() {
   tell("Waiting for the first word…");
   field("answer").textContent = "";
   field("answer").className = "";
+  field("trace").replaceChildren(...unanswered);
   let trace = "";
   let numPieces = 0;
   try {

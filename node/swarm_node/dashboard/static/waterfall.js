@@ -17,6 +17,7 @@ export function showTrace(place, trace, names = new Map()) {
 }
 
 const ms = (value) => duration((value ?? 0) / 1000);
+const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function summary(trace, numHops) {
   const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
@@ -24,7 +25,7 @@ function summary(trace, numHops) {
   return make(
     "p",
     { class: "lead strong" },
-    `${trace.num_tokens} tokens over ${numHops} hops: ${ms(trace.opening_ms)} to find servers, first token after ` +
+    `${counted(trace.num_tokens, "token")} over ${counted(numHops, "hop")}: ${ms(trace.opening_ms)} to find servers, first token after ` +
       `${ms(trace.first_token_ms)}, all of it in ${ms(trace.total_ms)}${rate}.`,
   );
 }

@@ -216,6 +216,48 @@ def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: t
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 
 
+class QuitterWithVote(Quitter):
+    """Votes first, for an outcome that its group cannot have: of `num_parts` parts."""
+
+    num_parts = 0
+
+    async def _tell(self, abort: Abort, peers: list[str]) -> None:
+        context, digest = self.context, abort.group_digest
+        assert self._steps is not None
+        driver = self._steps._driver
+        assert driver is not None
+        signed = driver._state.signed
+        assert signed is not None
+        made_up = await context.replica.propose(context.executor, digest, signed.group, ())
+        outcome = replace(made_up, part_digests=(bytes(32),) * self.num_parts)
+        vote = context.signatures.sign_vote(signed.vote(outcome, "prepare"))
+        for peer in peers:
+            with suppress(SwarmError):
+                await context.network.call(peer, context.methods.vote, vote.to_bytes(), timeout_s=1.0)
+        await super()._tell(abort, peers)
+
+
+class QuitterWithManyParts(QuitterWithVote):
+    num_parts = 200
+
+
+@pytest.mark.parametrize("kind", [QuitterWithVote, QuitterWithManyParts])
+def test_vote_for_an_outcome_that_its_group_cannot_have_counts_for_nothing(kind: type[QuitterWithVote]) -> None:
+    """All would otherwise fetch its parts and vote alike: for a certificate that nobody takes, their own included."""
+
+    async def main() -> None:
+        async with Swarm(config(name="b", min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
+            quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
+            members = await swarm.finish("m0", "m1", "m2")
+            assert isinstance(quitter.trainer, Quitter)
+            assert quitter.trainer.left
+            assert_equal_steps(members, NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
 @pytest.mark.parametrize("puts_off", [False, True])
 def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt_only(puts_off: bool) -> None:
     withheld: list[str] = []

@@ -157,7 +157,7 @@ def reduces(state: RoundState, attempt: int) -> bool:
 
 
 def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
-    """Return the votes of this kind by the group's members for this very group."""
+    """Return the votes of this kind by the group's members for this very group, and for an outcome that it can have."""
     signed = state.signed
     if signed is None:
         return {}
@@ -165,8 +165,17 @@ def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
     return {
         peer: vote
         for peer, vote in votes.items()
-        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
     }
+
+
+def _can_have(signed: SignedGroup, outcome: Outcome) -> bool:
+    """Return whether a certificate of this group can be of `outcome`. A member that follows a made-up vote would
+    otherwise hold a lock that nobody takes."""
+    if signed.group.resumes is not None:
+        return outcome == signed.group.resumes
+    num_parts = len(signed.group.part_values)
+    return (outcome.origin_digest, len(outcome.part_digests)) == (signed.digest, num_parts)
 
 
 def without_vote_of(state: RoundState, peer: str) -> RoundState:

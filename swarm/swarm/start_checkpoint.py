@@ -71,7 +71,7 @@ class CheckpointPin:
 def check_source(start: StartConfig, place: Path | None) -> None:
     """Raises ConfigError if a member names a directory that the run does not use."""
     if place is not None and not start.checkpoint:
-        raise ConfigError(f"the run starts from no checkpoint, so {place} means nothing", remedy="leave out --start")
+        raise ConfigError(f"the run starts from no checkpoint, so {place} is not used", remedy="leave out --start")
 
 
 def no_copy() -> ConfigError:

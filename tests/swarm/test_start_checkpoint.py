@@ -202,5 +202,5 @@ def test_bringing_a_copy_for_a_run_without_a_checkpoint_is_refused(tmp_path: Pat
 
 def test_an_own_module_with_a_checkpoint_is_refused_by_name() -> None:
     run = RunConfig(name="own", start=StartConfig(checkpoint="someone/tiny"))
-    with pytest.raises(ConfigError, match="this run's module brings its own first weights"):
+    with pytest.raises(ConfigError, match="cannot be used with a module"):
         module_run(run, torch.nn.Linear(2, 2))

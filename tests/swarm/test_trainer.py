@@ -273,9 +273,9 @@ def test_member_that_the_run_does_not_let_in_is_refused_before_joining(
     named = replace(module_run(RUN, make_module()), min_group=1, admission=(author.peer_id,))
     write_run(run_path, named, author)
     stranger = Trainer(run_path, peers=[], model=make_module(), optimizer=sgd, data=[None], loss=loss, options=OPTIONS)
-    with pytest.raises(ConfigError, match="admits only the peers that it names") as refused, stranger:
+    with pytest.raises(ConfigError, match="admits only the peers in its setting admission") as refused, stranger:
         raise AssertionError("it has joined")
-    assert refused.value.remedy == "ask its author to name that peer id, and to sign it anew"
+    assert refused.value.remedy == "ask its author to add that peer id and to sign the run again"
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
 def test_sign_of_settings_that_do_not_fit_says_which(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text('name = "x"\n[model]\nmodel_type = "llama"\nhidden_size = 33\n')
     assert cli.run(["run", "sign"]) == 1
-    assert "error: [model] is refused: The hidden size (33) is not a multiple" in capsys.readouterr().err
+    assert "error: transformers refuses [model]: The hidden size (33) is not a multiple" in capsys.readouterr().err
 
 
 def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +194,7 @@ def test_sign_warns_of_settings_that_cannot_lose_a_member(author: Identity, caps
     Path("run.toml").write_text(f"min_group = 3\nmax_group = 3\n{TINY}")
     assert cli.run(["run", "sign"]) == 0
     err = capsys.readouterr().err
-    assert "warning: a round needs 3 members (min_group), and takes no more" in err
+    assert "warning: a round needs 3 members (min_group), and max_group allows no more" in err
     assert "→ raise max_group" in err
 
 
@@ -325,7 +325,7 @@ def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
     assert (data.revision, data.tokenizer_revision) == ("", "")
     capsys.readouterr()
     assert cli.run(["run", "sign"]) == 1
-    assert "cannot be had from the hub" in capsys.readouterr().err
+    assert "cannot be downloaded from the hub" in capsys.readouterr().err
 
 
 def test_sign_of_a_commit_keeps_the_digest_of_its_tokens_and_says_so(

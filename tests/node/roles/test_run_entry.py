@@ -69,7 +69,7 @@ def test_run_of_named_peers_is_refused_by_others_whatever_they_were_given(tmp_pa
     config = told(tmp_path, run.run_id, 60.0)
     check_may_enter(run, config, NODE.peer_id)
     other = Identity(bytes([2]) * 32).peer_id
-    with pytest.raises(ConfigError, match=f"admits only the peers that it names, and not {other}"):
+    with pytest.raises(ConfigError, match=f"admits only the peers in its setting admission, and not {other}"):
         check_may_enter(run, config, other)
     with pytest.raises(ConfigError, match="and not this node, which has no key yet"):
         check_may_enter(run, config, "")

@@ -116,7 +116,7 @@ def told(tmp_path: Path) -> Config:
     ("run", "reason"),
     [
         (replace(RUN, max_group=2, cluster_size=1), "it is full with 2 trainers"),
-        (replace(RUN, admission=(Identity(bytes(32)).peer_id,)), "admits only the peers that it names"),
+        (replace(RUN, admission=(Identity(bytes(32)).peer_id,)), "admits only the peers in its setting admission"),
         (replace(RUN, invitations="required"), "takes only nodes with an invitation"),
         (replace(RUN, data=DataConfig(source="files")), "trains on each member's own data"),
         (replace(RUN, data=DataConfig(tokenizer="local")), "run.s tokenizer is each member.s own"),

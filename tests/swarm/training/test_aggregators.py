@@ -186,7 +186,7 @@ def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors
         ({"min_group": 3, "admission": PEERS}, []),
         ({"min_group": 3, "majority_after_s": 0.0}, ["a third of its members"]),
         ({"min_group": 1, "majority_after_s": 0.0}, []),
-        ({"aggregator": "mean"}, ["one member that lies can ruin the run"]),
+        ({"aggregator": "mean"}, ["one lying member can ruin the run"]),
         ({"aggregator": "mean", "min_group": 1}, []),
         ({"aggregator": "median", "fallback": "mean"}, ["in a small round one member that lies"]),
         ({"pre_aggregation": "none"}, ["liars together do more"]),

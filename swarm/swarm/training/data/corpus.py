@@ -1,11 +1,11 @@
 """A run's data as numbered samples, the same on every replica that holds the same data.
 
 Sample `s` is window `permute(seed, epoch)[s mod num_samples]` of the training tokens, with epoch `s div num_samples`:
-each window once an epoch, in an order that depends only on the seed.
+each window is used once an epoch, in an order that depends only on the seed.
 
-`load_corpus` makes the corpus of this machine: held in memory (the default, the standard library's source as bytes),
-from tokens that were kept, or tokenized by a worker process. Kept tokens are named after what they were made of. Tokens
-that the run pins by their digest are used without their source, which may be gone or unreachable by then. Blocks.
+`load_corpus` makes this machine's corpus: in memory (the default, the standard library's source as bytes), from cached
+tokens, or tokenized by a worker process. The file name of cached tokens is a digest of what they were made from. Cached
+tokens with the digest that the run pins are used without their source, which may be gone or unreachable. Blocks.
 
 Shapes: B samples, T window_tokens.
 """
@@ -51,7 +51,7 @@ class TokenStore(Protocol):
     def header(self) -> TokenHeader: ...
 
     def read(self, first: int, num_tokens: int) -> Tokens:
-        """Return tokens [first, first + num_tokens). Raises IntegrityError if they are no longer what they were."""
+        """Return tokens [first, first + num_tokens). Raises IntegrityError if they have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,8 +67,8 @@ class MemoryTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corpus:
-    """Samples of `window_tokens` tokens, in the order of `seed`. Any thread may read batches. `of` checks what it is
-    made of."""
+    """Samples of `window_tokens` tokens, in the order of `seed`. Any thread may read batches. `of` checks the
+    tokens."""
 
     tokens: TokenStore
     seed: int
@@ -87,19 +87,19 @@ class Corpus:
         for purpose, count in (("train on", header.num_train), ("validate with", header.num_validation)):
             if count <= config.window_tokens:
                 raise ConfigError(
-                    f"in {source} are only {count} tokens to {purpose}",
+                    f"{source} has only {count} tokens to {purpose}",
                     remedy=f"use more text, or data.window_tokens under {config.window_tokens}",
                 )
         return cls(tokens=tokens, seed=seed, window_tokens=config.window_tokens)
 
     @property
     def digest(self) -> str:
-        """The name of the content and its split."""
+        """The digest of the content and its split."""
         return self.tokens.header.digest
 
     @property
     def vocab_size(self) -> int:
-        """All tokens are below it."""
+        """Every token is below this number."""
         return self.tokens.header.vocab_size
 
     @property
@@ -115,14 +115,13 @@ class Corpus:
     def batch(self, sample_ids: Sequence[int]) -> Tensor:
         """Return int64 [B, T+1]: of each row, the first T are inputs and the last T targets.
 
-        Raises ValueError for a negative id, IntegrityError if the data is no longer what it was.
+        Raises ValueError for a negative id, IntegrityError if the data has changed.
         """
         window_B = windows_of(sample_ids, self.num_samples, self.seed)
         return self._windows([int(window) * self.window_tokens for window in window_B])
 
     def validation_batch(self, start: int, num_windows: int) -> Tensor:
-        """Return int64 [B, T+1]: held-out windows from `start` on, in order. There are fewer, perhaps none, at their
-        end."""
+        """Return int64 [B, T+1]: held-out windows from `start` on, in order. Near the end there are fewer, or none."""
         header = self.tokens.header
         windows = range(start, min(start + num_windows, self.num_validation_windows))
         return self._windows([header.num_train + window * self.window_tokens for window in windows])
@@ -135,12 +134,12 @@ class Corpus:
 
 
 def _num_windows(num_tokens: int, window_tokens: int) -> int:
-    """Neighbours share one token, so that every token but the first is a target once."""
+    """Return the number of windows. Neighbours share one token, so that every token but the first is a target once."""
     return max(0, num_tokens - 1) // window_tokens
 
 
 def windows_of(sample_ids: Sequence[int], num_samples: int, seed: int) -> NDArray[np.int64]:
-    """Return [B]: the window that each sample is. Raises ValueError for a negative id."""
+    """Return [B]: the window of each sample. Raises ValueError for a negative id."""
     id_B = np.asarray(sample_ids, dtype=np.int64)
     if id_B.size and id_B.min() < 0:
         raise ValueError("a sample id cannot be negative")
@@ -155,7 +154,7 @@ def windows_of(sample_ids: Sequence[int], num_samples: int, seed: int) -> NDArra
 logger = logging.getLogger(__name__)
 
 _FORM = "1"
-"""The version of passages, split and token files. Tokens of another version are made again."""
+"""The version of passages, split and token files. Tokens of other versions are not used."""
 
 
 def load_bytes(config: DataConfig, *, seed: int, folder: Path | None = None) -> Corpus:
@@ -201,14 +200,14 @@ def _evict(path: Path, max_bytes: int) -> None:
                 if num_bytes > max_bytes:
                     other.unlink()
     except OSError as error:  # another process may be deleting them too
-        logger.warning("the tokens in %s were not looked through: %s", path.parent, error)
+        logger.warning("old tokens in %s could not be deleted: %s", path.parent, error)
 
 
 def load_corpus(config: DataConfig, *, seed: int, vocab_size: int = 0, local: LocalData = DEFAULT_DATA) -> Corpus:
-    """Load the data of a run whose model has `vocab_size` tokens (0: unknown). Fast if its tokens were kept.
+    """Load the data of a run whose model has `vocab_size` tokens (0: unknown). Fast if its tokens are cached.
 
-    Raises ConfigError for data or a tokenizer that cannot be had or used, IntegrityError for data that is not the run's
-    or changes while it is read, and `PreparationStopped` soon after `local.stop` returned True.
+    Raises ConfigError for data or a tokenizer that is missing or unusable, IntegrityError for data that is not the
+    run's or changes while it is read, and `PreparationStopped` soon after `local.stop` returned True.
     """
     check_meaning(config, local)
     if config.source == "python-stdlib" and config.tokenizer == "bytes":
@@ -218,7 +217,7 @@ def load_corpus(config: DataConfig, *, seed: int, vocab_size: int = 0, local: Lo
     folder = local.cache_folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)  # tokens are the text
+        folder.mkdir(mode=0o700, exist_ok=True)  # tokens reveal the text
     except OSError as error:
         raise ConfigError(
             f"tokens cannot be kept in {folder}: {error.strerror}",
@@ -245,10 +244,10 @@ def check_meaning(config: DataConfig, local: LocalData) -> None:
     """Raises ConfigError if a member names data or a tokenizer that the run does not use."""
     if local.path is not None and config.source != "files":
         what = "the standard library" if config.source == "python-stdlib" else f"the data set {config.hub_id}"
-        raise ConfigError(f"the run trains on {what}, so {local.path} means nothing", remedy="leave out --data")
+        raise ConfigError(f"the run trains on {what}, so {local.path} is not used", remedy="leave out --data")
     if local.tokenizer is not None and config.tokenizer != "local":
         raise ConfigError(
-            f"the run's tokenizer is {config.tokenizer}, so {local.tokenizer} means nothing",
+            f"the run's tokenizer is {config.tokenizer}, so {local.tokenizer} is not used",
             remedy="leave out --tokenizer",
         )
 
@@ -268,8 +267,8 @@ def _key(source: DocumentSource, tokenizer: TokenizerFiles) -> str:
 
 
 def _pinned(folder: Path, config: DataConfig) -> TokenFile | None:
-    """Return the kept tokens that the run pins, if they are of a source as it names: a stranger's run that names public
-    data must not be trained on a member's own files, whose digest other runs may tell."""
+    """Return the cached tokens that the run pins, if they come from the kind of source that it names. A stranger's run
+    on public data must not train on a member's own files, whose digest another run may have revealed."""
     for path in sorted(folder.glob(f"*.{config.source}.tokens")) if config.digest else ():
         try:
             found = read_header(path).digest

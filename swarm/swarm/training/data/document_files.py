@@ -1,10 +1,10 @@
 """The files that a member names as its data, as documents in passages.
 
 A text file is one document; so is each line of JSON, and each row of a parquet or arrow file, for which pyarrow comes
-with the extra `swarm-node[data]`. Hidden files and links are skipped. Files of no known kind must be UTF-8 text.
-Memory is bounded by a passage, a line, or a parquet row group. No file is mapped into memory, so a file that shrinks
-meanwhile ends in an error, not in a signal. A file that changes, shrinks or vanishes after it was found is an
-IntegrityError that names it. Blocks. No state.
+with the extra `swarm-node[data]`. Hidden files and links are skipped. Files of no known kind must be UTF-8 text. Memory
+is bounded by a passage, a line, or a parquet row group. No file is mapped into memory, so a file that shrinks while it
+is read causes an error, not a signal. A file that changes, shrinks or vanishes after it was found is an IntegrityError
+that names it. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swarm.training.data.source import PASSAGE_LENGTH, Passage, cut
 _ROWS = 256
 
 MAX_LINE_BYTES = 1 << 26
-"""The longest line of JSON, which is held in memory."""
+"""Maximum length of a line of JSON, which is held in memory."""
 
 
 def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
@@ -43,7 +43,7 @@ def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tu
 
 
 def read_arrow(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
-    """Read either form of arrow, file or stream. Compressed feather files have the first form."""
+    """Read the arrow file format or stream format. Feather files have the file format."""
     with _translated_errors(path):
         from pyarrow import ipc  # noqa: PLC0415
 
@@ -82,12 +82,14 @@ def _check_column(schema: Any, path: Path, text_key: str) -> None:
     if index < 0:
         names = ", ".join(schema.names[:20])
         raise ConfigError(
-            f"{path} has no column {text_key!r}: it has {names}", remedy="the run's data.text_key names the column"
+            f"{path} has no column {text_key!r}: it has {names}",
+            remedy="set the run's data.text_key to the column of the text",
         )
     kind = schema.field(index).type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise ConfigError(
-            f"column {text_key!r} of {path} is {kind} and no text", remedy="the run's data.text_key names the column"
+            f"column {text_key!r} of {path} is {kind}, not text",
+            remedy="set the run's data.text_key to the column of the text",
         )
 
 
@@ -102,7 +104,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read without pyarrow", remedy="pip install 'swarm-node[data]'") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} holds text that is not UTF-8", remedy="correct or remove it") from error
-    except Exception as error:  # pyarrow's own have no base but this
+    except Exception as error:  # pyarrow's errors have no other common base
         raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="restore the file") from error
 
 
@@ -112,7 +114,7 @@ Pieces = Iterator[tuple[str, bool, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One file as it was found. `name` is below the folder that was named."""
+    """One file as it was found. `name` is its path below the folder that the member named."""
 
     name: str
     path: Path
@@ -135,7 +137,8 @@ class FileSource:
             files = tuple(sorted(_find(root), key=lambda file: file.name))
         except OSError as error:
             raise ConfigError(
-                f"{error.filename or root} cannot be read: {error.strerror}", remedy="name a file or folder that can be"
+                f"{error.filename or root} cannot be read: {error.strerror}",
+                remedy="name a file or folder that can be read",
             ) from error
         if not any(file.size for file in files):
             raise ConfigError(f"there is no text in {root}", remedy="name a file, or a folder with files")
@@ -147,7 +150,7 @@ class FileSource:
 
     @property
     def key(self) -> str:
-        """Made of names, sizes and times of change, since reading everything on each start would take minutes."""
+        """A digest of names, sizes and modification times; to read all files on each start would take minutes."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
             digest.update(repr((os.fsencode(file.name), file.size, file.changed_ns)).encode())
@@ -162,7 +165,7 @@ class FileSource:
                     for text, ends, share in read(opened, file.path, self.text_key):
                         yield Passage(text, ends, (before + share * file.size) / total)
                 except SwarmError:
-                    _check_unchanged(file, opened)  # that would explain it
+                    _check_unchanged(file, opened)  # a change would explain the error
                     raise
                 _check_unchanged(file, opened)
             before += file.size
@@ -247,7 +250,9 @@ def _text_of(line: bytes, where: str, text_key: str) -> str:
         raise ConfigError(f"{where} is not JSON", remedy="correct or remove it") from error
     text = value.get(text_key) if isinstance(value, Mapping) else None
     if not isinstance(text, str):
-        raise ConfigError(f"{where} has no text under {text_key!r}", remedy="the run's data.text_key names the key")
+        raise ConfigError(
+            f"{where} has no text under {text_key!r}", remedy="set the run's data.text_key to the key of the text"
+        )
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
         raise ConfigError(f"{where} holds half of a character (a surrogate)", remedy="correct or remove it")
     return text

@@ -1,9 +1,9 @@
-"""Gets what a run takes from the Hugging Face hub: rows of a data set as documents, and the files of a tokenizer.
+"""Downloads from the Hugging Face hub what a run uses: rows of a data set as documents, and a tokenizer's files.
 
 The `datasets` library downloads a data set into its own cache, in the worker process; it comes with the extra
-`swarm-node[data]`. That library follows what a data set's card names as if the user had named it: files of this
+`swarm-node[data]`. The library follows every path in a data set's card as if the user had given it: files of this
 machine, other hosts, other repositories. A repository's author is a stranger, so `check_card` checks the card before
-the library reads it, and `check_builder` checks what the library made of it before that is read. Blocks. No state.
+the library reads it, and `check_builder` checks the resulting files before they are read. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from swarm.training.run.settings import is_commit
 
 CARD_FILES = ("README.md", ".huggingface.yaml")
 KINDS = ("arrow", "csv", "json", "parquet", "text")
-"""Kinds of files that runs train on. Others can refer to further files, as HDF5 does, or hold no text."""
+"""File formats that runs train on. Others can refer to further files, as HDF5 does, or contain no text."""
 _PLACES = ("data_files", "data_dir")
 
 OLDEST_LIBRARY = (5, 2)
 """The oldest version of `datasets` that is used, as the extra `data` says."""
 
 ANSWER_S = 10.0
-"""The longest that a hub may take to name the newest commit of a data set."""
+"""Time limit for the hub to name a commit."""
 _ROWS = 256
 
 
@@ -58,7 +58,7 @@ def check_card(name: str, settings: Sequence[Any]) -> None:
 
 
 def is_inside(path: str) -> bool:
-    """Return whether `path`, as it stands in a card, can only be a file or folder of the card's own repository."""
+    """Return whether `path` in a card can only be a file or folder of the card's own repository."""
     try:
         scheme = urlsplit(path).scheme
     except ValueError:
@@ -68,12 +68,11 @@ def is_inside(path: str) -> bool:
 
 
 def check_builder(name: str, builder: Any, base: str) -> None:
-    """Raises ConfigError unless `builder`, the library's for data set `name`, reads nothing but files of KINDS below
-    `base`."""
+    """Raises ConfigError unless the library's `builder` for data set `name` reads only files of KINDS below `base`."""
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in KINDS:
         raise ConfigError(
-            f"{name} has files of kind {kind}, which runs do not train on", remedy=f"use one of {', '.join(KINDS)}"
+            f"{name} has files of kind {kind}, which runs cannot train on", remedy=f"use one of {', '.join(KINDS)}"
         )
     for files in (builder.config.data_files or {}).values():
         for file in files:
@@ -82,8 +81,8 @@ def check_builder(name: str, builder: Any, base: str) -> None:
 
 
 def check_library(version: str) -> None:
-    """Raises ConfigError for a `datasets` older than the one that the extra asks for: what an old one does with a
-    repository, such as running its code, no check of a card prevents."""
+    """Raises ConfigError for a `datasets` version below OLDEST_LIBRARY. Older ones can run a repository's code, which
+    no check of a card prevents."""
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_LIBRARY:
         oldest = ".".join(map(str, OLDEST_LIBRARY))
         raise ConfigError(
@@ -94,7 +93,7 @@ def check_library(version: str) -> None:
 def _outside(name: str, path: str) -> ConfigError:
     return ConfigError(
         f"{name} names a file outside its repository: {path[:120]!r}",
-        remedy="use a data set whose card names its own files alone",
+        remedy="use a data set whose card names only its own files",
     )
 
 
@@ -139,7 +138,7 @@ class HubSource:
             if self.text_key not in rows.column_names:
                 raise ConfigError(
                     f"{self.name} has no column {self.text_key!r}: it has {', '.join(rows.column_names[:20])}",
-                    remedy="the run's data.text_key names the column",
+                    remedy="set the run's data.text_key to the column of the text",
                 )
             done = 0
             for batch in rows.select_columns([self.text_key]).iter(batch_size=_ROWS):
@@ -151,7 +150,7 @@ class HubSource:
                     if not isinstance(text, str):
                         raise ConfigError(
                             f"column {self.text_key!r} of {self.name} is not text",
-                            remedy="name one that is in the run's data.text_key",
+                            remedy="the run's data.text_key must name a column of text",
                         )
                     for piece, ends in cut(text):
                         yield Passage(piece, ends, done / len(rows))
@@ -170,12 +169,12 @@ class HubSource:
             return builder.as_dataset(split=self.split)
         except ValueError as error:  # its message names the choices
             raise ConfigError(
-                f"{self.name} leaves a choice, or does not have what was chosen: {one_line(error)}",
-                remedy="the run's data.hub_config names the configuration, data.split the split",
+                f"{self.name} has several configurations, or not the chosen one or split: {one_line(error)}",
+                remedy="set the run's data.hub_config and data.split",
             ) from error
 
     def _card(self) -> list[Any]:
-        """Return the repository's own settings, of which each of CARD_FILES may hold some."""
+        """Return the parsed settings of each of CARD_FILES that the repository has."""
         return [
             DatasetCard.load(path).data.to_dict() if path.suffix == ".md" else yaml.safe_load(path.read_text("utf-8"))
             for name in CARD_FILES
@@ -183,7 +182,7 @@ class HubSource:
         ]
 
     def _file(self, name: str) -> Path | None:
-        """Return a file of the repository; None if it has none of that name."""
+        """Return the local path of the repository's file `name`; None if there is none."""
         try:
             place = hf_hub_download(
                 self.hub_id,
@@ -225,7 +224,7 @@ def _commit(what: str, info: Callable[..., Any], hub_id: str, revision: str) -> 
 
 def bring_tokenizer(hub_id: str, patterns: Sequence[str], revision: str = "") -> Path:
     """Download the tokenizer's files that match `patterns`, at `revision` or the newest commit, and return their
-    directory. If the hub does not answer, these are the files of an earlier download."""
+    directory. If the hub does not answer, the files of an earlier download are used."""
     with _translated_errors(f"the tokenizer {hub_id}"):
         place = snapshot_download(
             hub_id,
@@ -244,7 +243,7 @@ def _endpoint() -> str | None:
 
 @contextmanager
 def _translated_errors(what: str) -> Iterator[None]:
-    """Translate the errors of the hub's libraries to ConfigError with a message of one line."""
+    """Translate errors of the hub's libraries to ConfigError with a message of one line."""
     try:
         yield
     except SwarmError:
@@ -261,6 +260,6 @@ def _translated_errors(what: str) -> Iterator[None]:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
         raise ConfigError(
-            f"{what} cannot be had from the hub: {one_line(error)}",
-            remedy="check the connection and try again: what came is kept; HF_ENDPOINT names another hub",
+            f"{what} cannot be downloaded from the hub: {one_line(error)}",
+            remedy="check the connection and try again (finished files are kept); HF_ENDPOINT names another hub",
         ) from error

@@ -1,4 +1,4 @@
-"""A member's own choices about a run's data: where it is, and who is told about its preparation. Values only."""
+"""A member's own settings for a run's data: its place, and the callbacks of its preparation. Values only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CACHE_BYTES = 64 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of tokenizing: the share of the source that is read, and how many tokens that gave. With `waiting`,
+    """The progress of tokenizing: the share of the source that has been read, and its tokens so far. With `waiting`,
     another process on this machine tokenizes the same data, and this one waits for its tokens."""
 
     share: float
@@ -59,7 +59,7 @@ def shared_cache() -> Path:
         return (Path(root) if root else Path.home() / ".cache") / "swarm" / "tokens"
     except RuntimeError:
         raise ConfigError(
-            "this user has no home directory to keep tokens in", remedy="name a folder in XDG_CACHE_HOME"
+            "this user has no home directory to keep tokens in", remedy="set XDG_CACHE_HOME to a folder"
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""Documents as passages of a bounded length, in a fixed order, and the first source of them: the standard library.
+"""Documents as passages of bounded length, in a fixed order, and the default source: the standard library.
 
-A source never depends on more than the names or places of its documents. The standard library's Python files are read
-once, wholly, into bounded memory: what happens to the files on the disk afterwards cannot change a sample. A file that
-changes or vanishes while it is read is an IntegrityError that names it. No state.
+The order of a source's documents depends only on their names or places. The standard library's Python files are read
+once, completely, into bounded memory, so that later changes on the disk cannot change a sample. A file that changes or
+vanishes while it is read is an IntegrityError that names it. No state.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Protocol
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 PASSAGE_LENGTH = 1 << 16
-"""A document is cut at the first end of a line after this many characters, or at twice as many without one."""
+"""A document is cut at the first line end after this many characters, or after twice as many if there is none."""
 
 VALIDATION_SHARE = 16
 """One document in this many, chosen by hash, is held out."""
 MAX_CORPUS_BYTES = 1 << 28
-"""The most that is held in memory: enough for small runs, and a bound for a mistyped folder."""
-# Packages that distributions leave out, split off or patch, and tests: without them, machines with the same
-# Python version more often have the same corpus. Files that start with _sysconfigdata describe one build.
+"""Maximum bytes held in memory: enough for small runs, and a limit for a wrong folder."""
+# Tests, and packages that distributions leave out, split off or patch: without them, machines with the same Python
+# version have the same corpus more often. Files that start with _sysconfigdata describe one build.
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "distutils", "ensurepip"}
     | {"site-packages", "dist-packages", "__pycache__"}
@@ -35,7 +35,8 @@ _SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document, the last one if it `ends` it. After it, the share `share` of the source has been read."""
+    """A piece of a document. `ends`: it is the last one. `share`: how much of the source has been read after it, 0 to
+    1."""
 
     text: str
     ends: bool
@@ -47,15 +48,14 @@ class DocumentSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Return what messages call the source."""
+        """The name of the source in messages."""
 
     @property
     def key(self) -> str:
         """A key that changes whenever the content may have changed."""
 
     def passages(self) -> Iterator[Passage]:
-        """Yield all passages. Raises ConfigError for what is no text, IntegrityError if the source changes
-        meanwhile."""
+        """Yield all passages. Raises ConfigError for content that is not text, IntegrityError if the source changes."""
 
 
 def cut(text: str) -> Iterator[tuple[str, bool]]:
@@ -74,7 +74,7 @@ def standard_library() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonSource:
-    """The standard library, one file a document. `digest` is that of the files when they were found."""
+    """The standard library, one document per file. `digest` is that of the files when they were found."""
 
     digest: str
 
@@ -113,13 +113,13 @@ def read_python(root: Path) -> list[tuple[str, bytes]]:
         data = _read_whole(path)
         total += len(data)
         if total > MAX_CORPUS_BYTES:
-            raise ConfigError(f"under {root} are over {MAX_CORPUS_BYTES} bytes of text", remedy="name a smaller folder")
+            raise ConfigError(f"{root} has over {MAX_CORPUS_BYTES} bytes of text", remedy="name a smaller folder")
         files.append((name, data))
     return files
 
 
 def digest_of(files: list[tuple[str, bytes]]) -> str:
-    """Return the digest of names, lengths and contents: names decide the split, lengths the end of each file."""
+    """Return the digest of names, lengths and contents: names determine the split, lengths the end of each file."""
     digest = hashlib.blake2b(digest_size=32)
     for name, data in files:
         # a name need not be text

@@ -25,7 +25,7 @@ from swarm_protocol.errors import IntegrityError
 
 BLOCK_BYTES = 1 << 20
 CHECKED_AT_ONCE = 256
-"""Number of blocks that are checked on opening, which takes a quarter of a second. A small corpus is checked wholly."""
+"""Blocks that are checked on opening, in a quarter of a second. A small corpus is checked completely."""
 _MAGIC = b"swarmtok"
 _HEADER = struct.Struct("<8sIQQQ32sI")  # magic, token bytes, vocabulary, training and validation tokens, digest, table
 _CRC = struct.Struct("<I")
@@ -36,8 +36,7 @@ Tokens: TypeAlias = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeader:
-    """Holds what a token file's header says. `digest` (hex, BLAKE2b-256) is of all tokens, their size and their
-    split."""
+    """The header of a token file. `digest` (hex, BLAKE2b-256) is of all tokens, their size and their split."""
 
     vocab_size: int
     num_train: int
@@ -58,7 +57,7 @@ def item_bytes(vocab_size: int) -> int:
 
 
 class TokenFile:
-    """A token file that is open for reading. Raises IntegrityError if it is not whole."""
+    """A token file that is open for reading. Raises IntegrityError if it is incomplete or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,7 +132,7 @@ def digests_in(folder: Path) -> Iterator[str]:
 
 
 def neighbour(path: Path) -> Path:
-    """Return the file of the validation tokens until the training tokens in `path` are complete."""
+    """Return the path of the validation tokens until the file at `path` is complete."""
     return path.with_name(f"{path.name}.validation")
 
 
@@ -163,7 +162,7 @@ class TokenWriter:
             self.num_train += len(tokens)
 
     def hold_out(self, num_tokens: int) -> None:
-        """Hold out the last `num_tokens` of the training tokens, where nothing is held out yet."""
+        """Hold out the last `num_tokens` of the training tokens. Only if nothing is held out yet."""
         assert not self.num_validation
         self.num_train -= num_tokens
         self.num_validation = num_tokens
@@ -207,7 +206,7 @@ class TokenWriter:
             try:
                 file.close()
             except OSError:
-                continue  # what was not written did not fit
+                continue  # the rest did not fit on the disk
         self._validation_path.unlink(missing_ok=True)
 
 
@@ -229,4 +228,6 @@ def _parse(data: bytes, path: Path) -> tuple[TokenHeader, int]:
 
 
 def _damaged(path: Path) -> IntegrityError:
-    return IntegrityError(f"the tokens in {path} are damaged or cut off", remedy="start again: they are made anew")
+    return IntegrityError(
+        f"the tokens in {path} are damaged or cut off", remedy="start again: the tokens are made again"
+    )

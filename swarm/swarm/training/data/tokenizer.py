@@ -1,6 +1,6 @@
-"""Text to tokens: bytes as they are, or a fast Hugging Face tokenizer from a directory, a file or the hub.
+"""Converts text to tokens: its bytes, or those of a fast Hugging Face tokenizer from a directory, a file or the hub.
 
-`TokenizerFiles` describes a tokenizer without loading it, which takes seconds; the worker process loads it. No
+`TokenizerFiles` describes a tokenizer without loading it. Loading takes seconds, so the worker process does it. No
 tokenizer runs code of its own.
 """
 
@@ -70,9 +70,9 @@ class ByteTokenizer:
 
 
 class FastTokenizer:
-    """Implements `CorpusTokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses.
+    """Implements `CorpusTokenizer` with transformers' classes. The tokenizers library chooses the number of threads.
 
-    A document ends with the tokenizer's eos token, or else with the one that the model's config beside it names, as in
+    A document ends with the tokenizer's eos token, or else with that of the model's config in the same directory, as in
     an exported byte-level run. Without either, documents follow each other with no token in between.
     """
 
@@ -102,7 +102,7 @@ class FastTokenizer:
 
 
 def own_tokenizer(path: Path | None) -> Path:
-    """Return the path of a run's tokenizer "local", which each member names. Raises ConfigError if it is not named."""
+    """Return `path`, which a member must give for the tokenizer "local". Raises ConfigError if it is None."""
     if path is None:
         raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
     return path
@@ -123,7 +123,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def _end_in_config(path: Path, vocab_size: int) -> int | None:
-    """Return the first of the eos tokens in a model's config.json, if it is one of the tokenizer's."""
+    """Return the first eos token in a model's config.json, if the tokenizer has it."""
     try:
         named = json.loads((path / "config.json").read_bytes()).get("eos_token_id")
     except (OSError, ValueError, RecursionError, AttributeError):
@@ -150,5 +150,5 @@ def check_vocabulary(tokens: int, model: int) -> None:
     """Raises ConfigError if a model with `model` tokens (0: unknown) lacks some of the tokenizer's."""
     if 0 < model < tokens:
         raise ConfigError(
-            f"the tokenizer has {tokens} tokens and the model {model}", remedy=f"use a [model] vocab_size of {tokens}"
+            f"the tokenizer has {tokens} tokens and the model {model}", remedy=f"set [model] vocab_size to {tokens}"
         )

@@ -1,11 +1,11 @@
 """Tokenizes a source's documents into a token file, batch by batch, in a process of its own.
 
-`tokenize` starts the worker process and waits for it. The worker is a fresh interpreter: a thread would block its node,
-and a fork would share the node's locks and sockets. It reads the job from its standard input, and ends when that is
-closed, so also when its parent ends for any reason. It answers with lines of JSON: progress, then the result.
+`tokenize` starts the worker process and waits for it. The worker is a new interpreter: a thread would block its node,
+and a fork would share the node's locks and sockets. It reads the job from standard input, and ends when this is closed,
+as happens when the parent ends for any reason. It answers with lines of JSON: progress, then the result.
 
-Which documents are held out depends on their text alone, so that equal documents are on one side of the split, and
-every member splits alike. Blocks. No state.
+Whether a document is held out depends on the text of its first passage, so that every member splits alike. The first
+document is never held out. If no document is, the last tokens are. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
 from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, check_vocabulary
 
 BATCH_CHARACTERS = 1 << 20
-"""Amount of text that is tokenized at once: enough for all threads of a tokenizer."""
+"""Characters that are tokenized at once: enough for all threads of a tokenizer."""
 REPORT_S = 1.0
 
 LOOK_S = 0.2
@@ -55,7 +55,8 @@ def write_tokens(
     on_progress: OnProgress,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Write the tokens of `source` to `path`, whole or not at all. Other processes that need the same file wait for it.
+    """Write the tokens of `source` to `path`, completely or not at all. Other processes that need the same file wait
+    for it.
 
     Raises what `source` raises, and ConfigError if the disk does not take the tokens.
     """
@@ -67,13 +68,13 @@ def write_tokens(
         why = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error).lower()
         raise ConfigError(
             f"the tokens of {source.name} cannot be written to {path.parent}: {why}",
-            remedy="they take one to four bytes each: free some room, or choose another place",
+            remedy="free some space (a token takes one to four bytes), or choose another place",
         ) from error
 
 
 @contextmanager
 def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
-    """Lock the tokens in `path` against other processes of this machine. Waiting is reported."""
+    """Lock the tokens in `path` against other processes of this machine. Report a wait as progress."""
     lock = FileLock(path.with_suffix(".lock"))
     try:
         lock.acquire(timeout=0)
@@ -141,7 +142,7 @@ def _write(source: DocumentSource, tokenizer: CorpusTokenizer, path: Path, repor
 
 
 class _Split:
-    """Decides for each passage in turn whether it is held out: by the first passage of its document. The first document
+    """Decides for each passage in turn whether it is held out, by the first passage of its document. The first document
     is never held out."""
 
     def __init__(self) -> None:
@@ -209,7 +210,7 @@ def tokenize(job: Job, local: LocalData) -> None:
         try:
             _follow(process, job, local)
         except EOFError:
-            raise _death_of(process.wait(), errors, job) from None
+            raise _worker_failure(process.wait(), errors, job) from None
         finally:
             process.kill()
             process.communicate()
@@ -240,7 +241,7 @@ def _follow(process: subprocess.Popen[bytes], job: Job, local: LocalData) -> Non
 def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     held = b""
     while not stop():
-        # unlike select, with any number of open files
+        # unlike select, this works with any number of open files
         if not connection.wait([stream.fileno()], LOOK_S):
             continue
         data = os.read(stream.fileno(), 1 << 16)
@@ -251,13 +252,13 @@ def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     raise PreparationStopped
 
 
-def _death_of(code: int, errors: IO[bytes], job: Job) -> SwarmError:
+def _worker_failure(code: int, errors: IO[bytes], job: Job) -> SwarmError:
     errors.seek(0)
     last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {last or f'exit code {code}'}"
     return IntegrityError(
         f"the process that tokenizes {job.source.name} {how}",
-        remedy="see that there is memory, and that nothing changes the data; then start again",
+        remedy="check that there is enough memory and that nothing changes the data, then start again",
     )
 
 
@@ -274,7 +275,7 @@ def main() -> None:
         answers.flush()
 
     try:
-        # with torch, which it does not need, transformers would take three times as long to import, and 200 MB more
+        # without torch, which is not needed, transformers is imported in a third of the time and takes 200 MB less
         with absent("torch"):
             tokenizer = job.tokenizer.load()
         check_vocabulary(tokenizer.vocab_size, job.vocab_size)

@@ -18,13 +18,13 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 MAX_STATE_VALUES = 1 << 34
-"""The most values of a vector: 128 GiB of state, more than any volunteer has memory for."""
+"""Maximum values of a vector: a state of 128 GiB."""
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 def fragment_of(step: int, fragments: int) -> int:
-    """Return the fragment that outer step `step`, from 1 on, moves."""
+    """Return the fragment that outer step `step`, counted from 1, moves."""
     return (step - 1) % fragments
 
 
@@ -36,7 +36,7 @@ def layer_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The `names` and `shapes` of the parameters in the flat vector's order: by fragment, within one by name. See `of`.
+    """The `names` and `shapes` of the parameters in the flat vector's order: by fragment, then by name. See `of`.
 
     Fragment p has the values from `bounds[p]` to `bounds[p + 1]`. Fragments take the layers in turn (Streaming DiLoCo's
     strided pattern, arXiv 2501.18512, section 2.2). Parameters of no layer, such as the embeddings, go to the smallest
@@ -49,7 +49,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, fragments: int = 1) -> Layout:
-        """Raises ConfigError if the model has fewer layers than `fragments`."""
+        """Return the layout of `model`. Raises ConfigError if it has fewer layers than `fragments`."""
         shapes = {name: parameter.shape for name, parameter in sorted(model.named_parameters())}
         members = _fragments({name: shape.numel() for name, shape in shapes.items()}, fragments)
         sizes = (sum(shapes[name].numel() for name in each) for each in members)
@@ -76,7 +76,9 @@ class Layout:
     def require(self, theta_N: Tensor) -> None:
         """Raises ValueError if N differs."""
         if theta_N.shape != (self.num_values,):
-            raise ValueError(f"the model has {self.num_values} parameters, and these are {tuple(theta_N.shape)}")
+            raise ValueError(
+                f"the model has {self.num_values} parameters, but the vector has shape {tuple(theta_N.shape)}"
+            )
 
     def flatten(self, model: nn.Module) -> Tensor:
         """Return fp32 CPU [N]: a copy of the parameters."""

@@ -45,28 +45,28 @@ CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
-"""With DEFAULT_MIXING, what three liars of ten do costs least, on equal and on unequal data, and it costs nothing where
-nobody lies: `tests/bench/test_bench_attacks.py`, `tests/bench/test_bench_lying_run.py`."""
+"""With DEFAULT_MIXING, three liars of ten do the least harm, on equal and on unequal data, and honest members lose
+nothing: `tests/bench/test_bench_attacks.py`, `tests/bench/test_bench_lying_run.py`."""
 DEFAULT_MIXING = NearestNeighbours.name
 
 MAX_MAJORITY_S = 7 * 86400.0
 """A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
 INVITATIONS = ("welcome", "required", "none")
 MAX_INVITERS = 16
-_NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
+_NAME_RULE = "1 to 64 characters of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
 
-    With `fragments`, a fragment's own interval is so many times longer. `fragments`, `overlap_steps` and `mixing` are
-    Streaming DiLoCo's H / P, tau and alpha (arXiv 2501.18512). A round needs two thirds of the members of the state
-    before, and after `majority_after_s` seconds without these a majority (see `quorum.Succession`). `aggregation` holds
-    the parameters of `aggregator`; those that are not given get their defaults. Without a `fallback`, `min_group` must
-    be as many members as the aggregator needs.
+    With several `fragments`, each fragment's own interval is that many times longer. `fragments`, `overlap_steps` and
+    `mixing` are Streaming DiLoCo's H / P, tau and alpha (arXiv 2501.18512). A round needs two thirds of the members of
+    the previous state; after `majority_after_s` seconds, a majority is enough (see `quorum.Succession`). `aggregation`
+    holds the parameters of `aggregator`; those that are not given get their defaults. Without a `fallback`, `min_group`
+    must be at least the number of members that the aggregator needs.
 
-    Raises ValueError that names every impossible value with its remedy. `run_model.check_model` checks that the model
+    Raises ValueError, which names every impossible value with its remedy. `run_model.check_model` checks that the model
     can be built.
     """
 
@@ -208,7 +208,7 @@ class RunConfig:
         "welcome",
         "Effect of invitations by the author or inviters, and of vouches by members. welcome: nodes with one have "
         "entry_steps in place of probation_steps. required: only nodes with one, and those in admission, may "
-        "contribute. none: no effect. With admission, other nodes can enter only if this is required.",
+        "contribute. none: no effect. With admission, other nodes can enter only with required.",
         lambda value: value in INVITATIONS,
         f"use one of {', '.join(INVITATIONS)}",
         implied="none",
@@ -232,7 +232,7 @@ class RunConfig:
         0,
         limits.MAX_VOUCHERS,
         "Members that must vouch for a newcomer; each must be a full member that has contributed to probation_steps "
-        "outer steps. If the newcomer is later convicted, they are on probation again. 0: no vouching.",
+        "outer steps. If the newcomer is later convicted, its vouchers are on probation again. 0: no vouching.",
         implied=0,
     )
     vouch_budget: int = whole(
@@ -249,8 +249,8 @@ class RunConfig:
     )
     discount_low_scores: bool = setting(
         True,
-        "Divide the weight of members by ten if their score is at most a tenth of the median score. Otherwise scores "
-        "are only shown.",
+        "Divide the weight of members by ten if their score is at most a tenth of the median score. false: scores are "
+        "only shown.",
         lambda value: isinstance(value, bool),
         "use true or false",
         implied=False,
@@ -327,7 +327,7 @@ class RunConfig:
 
     @property
     def probation(self) -> Probation:
-        """The rule for newcomers. Peers that the run admits by name need not prove themselves."""
+        """The rule for newcomers. A run with a list of admitted peers has no probation."""
         return Probation(
             steps=0 if self.admission else self.probation_steps,
             share=self.newcomer_share,
@@ -336,7 +336,7 @@ class RunConfig:
 
     @property
     def entrance(self) -> Entrance:
-        """The rule for invitations and vouches. A closed list of peers has none."""
+        """The rule for invitations and vouches, which a closed list of peers does not honour."""
         is_required = self.invitations == "required"
         return Entrance(
             welcomes=is_required or (self.invitations == "welcome" and not self.admission),
@@ -351,44 +351,44 @@ class RunConfig:
 
     @property
     def only_named(self) -> tuple[str, ...]:
-        """The only peers that may contribute; empty: others may, too."""
+        """The closed list of peers that may contribute; empty if there is none."""
         return () if self.invitations == "required" else self.admission
 
     @property
     def held_out_rule(self) -> HeldOutRule:
-        """The rule for scores on held-out data. Of a module of its author's own nobody knows what is held out."""
+        """The rule for scores on held-out data. A module run has no scores, since its held-out data is not known."""
         is_module = self.model.get("model_type") == MODULE_TYPE
         num_drawn = 0 if is_module else self.held_out_scores
         return HeldOutRule(num_drawn=num_drawn, discounts=self.discount_low_scores and num_drawn > 0)
 
     @property
     def samples_per_interval(self) -> int:
-        """Return how many samples one member's full interval uses."""
+        """The number of samples that one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
 
     @property
     def max_trainers(self) -> int:
-        """Return how many can train at one time: the members of a round, and those whose work these bring."""
+        """The maximum number of trainers at one time: the members of a round and their followers."""
         return self.max_group * self.cluster_size
 
     def make_aggregator(self) -> Aggregator:
         return get_aggregator(self.aggregator, self.aggregation, self._mixing_before(self.aggregator))
 
     def aggregator_for(self, num_contributors: int) -> Aggregator:
-        """Return the aggregator of a round to which so many members contribute."""
+        """Return the aggregator of a round with this number of contributors."""
         aggregator = self.make_aggregator()
         falls_back = self.fallback and num_contributors < aggregator.fewest_members()
-        return self._usual(self.fallback) if falls_back else aggregator
+        return self._with_defaults(self.fallback) if falls_back else aggregator
 
     def cluster_aggregator(self, num_contributors: int) -> Aggregator:
-        """Return the aggregator of a cluster in which so many trainers contribute. A cluster does not wait for more, so
-        one that is too small for the run's aggregator uses the default one if the run has no fallback."""
+        """Return the aggregator of a cluster with this number of contributors. A cluster does not wait for more: if it
+        is too small for the run's aggregator, and the run has no fallback, it uses the default aggregator."""
         aggregator = self.make_aggregator()
         is_enough = num_contributors >= aggregator.fewest_members()
-        return aggregator if is_enough else self._usual(self.fallback or DEFAULT_AGGREGATOR)
+        return aggregator if is_enough else self._with_defaults(self.fallback or DEFAULT_AGGREGATOR)
 
-    def _usual(self, name: str) -> Aggregator:
-        """Return that aggregator with its default parameters."""
+    def _with_defaults(self, name: str) -> Aggregator:
+        """Return the aggregator `name` with its default parameters."""
         return get_aggregator(name, {}, self._mixing_before(name))
 
     def _mixing_before(self, aggregator: str) -> Mixing | None:
@@ -397,13 +397,13 @@ class RunConfig:
         return get_mixing(self.pre_aggregation, liar_share=self.liar_share, reach=self.neighbour_reach)
 
     def _check_together(self, checks: SettingChecks) -> None:
-        """Check values that are possible by themselves against each other."""
+        """Check combinations of values, each of which is possible by itself."""
         if checks.passed("min_group", "max_group"):
             remedy = f"use at least min_group, {self.min_group}"
             checks.require(self.min_group <= self.max_group, "max_group", self.max_group, remedy)
         if checks.passed("max_group", "cluster_size"):
             most = limits.MAX_TRAINERS // self.max_group
-            remedy = f"use at most {most}: with max_group = {self.max_group} these are {limits.MAX_TRAINERS} trainers"
+            remedy = f"use at most {most}: max_group * cluster_size may be at most {limits.MAX_TRAINERS}"
             checks.require(self.cluster_size <= most, "cluster_size", self.cluster_size, remedy)
         if checks.passed("overlap_steps", "interval_steps"):
             remedy = f"use less than interval_steps, {self.interval_steps}"
@@ -420,20 +420,22 @@ class RunConfig:
 
     def _check_vouching(self, checks: SettingChecks) -> None:
         least = max(1, self.probation_steps)
-        remedy = f"use at least {least} where members vouch: the run has to remember how much they have contributed"
+        remedy = (
+            f"use at least {least}, or vouchers = 0: members vouch once {least} of their contributions are remembered"
+        )
         checks.require(self.absence_steps >= least, "absence_steps", self.absence_steps, remedy)
-        checks.require(self.entrance.welcomes, "vouchers", self.vouchers, "use 0, or let invitations count")
+        checks.require(self.entrance.welcomes, "vouchers", self.vouchers, 'use 0, or set invitations = "required"')
 
     def _check_validation(self, checks: SettingChecks) -> None:
-        """Intervals are recomputed only where they follow from state, lease and settings alone."""
+        """Check that intervals depend only on state, lease and settings; others cannot be recomputed."""
         kept = {"fragments": 1, "overlap_steps": 0, "mixing": 0.0, "error_feedback": False, "member_momentum": 0.0}
         for key, value in kept.items():
-            remedy = f"use {str(value).lower()}, or validation_rate = 0: an interval could not be computed once more"
+            remedy = f"use {str(value).lower()}, or validation_rate = 0: such intervals cannot be recomputed"
             checks.require(getattr(self, key) == value, key, getattr(self, key), remedy)
-        remedy = "set [inner] fresh_moments = true: what members keep between intervals cannot be computed once more"
+        remedy = "set [inner] fresh_moments = true: intervals that keep moments cannot be recomputed"
         checks.require(self.inner.fresh_moments, "validation_rate", self.validation_rate, remedy)
         is_module = self.model.get("model_type") == MODULE_TYPE
-        remedy = "use 0: an interval of a module of one's own cannot be computed once more"
+        remedy = "use 0: intervals of an author's own module cannot be recomputed"
         checks.require(not is_module, "validation_rate", self.validation_rate, remedy)
 
     def _check_aggregator(self, checks: SettingChecks) -> None:

@@ -1,6 +1,6 @@
-"""A run's signed file for a node that only knows the run's id: any member gives it, and no member has to be trusted.
+"""Serves a run's signed file, and fetches it for a node that knows only the run's id.
 
-The id is a digest of what was signed, so a file with another id is another run's, whichever peer sent it. No state.
+The id contains a digest of what was signed, so a node need not trust the member that sends the file. No state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, parse_signed_run
 
 FETCH_TIMEOUT_S = 10.0
-"""MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and the time to connect."""
+"""Enough to connect and to receive MAX_RUN_FILE_BYTES at 0.1 Mbit/s."""
 
 FIND_TIMEOUT_S = 20.0
 """The records of running members are found within a second or two; several members may have to be asked."""
@@ -39,18 +39,20 @@ async def serve_run(network: Network, run: SignedRun) -> None:
 async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: float = FETCH_TIMEOUT_S) -> SignedRun:
     """Fetch the file of run `run_id` from its member `peer_id`. Does not check that the model can be built.
 
-    Raises PeerError, and IntegrityError if the peer's answer is no signed file of this run.
+    Raises PeerError, and IntegrityError if the peer's answer is not the signed file of this run.
     """
     data = await network.call(peer_id, Methods(run_id).run_file, b"", timeout_s=timeout_s, max_bytes=MAX_RUN_FILE_BYTES)
     try:
         run = await asyncio.to_thread(parse_signed_run, data, f"the file that {short_id(peer_id)} gave")
     except (ConfigError, IntegrityError) as error:
         raise IntegrityError(
-            f"the peer gave no file of run {run_id}: {error.message}", remedy="ask another member", peer_id=peer_id
+            f"the peer did not give the file of run {run_id}: {error.message}",
+            remedy="ask another member",
+            peer_id=peer_id,
         ) from error
     if run.run_id != run_id:
         raise IntegrityError(
-            f"the peer gave the file of another run than {run_id}: {run.run_id}",
+            f"the peer gave the file of run {run.run_id} instead of {run_id}",
             remedy="ask another member",
             peer_id=peer_id,
         )
@@ -70,7 +72,7 @@ async def find_run(
     while (left_s := until - loop.time()) > 0:
         try:
             records = await membership.trainers(run_id, timeout_s=left_s)
-            # in no order that a stranger's many keys, or what their records claim, could come first in
+            # in random order, so that records cannot claim a place before others
             members = sorted(records, key=lambda peer: (peer in asked, random.random()))
             members = [peer for peer in members if peer != network.peer_id][:MAX_ASKED_AT_ONCE]
             asked.update(members)

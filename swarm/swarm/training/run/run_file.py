@@ -1,15 +1,14 @@
-"""Run files on disk: written with every setting explained, for people to edit, signed in place, read and checked.
+"""Writes run files with every setting explained, for people to edit; signs them in place; reads and checks them.
 
-`load_checked_run` checks a file in four steps: it is TOML (`toml_text.parse_toml`), its signature is over its values
+`load_checked_run` checks that a file is TOML (`toml_text.parse_toml`), the signature covers its values
 (`signed_run.verify_mapping`), the values are possible (`signed_run.from_mapping`), and the model can be built
 (`run_model.check_model`).
 
-Signing writes down every setting, so that the defaults of a later version do not change what a run is. The settings
-of [model] that are not in the file stay out: their defaults are transformers'.
+Signing adds every missing setting to the file, so that a later version's defaults do not change the run. Missing
+settings of [model] are not added: transformers has their defaults.
 
-An edit changes the text line by line and looks for whole lines, so that comments and spacing stay. It may miss in
-unusual TOML, such as a table written inline or a text of several lines, so `sign_file` parses the outcome and compares.
-Reads and writes block; no state.
+Edits change whole lines of the text, so that comments and spacing stay. They can fail for unusual TOML, such as inline
+tables or multi-line strings, so `sign_file` parses the result and compares. Reads and writes block; no state.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def with_signature(text: str, values: Mapping[str, Any]) -> str:
 
 
 def with_value(text: str, table: str, key: str, value: object) -> str:
-    """Return `text` with `key = value` in [table], in place of the line that is there."""
+    """Return `text` with the value of `key` in [table] replaced by `value`."""
     lines, inside = text.splitlines(), False
     for index, line in enumerate(lines):
         if header := _table_of(line):
@@ -98,8 +97,8 @@ def with_value(text: str, table: str, key: str, value: object) -> str:
 
 
 def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any]) -> str:
-    """Return `text`, whose contents are `written`, with the settings that only `full` has: values at the end of their
-    table, tables at the end of `text`."""
+    """Add the settings of `full` that `written`, the contents of `text`, lacks: values at the end of their table,
+    tables at the end of `text`."""
     for key, value in full.items():
         if isinstance(value, Mapping):
             given = written.get(key, {})
@@ -144,17 +143,17 @@ def _table_of(line: str) -> str:
 
 
 def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
-    """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built, or a
-    setting would do nothing."""
+    """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built, or if a setting
+    has no effect."""
     _check_effect(config)
     _check_model(config)
     return sign_mapping(config, to_mapping(config), identity, issued_at)
 
 
 def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: int | None = None) -> SignedRun:
-    """Sign `config`, now unless `issued_at` says otherwise, and write it to `path`, whole or not at all.
+    """Sign `config` at `issued_at`, by default now, and write it to `path`, completely or not at all.
 
-    Raises ConfigError if the model cannot be built or `path` cannot be written.
+    Raises as `sign_run`, and ConfigError if `path` cannot be written.
     """
     run = sign_run(config, identity, issued_at=int(time.time()) if issued_at is None else issued_at)
     _write_whole(path, run.text)
@@ -162,7 +161,7 @@ def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: i
 
 
 def new_run_file(path: Path, config: RunConfig) -> None:
-    """Write `config` to `path` for a person to edit and sign, every setting explained.
+    """Write `config` to `path` for a person to edit and sign, with every setting explained.
 
     Raises ConfigError if `path` exists or cannot be written.
     """
@@ -178,11 +177,11 @@ def sign_file(
     pins: Mapping[tuple[str, str], str] = MappingProxyType({}),
     issued_at: int | None = None,
 ) -> SignedRun:
-    """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
+    """Sign the run file at `path` at `issued_at`, by default now. Replaces an earlier signature.
 
     Comments and spacing stay, and missing settings are added. `pins` are values by table and key, such as the data's
-    digest, that replace the file's. The file is rewritten whole or not at all. Raises ConfigError if it cannot be a
-    run, cannot be written, or has a form that cannot be changed line by line.
+    digest, that replace the file's. The file is rewritten completely or not at all. Raises ConfigError if it is not a
+    possible run, cannot be written, or has a form that cannot be edited line by line.
     """
     text = _read(path)
     written = without_signature(parse_toml(text, path))
@@ -200,7 +199,7 @@ def sign_file(
     signed = with_signature(text, signature_table(run))
     if _parsed_or_none(signed, path) != {**mapping, "signature": signature_table(run)}:
         raise ConfigError(
-            f"{path} is written so that it cannot be signed in place",
+            f"{path} has a form that cannot be signed in place",
             remedy="write each table below a line [table] and each setting on a line of its own, as run init does",
         )
     _write_whole(path, signed)
@@ -208,13 +207,13 @@ def sign_file(
 
 
 def read_config(path: Path) -> RunConfig:
-    """Return the config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
+    """Return the config in a run file, signed or not, without checking a signature. Raises ConfigError."""
     return _config_of(parse_toml(_read(path), path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRun:
-    """The contents of a run file. `run` is None, and `problem` says why, unless its signature is valid."""
+    """The contents of a run file. If its signature is not valid, `run` is None and `problem` says why."""
 
     config: RunConfig
     run: SignedRun | None
@@ -222,7 +221,7 @@ class InspectedRun:
 
 
 def inspect_run(path: Path) -> InspectedRun:
-    """Read a run file, signed or not. Raises ConfigError if it cannot be a run."""
+    """Read a run file, signed or not. Raises ConfigError if it is not a possible run."""
     mapping = parse_toml(_read(path), path)
     if "signature" not in mapping:
         return InspectedRun(config=_config_of(mapping), run=None, problem="it is not signed")
@@ -234,8 +233,8 @@ def inspect_run(path: Path) -> InspectedRun:
 
 
 def load_checked_run(path: Path) -> SignedRun:
-    """Read and check a signed run file. Raises ConfigError if it cannot be a run, IntegrityError if it is not what was
-    signed."""
+    """Read and check a signed run file. Raises ConfigError for an impossible run, IntegrityError for an invalid
+    signature."""
     return _checked(parse_toml(_read(path), path), path)
 
 
@@ -248,7 +247,7 @@ def signed_run_id(path: Path) -> str:
 
 
 def load_signed_run(path: Path) -> SignedRun:
-    """Read a signed run file without torch: raises as `load_checked_run`, but not for a model that cannot be built."""
+    """Read a signed run file without torch. Raises as `load_checked_run`, except for a model that cannot be built."""
     return verify_mapping(parse_toml(_read(path), path), path)
 
 
@@ -267,8 +266,7 @@ def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_effect(config: RunConfig) -> None:
-    """Raises ConfigError if a setting would do nothing. Only the author is told: runs that are signed stay as they
-    are."""
+    """Raises ConfigError if a setting has no effect. Signed runs are not checked, so that they stay valid."""
     if config.discount_low_scores and not config.held_out_scores:
         raise ConfigError(
             "discount_low_scores = true does nothing with held_out_scores = 0, which measures no scores",

@@ -1,7 +1,7 @@
-"""The model that a run trains: one that its file describes, or a module of its author's own.
+"""The model that a run trains: one that the run file describes, or a module of the author's own.
 
-A described model is one of transformers', so no code comes with a run; its first weights are equal on every machine.
-A module comes from the members, and the run only says which it must be:
+transformers builds a described model, so a run contains no code. The initial weights are equal on every machine. Each
+member brings its own copy of a module, which the run identifies:
 
     [model]
     model_type = "module"
@@ -9,8 +9,7 @@ A module comes from the members, and the run only says which it must be:
     digest = "…"           # of the weights that the run begins with
     num_samples = 60000    # of the data set; 0: members train on streams of their own
 
-No state. transformers is imported when a model is first built: that takes seconds, which other commands should not
-spend.
+No state. transformers is imported only when a model is first built, since the import takes seconds.
 
 Shapes: N values of the flat parameter vector, in the order of the run's `Layout`.
 """
@@ -42,7 +41,8 @@ _KEYS = ("model_type", "num_values", "digest", "num_samples")
 
 _MAX_SETTING = 1 << 20
 _MAX_LAYERS = 1024
-"""The largest setting and layer count that are built, since a hostile run's parameters cannot be counted before."""
+"""Limits for a setting and for the number of layers: the parameters of a hostile run cannot be counted before it is
+built."""
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
 
 
@@ -51,9 +51,9 @@ def is_module_run(config: RunConfig) -> bool:
 
 
 def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) -> RunConfig:
-    """Make a run for `module` of `config`. It starts from the module's present weights, on `num_samples` (0: streams).
+    """Return `config` as a run that trains `module` from its present weights, on `num_samples` samples (0: streams).
 
-    A sample counts as one token. Raises ConfigError if the module cannot be trained so.
+    A sample counts as one token. Raises ConfigError if the module cannot be trained.
     """
     layout = Layout.of(module, config.fragments)
     model = {
@@ -68,14 +68,14 @@ def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) ->
 
 
 def check_module_run(config: RunConfig) -> int:
-    """Return the number of parameters. Raises ConfigError."""
+    """Check [model] of a module run, and return the number of parameters. Raises ConfigError."""
     model = config.model
     if config.start.checkpoint:
         raise ConfigError(
-            "[start] is for models that a file describes: this run's module brings its own first weights",
+            "[start] cannot be used with a module, which has its own initial weights",
             remedy="load the checkpoint into the module before module_run, and leave out [start]",
         )
-    refuse_unknown_keys(model, _KEYS, "[model], which is a module,")
+    refuse_unknown_keys(model, _KEYS, "[model] of a module")
     num_values, digest, num_samples = model.get("num_values"), model.get("digest"), model.get("num_samples", 0)
     if type(num_values) is not int or not 1 <= num_values <= MAX_STATE_VALUES:
         raise ConfigError(
@@ -89,7 +89,7 @@ def check_module_run(config: RunConfig) -> int:
 
 
 def refuse_module_run(model: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a run of an author's own module, where only a described model can be trained."""
+    """Raises ConfigError for a run of an author's own module. For callers that need a described model."""
     if model.get("model_type") == MODULE_TYPE:
         raise ConfigError(
             "the run trains a module of its author's own, which is not in the file",
@@ -102,7 +102,7 @@ def check_weights(config: RunConfig, module: nn.Module) -> None:
     num_values = sum(parameter.numel() for parameter in module.parameters())
     if num_values != config.model["num_values"]:
         raise IntegrityError(
-            f"the module has {num_values} parameters, and the run's has {config.model['num_values']}",
+            f"the module has {num_values} parameters, but the run's has {config.model['num_values']}",
             remedy="bring the module that the run was made for",
         )
     if (digest := weights_digest(module)) != config.model["digest"]:
@@ -123,7 +123,7 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def check_model(run: RunConfig) -> int:
-    """Return the number of parameters of the run's model, which is built without memory. Raises ConfigError if it
+    """Return the number of parameters of the run's model, which is built on the meta device. Raises ConfigError if it
     cannot be trained."""
     if is_module_run(run):
         return check_module_run(run)
@@ -132,8 +132,10 @@ def check_model(run: RunConfig) -> int:
     if num_values > MAX_STATE_VALUES:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
     if config.vocab_size < BYTE_VOCABULARY:
-        raise ConfigError(f"[model] vocab_size = {config.vocab_size}", remedy=f"a byte needs {BYTE_VOCABULARY}")
-    # some families have no longest context, and an exported checkpoint must name one
+        raise ConfigError(
+            f"[model] vocab_size = {config.vocab_size}", remedy=f"use at least {BYTE_VOCABULARY}, one for each byte"
+        )
+    # some families have no maximum context length, but an exported checkpoint must have one
     max_tokens = getattr(config, "max_position_embeddings", 0)
     if max_tokens < run.data.window_tokens:
         raise ConfigError(
@@ -144,7 +146,7 @@ def check_model(run: RunConfig) -> int:
 
 
 def layout_of(run: RunConfig) -> Layout:
-    """Return the layout of the run's model, which is built without memory. Raises ConfigError."""
+    """Return the layout of the run's model, which is built on the meta device. Raises ConfigError."""
     config = transformers_config(run.model)
     try:
         with torch.device("meta"):
@@ -155,7 +157,7 @@ def layout_of(run: RunConfig) -> Layout:
 
 
 def build_model(model: Mapping[str, Any]) -> nn.Module:
-    """Return a transformers causal language model in fp32 on the CPU, with weights to be replaced. See
+    """Return a transformers causal language model in fp32 on the CPU, whose weights the caller replaces. See
     `check_model`."""
     built: nn.Module = _from_config(transformers_config(model)).float()
     return built
@@ -166,13 +168,14 @@ def initial_theta(run: RunConfig) -> Tensor:
     on every machine.
 
     Matrices are noise with the standard deviation of the model's config: sums of four uniform numbers. Normal numbers
-    would need logarithms and cosines, whose last bits differ between CPUs. Vectors are as the architecture makes them,
-    ones or zeros; those that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) are such noise too.
+    would need logarithms and cosines, whose last bits differ between CPUs. Vectors of ones or zeros stay as the
+    architecture makes them; vectors that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) become such noise
+    too.
     """
     model = build_model(run.model)
     std = float(getattr(transformers_config(run.model), "initializer_range", 0.02))
     pieces = {}
-    # a parameter's noise depends on its name's place, whatever the fragments
+    # sorted by name, so that the noise does not depend on the fragments
     for index, (name, parameter) in enumerate(sorted(model.named_parameters())):
         if parameter.dim() < 2 and _is_ones_or_zeros(parameter):
             pieces[name] = parameter.detach()
@@ -203,21 +206,23 @@ def transformers_config(model: Mapping[str, Any]) -> Any:
         raise ConfigError("[model] has no model_type", remedy='add a line such as model_type = "llama"')
     if model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(model_type, CONFIG_MAPPING.keys(), n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else "use a family of decoders that transformers has, as llama"
+        remedy = f"did you mean {close[0]!r}?" if close else "use a decoder family of transformers, such as llama"
         raise ConfigError(f"[model] model_type = {model_type[:80]!r} is not known", remedy=remedy)
     known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
     refuse_unknown_keys(keys, known - _REFUSED_KEYS, "[model]")
     for key, value in keys.items():
         if isinstance(value, int) and abs(value) > _MAX_SETTING:
             raise ConfigError(f"[model] {key} = {value} is too large", remedy=f"use at most {_MAX_SETTING}")
-        # a list of lists is a pattern of layers, which a config writes out: [[["global", "local"], 12]]
+        # a list of lists is a pattern of layers, which the config expands: [[["global", "local"], 12]]
         for part in value if isinstance(value, list) else ():
             if isinstance(part, list) and any(isinstance(each, int) and each > _MAX_LAYERS for each in part):
                 raise ConfigError(f"[model] {key} has too many layers", remedy=f"use 1 to {_MAX_LAYERS}")
     try:
         config = AutoConfig.for_model(model_type, **keys)
     except Exception as error:  # transformers validates with many kinds of exception
-        raise ConfigError(f"[model] is refused: {_last_line(error)}", remedy="correct its settings") from error
+        raise ConfigError(
+            f"transformers refuses [model]: {_last_line(error)}", remedy="correct its settings"
+        ) from error
     num_layers = getattr(config, "num_hidden_layers", None)
     if num_layers is None:
         raise ConfigError("[model] has no number of layers", remedy="use a decoder-only model")
@@ -234,6 +239,6 @@ def _from_config(config: Any) -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of the error's message. It is the reason; the lines before say what was validated."""
+    """Return the last line of the error's message, which is the reason. The lines before it name what was validated."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     return line.removeprefix("ValueError: ")[:200]

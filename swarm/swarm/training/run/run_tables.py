@@ -1,6 +1,6 @@
-"""The tables of a run's file: its usual model, where its weights begin, its data, and its inner and outer optimizer.
+"""The tables of a run's file: the default model, the initial weights, the data, the inner and the outer optimizer.
 
-Values only, each declared once with its limits and its explanation, as in `run_config`, which puts them together.
+Values only. Each setting is declared once with its limits and its explanation, as in `run_config`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from swarm.training.run.settings import (
 )
 
 LOCAL = "local"
-"""The checkpoint or tokenizer of which each member has its own copy."""
+"""The value of `checkpoint` or `tokenizer` with which each member names its own copy."""
 
 BYTE_VOCABULARY = 256
 END_OF_TEXT = 0
 """The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
 
 MODULE_TYPE = "module"
-"""The `model_type` of a module of its author's own, which no file describes."""
+"""The `model_type` of a run whose model is a module of the author's own."""
 
 
 DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
@@ -75,8 +75,8 @@ _OUTER_OPTIMIZERS = ("nesterov", "average")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
-    """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks,
-    and `genesis` that of the state before the first outer step (see `replica_state.genesis_digest`)."""
+    """The initial weights of a run. `digest` is their `run_model.weights_digest`, which every member checks. `genesis`
+    is the digest of the state before the first outer step (see `replica_state.genesis_digest`)."""
 
     checkpoint: str = setting(
         "",
@@ -95,17 +95,17 @@ class StartConfig:
         "Digest of the run's initial state: a newcomer cannot be given another one. Filled in by run sign for runs "
         "from a checkpoint, and for models of up to 256 million parameters. Empty: not pinned.",
         lambda value: value == "" or is_digest(value),
-        "leave it to run sign",
+        "leave it empty: run sign fills it in",
         implied="",
     )
 
     def __post_init__(self) -> None:
         checks = check_fields(self, "start")
         fits = self.revision == "" or (self.is_on_hub and is_revision(self.revision))
-        remedy = "use a branch, tag or commit with a checkpoint on the hub, and leave it out otherwise"
+        remedy = "use a branch, tag or commit of a checkpoint on the hub, and leave it out otherwise"
         checks.require(fits, "revision", self.revision, remedy)
         fits = self.digest == "" or (bool(self.checkpoint) and is_digest(self.digest))
-        remedy = "use the 64 hexadecimal digits that run sign fills in, or leave it out"
+        remedy = "use the 64 hexadecimal digits that run sign fills in for a checkpoint, or leave it out"
         checks.require(fits, "digest", self.digest, remedy)
         checks.finish()
 
@@ -116,8 +116,8 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Says what a run trains on, and how that becomes tokens. Empty revisions mean the newest ones, an empty `digest`
-    any data."""
+    """The data of a run, and how it becomes tokens. An empty revision means the newest one, an empty `digest` any
+    data."""
 
     source: str = choice(
         "python-stdlib",
@@ -147,7 +147,7 @@ class DataConfig:
         "",
         "Digest of the data: nodes with other data are refused. Filled in by run sign, if the data is available.",
         lambda value: value == "" or is_digest(value),
-        "use the 64 hexadecimal digits of the corpus, or leave it out",
+        "use the 64 hexadecimal digits that run sign fills in, or leave it out",
     )
     window_tokens: int = whole(128, 1, 1 << 20, "Tokens per sample.")
 
@@ -161,13 +161,13 @@ class DataConfig:
         for key, can_have in (("revision", is_hub), ("tokenizer_revision", is_hub_id(self.tokenizer))):
             value = getattr(self, key)
             fits = value == "" or (can_have and is_revision(value))
-            checks.require(fits, key, value, "use a branch, tag or commit of what is on the hub, or leave it out")
+            checks.require(fits, key, value, "use a branch, tag or commit on the hub; leave it out for other sources")
         checks.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerConfig:
-    """The optimizer of one replica, see `inner.optimizers`.
+    """The inner optimizer of each replica, see `inner.optimizers`.
 
     The defaults suit the default model: in 10 outer steps four replicas bring its validation loss from 5.5 to 2.5
     (`tests/bench/test_bench_default_run.py`).
@@ -195,7 +195,7 @@ class InnerConfig:
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
     fresh_moments: bool = setting(
         False,
-        "Reset the optimizer's moments at each interval, so that it depends only on state, lease and settings. "
+        "Reset the optimizer's moments at each interval, so that intervals depend only on state, lease and settings. "
         "Required for validation_rate.",
         lambda value: isinstance(value, bool),
         "use true or false",
@@ -209,8 +209,7 @@ class InnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """Says what a run makes of the group's aggregated pseudo-gradient, see `apply_outer_step`. "average" leaves the
-    other settings unused."""
+    """The outer optimizer, see `apply_outer_step`. "average" does not use the other settings."""
 
     optimizer: str = choice(
         "nesterov",

@@ -1,8 +1,9 @@
-"""Numbers and orders that follow from a run's seed alone, the same on every machine: integer arithmetic only. No state.
+"""Random numbers and permutations that depend only on a run's seed: integer arithmetic, equal on every machine. No
+state.
 
 The permutation is a Feistel network over the smallest even number of bits that holds n, applied again until the result
-is below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4), so any one place can be
-computed alone. It need not be a secure cipher. Shapes: B places, N numbers.
+is below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4), so each place is computed
+independently. The permutation need not be secure. Shapes: B places, N numbers.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def choice(default: str, options: Sequence[str], about: str) -> Any:
 
 
 def check_fields(table: Any, name: str) -> SettingChecks:
-    """Check each value of `table`, which is called `name`, by itself. The caller adds what concerns several values."""
+    """Check each value of `table`, called `name` in messages, by itself. The caller checks combinations of values."""
     checks = SettingChecks(name)
     for each in fields(table):
         rule, value = each.metadata["rule"], getattr(table, each.name)
@@ -166,7 +166,7 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
 
 
 def table_of(kind: type[Any], key: str, mapping: object) -> Any:
-    """Make the dataclass `kind`, which is table `key`, of `mapping`. Raises ConfigError, and what `kind` raises."""
+    """Make the dataclass `kind` from `mapping`, the file's table `key`. Raises ConfigError, and what `kind` raises."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{key} must be a table", remedy=f"write its keys below a line [{key}]")
     refuse_unknown_keys(mapping, {each.name for each in fields(kind)}, f"[{key}]")

@@ -1,5 +1,4 @@
-"""A run as its author signed it: the plain values of a RunConfig as TOML that people can read, with a signature in a
-last table.
+"""A signed run: the values of a RunConfig as readable TOML, with the author's signature in the last table.
 
     name = "my-run"
     …
@@ -8,12 +7,12 @@ last table.
     issued_at = 1767225600
     signature = "…"
 
-The signature is over a canonical form of every value in the file, so comments and spacing are free, while a changed,
-added or removed value is an IntegrityError. A setting that was added after runs had been signed has an implied value,
-which files without it mean. A run with that value keeps the id that it had before the setting existed.
+The signature covers a canonical form of all values in the file: comments and spacing may change, but a changed, added
+or removed value is an IntegrityError. A setting that was added after runs had been signed has an implied value, which
+applies to files without the setting. A run with that value keeps the id that it had before the setting existed.
 
-Pure. `run_file` reads and writes files. That the model can be built needs torch, and is checked elsewhere
-(`run_model.check_model`): this module is also imported where torch is not.
+Pure. `run_file` reads and writes files. `run_model.check_model` checks that the model can be built. It needs torch;
+this module is also imported where torch is not installed.
 """
 
 from __future__ import annotations
@@ -87,7 +86,8 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
 
 
 def identifying_mapping(config: RunConfig) -> dict[str, Any]:
-    """Return what a run's id is made of: `to_mapping` without the later settings that have their implied value."""
+    """Return the values from which a run's id is computed: `to_mapping` without the later settings that have their
+    implied value."""
     mapping = to_mapping(config)
     for path, implied in LATER_SETTINGS.items():
         table, _, key = path.rpartition(".")
@@ -100,7 +100,7 @@ def identifying_mapping(config: RunConfig) -> dict[str, Any]:
 
 
 def with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was signed, with the implied values of settings that did not exist then. These are not today's
+    """Return signed values with the implied value of each setting that they lack. Implied values are not the present
     defaults."""
     full = {"aggregator": "mean", **mapping}
     for setting, implied in LATER_SETTINGS.items():
@@ -122,9 +122,9 @@ def completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
 
 
 def from_mapping(mapping: Mapping[str, Any]) -> RunConfig:
-    """Return the run that these plain values mean.
+    """Return the config that these plain values describe.
 
-    Raises ConfigError that names all impossible values, or an unknown key, each with its remedy.
+    Raises ConfigError, which names all impossible values or the first unknown key, with remedies.
     """
     refuse_unknown_keys(mapping, {each.name for each in fields(RunConfig)}, "the run")
     values = with_floats(RunConfig, mapping)
@@ -147,19 +147,18 @@ def from_mapping(mapping: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that the chosen aggregator does not have. RunConfig names other problems."""
+    """Raises ConfigError for a key that the chosen aggregator does not have. RunConfig checks the values."""
     name, given = values.get("aggregator", DEFAULT_AGGREGATOR), values.get("aggregation", {})
     if name in aggregator_names() and isinstance(given, Mapping):
-        refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")
+        refuse_unknown_keys(given, parameter_names(name), f"[aggregation] of {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRun:
-    """A run and its author. Only `verify_mapping`, which has checked the signature, and `sign_mapping`, which has just
-    made it, make one. Neither builds the model: that is checked by those about to train it.
+    """A run with a valid signature, created only by `verify_mapping` and `sign_mapping`. Neither checks that the model
+    can be built (see `run_model.check_model`).
 
-    `text` is a run file, for `parse_signed_run`, with the values that were signed, as they were written, and no
-    comments.
+    `text` is a run file for `parse_signed_run`: the signed values as they were written, without comments.
     """
 
     config: RunConfig
@@ -168,14 +167,14 @@ class SignedRun:
     signature: bytes
     text: str = field(default="", repr=False, compare=False)
     run_id: str = field(init=False, repr=False, compare=False)
-    """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
+    """The run's name and 48 bits of the SHA-256 of its settings, its author and the time of signing."""
 
     def __post_init__(self) -> None:
         content = _signed_bytes(identifying_mapping(self.config), self.peer_id, self.issued_at)
         object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
     def check_author(self, peer_id: str, deed: str) -> None:
-        """Raises ConfigError unless `peer_id` signed the run, whose author alone may do the `deed`."""
+        """Raises ConfigError unless `peer_id` signed the run. Only its author may do `deed`, such as "resume it"."""
         if peer_id != self.peer_id:
             raise ConfigError(
                 f"{self.run_id} was signed by {self.peer_id}, and only that key can {deed}",
@@ -183,22 +182,23 @@ class SignedRun:
             )
 
     def check_names(self, peer_id: str) -> None:
-        """Raises ConfigError if the run admits only peers that it names, and not `peer_id`, which is empty for a node
-        that has no key yet."""
+        """Raises ConfigError if only listed peers may contribute and `peer_id` is not one. It is empty for a node
+        without a key."""
         if (named := self.config.only_named) and peer_id not in named:
             which = "that peer id" if peer_id else "the peer id that swarm-node identity --new shows"
             raise ConfigError(
-                f"{self.run_id} admits only the peers that it names, and not "
+                f"{self.run_id} admits only the peers in its setting admission, and not "
                 f"{peer_id or 'this node, which has no key yet'}",
-                remedy=f"ask its author to name {which}, and to sign it anew",
+                remedy=f"ask its author to add {which} and to sign the run again",
             )
 
 
 def parse_signed_run(data: bytes, where: str) -> SignedRun:
-    """Return the run in a run file that another machine sent, once its signature is checked; `where` names its source
-    in errors. The model is not built: an unknown run should not cost seconds and memory. Blocks for milliseconds.
+    """Check the signature of a run file that another machine sent, and return its run. `where` names the source in
+    errors.
 
-    Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
+    Does not build the model, since an unknown run should not cost seconds and memory. Blocks for milliseconds. Raises
+    ConfigError for an impossible run, IntegrityError for an invalid signature.
     """
     return verify_mapping(parse_toml(decode_text(data, where), where), where)
 
@@ -214,7 +214,7 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
         verify(peer_id, _signed_bytes(mapping, peer_id, issued_at), signature)
     except IntegrityError as error:
         raise IntegrityError(
-            f"{path} is not what its author signed", remedy="get the file again, or sign it anew", peer_id=peer_id
+            f"{path} is not what its author signed", remedy="get the file again, or sign it again", peer_id=peer_id
         ) from error
     config = from_mapping(with_implied(mapping))
     text = to_toml({**mapping, "signature": table})
@@ -222,7 +222,7 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
 
 
 def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:
-    """Sign a run as `identity`. `mapping` is `config` as it is written."""
+    """Sign a run as `identity`. `mapping` has the values of `config` as the file has them."""
     signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
     run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
     return replace(run, text=to_toml({**mapping, "signature": signature_table(run)}))
@@ -238,7 +238,7 @@ def signature_table(run: SignedRun) -> dict[str, Any]:
 
 
 def decode_text(data: bytes, path: Path | str) -> str:
-    """Decode a run file of bounded size. Raises ConfigError."""
+    """Decode a run file. Raises ConfigError if it is too large or not UTF-8."""
     if len(data) > MAX_RUN_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
     try:
@@ -294,5 +294,5 @@ def toml_value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    # a JSON string is a TOML string, but for DEL, which TOML wants escaped
+    # a JSON string is a TOML string, except that TOML requires DEL to be escaped
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

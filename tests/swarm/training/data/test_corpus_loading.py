@@ -247,9 +247,9 @@ def test_load_tokenizer_with_more_tokens_than_the_model_is_refused(
         (FILES, {}, "each member's own files"),
         (replace(FILES, tokenizer="local"), {"path": "x"}, "tokenizer is each member's own"),
         (replace(FILES, tokenizer="local"), {"path": "x", "tokenizer": "x"}, "holds no tokenizer"),
-        (FILES, {"path": "x", "tokenizer": "x"}, "tokenizer is bytes, so .* means nothing"),
-        (DataConfig(), {"path": "x"}, "trains on the standard library, so .* means nothing"),
-        (DataConfig(source="hub", hub_id="a/b"), {"path": "x"}, "trains on the data set a/b, so .* means nothing"),
+        (FILES, {"path": "x", "tokenizer": "x"}, "tokenizer is bytes, so .* is not used"),
+        (DataConfig(), {"path": "x"}, "trains on the standard library, so .* is not used"),
+        (DataConfig(source="hub", hub_id="a/b"), {"path": "x"}, "trains on the data set a/b, so .* is not used"),
     ],
 )
 def test_load_what_a_member_names_must_fit_the_run(

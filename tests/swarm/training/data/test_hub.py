@@ -131,7 +131,7 @@ def test_load_data_set_whose_card_names_what_is_not_its_own_is_refused(
 def test_load_data_set_of_files_that_can_point_elsewhere_is_refused(data_hub: DataHub, tmp_path: Path) -> None:
     (data_hub.folder / "datasets" / "train.jsonl").rename(data_hub.folder / "datasets" / "train.h5")
     run = replace(RUN, tokenizer="bytes")
-    with pytest.raises(ConfigError, match="has files of kind hdf5, which runs do not train on"):
+    with pytest.raises(ConfigError, match="has files of kind hdf5, which runs cannot train on"):
         load_corpus(run, seed=0, vocab_size=257, local=LocalData(cache=tmp_path / "cache"))
 
 
@@ -193,7 +193,7 @@ def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypat
             lambda: HubSource.find(DATA_SET, "", "train", "text"),
             lambda: bring_tokenizer(TOKENIZER, TOKENIZER_FILES),
         ):
-            with pytest.raises(ConfigError, match="cannot be had from the hub") as caught:
+            with pytest.raises(ConfigError, match="cannot be downloaded from the hub") as caught:
                 find()
             assert "check the connection" in caught.value.remedy
 
@@ -202,7 +202,7 @@ def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monk
     monkeypatch.setattr(hub, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_to(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
-        with pytest.raises(ConfigError, match="cannot be had from the hub"):
+        with pytest.raises(ConfigError, match="cannot be downloaded from the hub"):
             HubSource.find(DATA_SET, "", "train", "text")
 
 
@@ -213,7 +213,7 @@ def test_bring_from_a_hub_that_falls_silent_half_way_is_given_up(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
     monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
     data_hub.falls_silent = True
-    with pytest.raises(ConfigError, match=r"the tokenizer .* cannot be had from the hub: timed out"):
+    with pytest.raises(ConfigError, match=r"the tokenizer .* cannot be downloaded from the hub: timed out"):
         bring_tokenizer(TOKENIZER, TOKENIZER_FILES)
     assert data_hub.fell_silent.wait(60.0)
 

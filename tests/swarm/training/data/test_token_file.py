@@ -122,7 +122,7 @@ def test_batch_block_that_opening_did_not_check_is_checked_when_read(
         file.write(b"wrong")
     corpus = Corpus.of(TokenFile(path), CONFIG, seed=3, source="here", remedy="")
     corpus.validation_batch(0, 4)  # in the last block
-    with pytest.raises(IntegrityError, match="made anew"):
+    with pytest.raises(IntegrityError, match="made again"):
         corpus.batch(range(400))
     assert not path.exists()
 

@@ -186,7 +186,7 @@ def test_gradient_that_is_not_finite_moves_nothing_and_leaves_the_optimizer_as_i
 def test_module_that_is_not_the_run_s_is_refused() -> None:
     with pytest.raises(IntegrityError, match="starts from other weights"):
         ModuleInner(run_of(), own(make_module(seed=2)))
-    with pytest.raises(IntegrityError, match="has 4 parameters, and the run's has 41"):
+    with pytest.raises(IntegrityError, match="has 4 parameters, but the run's has 41"):
         ModuleInner(run_of(), own(nn.Linear(3, 1)))
     with pytest.raises(ConfigError, match="trains a llama that its file describes"):
         ModuleInner(RunConfig(name="x"), own())

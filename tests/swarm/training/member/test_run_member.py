@@ -563,7 +563,7 @@ def test_trainer_that_never_trained_ends_what_it_would_have_trained_with() -> No
             async with Swarm(config(admission=(Identity(b"o" * 32).peer_id,))) as swarm:
                 stranger = await swarm.join("m0")
                 assert stranger.task is not None
-                with pytest.raises(ConfigError, match="admits only the peers that it names"):
+                with pytest.raises(ConfigError, match="admits only the peers in its setting admission"):
                     await stranger.task
                 stranger.task = None
             assert stranger.inner.is_closed

@@ -171,7 +171,7 @@ def test_run_of_a_file_edited_by_hand_is_given_as_it_was_signed(tmp_path: Path) 
 )
 def test_fetch_run_of_what_was_not_signed_is_an_integrity_error(data: bytes) -> None:
     assert data != RUN.text.encode()
-    with pytest.raises(IntegrityError, match="gave no file of run") as caught:
+    with pytest.raises(IntegrityError, match="did not give the file of run") as caught:
         virtual_time.run(fetch_from_one_who_says(data))
     assert caught.value.peer_id != AUTHOR.peer_id, "the one who gave it is to blame, and not who signed it"
 

@@ -234,7 +234,7 @@ def test_download_that_was_killed_goes_on_with_what_it_had(tmp_path: Path) -> No
                 return await honest.chunk(peer, request)
 
             honest = await world.donor(20.0, chunk=dies)
-            with pytest.raises(Exception, match="cannot be had"):
+            with pytest.raises(Exception, match="cannot be fetched"):
                 await world.fetch()
 
     async def second() -> None:

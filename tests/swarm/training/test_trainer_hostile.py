@@ -449,7 +449,7 @@ def test_made_up_lock_of_an_outcome_without_parts_is_refused_and_delays_nobody()
         assert refusals
         assert all("1 of 4 members voted" in refusal for refusal in refusals), refusals
         reasons = [event.reason for member in members for event in member.of(RoundAborted)]
-        assert not any("cannot be had" in reason or "another state" in reason for reason in reasons), reasons
+        assert not any("cannot be fetched" in reason or "another state" in reason for reason in reasons), reasons
         assert any(liar.peer_id not in event.group for event in members[0].of(OuterStep))
 
     virtual_time.run(main())

@@ -1,9 +1,9 @@
-"""Decides whether a certificate follows from a state that a process trusts, and where the trust of a newcomer begins.
+"""Decides whether a certificate follows from a trusted state, and what a newcomer trusts first.
 
-A member trusts its own state, and a process without a state the newest endorsement of the run's author. A certificate
-follows from a trusted state if enough of that state's members voted for it, or if the links that its holder shows lead
-there one by one: each was voted for by enough of the members of the one before. A later resume order of the run's
-author may stand at the beginning of the links.
+A member trusts its own state. A process without a state trusts the newest endorsement of the run's author. A
+certificate follows from a trusted state if enough of that state's members voted for it, or if its holder shows links
+that lead to it: enough members of each link voted for the next one. The links may also begin at a later resume order of
+the run's author.
 
 No state. `state_sync` decides for members, `observer` and `resume` for processes that only look.
 """
@@ -31,21 +31,21 @@ from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 logger = logging.getLogger(__name__)
 
 MAX_SOUGHT = 256
-"""Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
+"""Maximum peers that claim an endorsement and are asked for it. One honest peer among them is enough."""
 LATE_S = 5.0
-"""Time in which a peer shows how its state follows before others that show the same state are asked, too."""
+"""Time after which other peers with the same state are asked, too, to show how it follows."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
-"""This many are asked at a time, until one shows an endorsement: usually the first ones do."""
+"""Peers that are asked at a time, until one shows an endorsement. Usually one of the first does."""
 
 Follows: TypeAlias = Callable[[str, Proof], Coroutine[Any, Any, bool]]
-"""`follows(peer, proof)`: whether `proof`, which `peer` shows, follows from what is trusted. Asks the peer for its
-history, where that says it."""
+"""`follows(peer, proof)` returns whether `proof`, which `peer` shows, follows from what is trusted. It may ask the peer
+for its history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """A state that is trusted. Certificates that `rank` above it follow if one of `rosters` leads to them. `sequence`
-    is that of the last resume order before it (0: none), and `order` that order itself, where it is known."""
+    """A trusted state. Certificates of higher rank than `rank` follow from it if one of `rosters` leads to them.
+    `sequence` is that of the last resume order before it (0: none), and `order` that order itself, if known."""
 
     rosters: tuple[tuple[str, ...], ...]
     rank: Rank
@@ -56,7 +56,7 @@ class Anchor:
 
     @classmethod
     def at(cls, endorsement: Endorsement) -> Anchor:
-        """Return the state of an endorsement. Whatever else was made at its own place does not follow from it."""
+        """Return the anchor of an endorsement. No other state at the same place follows from it."""
         last_at_its_place = limits.MAX_GROUP_MEMBERS + 1
         return cls(
             rosters=(endorsement.roster,),
@@ -83,23 +83,21 @@ class Anchor:
         )
 
     def knows_order_of(self, proof: Proof) -> bool:
-        """Return whether `proof` comes after the same resume order as this state, if any."""
+        """Return whether `proof` has the same last resume order as this state, or both have none."""
         return proof.sequence == self.sequence and (self.order is None or proof.order == self.order)
 
 
 async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> tuple[Proof, ...] | None:
     """Return the links that lead from `anchor`, or from a later resume order of the run's author, to `proof`, which
-    `peer` shows; None if it does not follow. There are none if it follows directly.
+    `peer` shows. They are empty if `proof` follows directly. None if it does not follow.
 
-    Raises PeerViolation or IntegrityError for a resume order that does not hold.
+    Raises PeerViolation or IntegrityError for an invalid resume order.
     """
     if anchor.digest and proof.outcome.state_digest == anchor.digest:
         return ()
     if not anchor.knows_order_of(proof):
         if proof.sequence <= anchor.sequence:
-            logger.warning(
-                "%s shows a state that does not know the last resume order of the run's author", short_id(peer)
-            )
+            logger.warning("%s shows a state without the last resume order of the run's author", short_id(peer))
             return None
         if proof.is_order:
             return ()
@@ -112,7 +110,7 @@ async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Ancho
 
 
 async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> tuple[Proof, ...] | None:
-    """Return the links from `anchor`, after whose order and rank `proof` comes, to `proof`; None if they do not lead
+    """Return the links from `anchor` to `proof`, which has the same order and a higher rank; None if they do not lead
     there."""
     links = list[Proof]()
     if any(reader.signatures.succession.is_enough(roster, proof.voters) for roster in anchor.rosters):
@@ -130,7 +128,7 @@ async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anc
 
 
 async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> list[Proof]:
-    """Return the links from `anchor` to the one before `proof`; none if they do not lead there."""
+    """Return the links from `anchor` to the one before `proof`; empty if they do not lead there."""
     succession, links, rosters, rank = reader.signatures.succession, list[Proof](), anchor.rosters, anchor.rank
     async with aclosing(reader.history(peer, StandingRequest(run=reader.run, step=anchor.outer_step + 1))) as history:
         async for link in history:
@@ -143,9 +141,9 @@ async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) ->
 
 
 async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRecord]) -> None:
-    """Ask the trainers that say they have an endorsement for it, until one shows it, unless one is known.
+    """If no endorsement is known, ask the trainers whose records claim one, until one shows it.
 
-    What most peers claim does not matter, so that many keys without an endorsement do not hide it.
+    One answer is enough, so that many keys without an endorsement cannot hide it.
     """
     me, admits = reader.signatures.identity.peer_id, reader.signatures.admits
     holders = [peer for peer, each in records.items() if each.endorsed_step and peer != me and admits(peer)]
@@ -164,16 +162,16 @@ async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRec
 
 
 def whom_a_newcomer_asks(claims: Mapping[str, int], endorsement: Endorsement | None, me: str) -> list[str]:
-    """Return the peers that a process without a state asks for theirs: some members of the endorsed state, and a sample
-    for which claims count nothing."""
+    """Return the peers that a process without a state asks: some members of the endorsed state, and a sample that
+    ignores claims."""
     roster = endorsement.roster if endorsement is not None else ()
     members = [peer for peer in roster if peer in claims][: MAX_ASKED_FOR_STANDING // 2]
     return list(dict.fromkeys((*members, *whom_to_ask(claims, (), me))))[:MAX_ASKED_FOR_STANDING]
 
 
 async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dict[str, Proof]:
-    """Return those of the states `shown`, by peer, that contain or follow from the newest endorsement; all without
-    one."""
+    """Return those of the states `shown`, by peer, that are the endorsed state or follow from it; all without an
+    endorsement."""
     endorsement = reader.endorsements.newest
     if endorsement is None:
         return dict(shown)
@@ -188,9 +186,9 @@ async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dic
 async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[str, Proof]:
     """Return those of the states `shown`, by peer, that `follows` accepts.
 
-    Many peers show one state, and each a history that can have megabytes. Of those that show the votes of one group for
-    it, one that is asked is enough; another one is asked when one has failed, and as many again when all that are asked
-    are late. Strangers could show votes of a group of their own for the same state.
+    Many peers show one state, and each may have a history of megabytes. Of the peers with the same group, order and
+    outcome, one is asked first. Another is asked when one has failed, and as many again when all of them are late.
+    Peers with another group are asked separately: strangers could show votes of their own group for the same state.
     """
     peers_with = dict[tuple[object, ...], list[str]]()
     for peer, proof in shown.items():
@@ -217,6 +215,6 @@ async def _any_follows(shown: Mapping[str, Proof], follows: Follows) -> bool:
                 for task in asking:
                     task.cancel()
                 return True
-            # twice as many after each wait: strangers can show what members have made, and then be silent
+            # twice as many after each wait: strangers can show a member's certificate, and then be silent
             num_next = 1 if ended else len(asking)
     return False

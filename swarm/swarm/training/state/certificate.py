@@ -1,13 +1,13 @@
-"""Certificates, which prove that a state was committed: what members sign in a run, and how signatures are checked.
+"""Certificates, which prove that a state was committed, and all other signatures in a run: made and checked here.
 
 A certificate is a signed group and the commit votes of two thirds of its members for one outcome. It names the state,
-so that its holder can check a state that comes from strangers. It does not prove that the members were honest, nor that
-they are the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
-(`state_sync.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
-link by link: each replica keeps a `CertificateHistory` (`certificate_history`) to show to others.
+so that its holder can check a state from strangers. It does not prove that the members were honest, or that they are
+the run's. For that, enough members of a trusted earlier state must be among its voters (`state_sync.follows`). If too
+many of these have been replaced, the certificates in between show the way, link by link: each replica keeps a
+`CertificateHistory` (`certificate_history`) to show to others.
 
-A resume order may take a certificate's place: the run's author signs that named members go on from a state without the
-others. All certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
+A resume order may replace a certificate: the run's author signs that the named members go on from a state without the
+others. All later certificates contain it, and outrank those with only an earlier order, whatever their step.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from swarm.training.state.certificate_history import Proof
 logger = logging.getLogger(__name__)
 
 NUM_PARSED_GROUPS = 8
-"""Groups that are not parsed again: each member of a round shows another certificate, with other votes, of one group,
-which may name thousands of followers in up to 400 KiB."""
+"""Number of parsed groups that are cached. The members of a round show certificates with different votes but the same
+group, which may name thousands of followers in up to 400 KiB."""
 
 CREDENTIAL_MARGIN_S = 60.0
-"""A coordinator takes no credential that expires within this time: it has to hold when the group is signed."""
+"""A coordinator accepts no credential that expires within this time: it must be valid when the group is signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,8 @@ class RunSignatures:
     """Signs reports, groups, votes and resume orders as one member of one run in one network, and checks those of
     others.
 
-    `succession`, `last_step`, `admission`, and who needs an invitation by its `entrance`, are the run's own setup,
-    which no certificate of honest members breaks. `genesis` is the digest of the run's first state; empty if its author
-    has not pinned it. `of_run` takes all of them from the run.
+    `of_run` takes the fields from the run. A certificate that breaks the run's `succession`, `last_step`, `admission`
+    or `entrance` is refused. `genesis` is the digest of the run's first state; empty if its author has not pinned it.
     """
 
     identity: Identity
@@ -102,7 +101,8 @@ class RunSignatures:
         return not self.admission or set(peers) <= set(self.admission)
 
     def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:
-        """Sign a group, and this member's own report in it. `sequence` is that of the resume order that it names."""
+        """Sign a group and this member's own report in it. `sequence` is that of the resume order that the group
+        names."""
         me = self.identity.peer_id
         members = tuple(
             self._sign_contribution(group, each, sequence) if each.peer_id == me else each for each in group.members
@@ -113,12 +113,12 @@ class RunSignatures:
         return SignedGroup(group=group, signer=me, data=data, digest=digest, sequence=sequence)
 
     def sign_report(self, ready: Ready) -> Ready:
-        """Return the report of this member with its signature."""
+        """Return `ready` with this member's signature."""
         report = ready.contribution_of(self.identity.peer_id)
         return replace(ready, signature=self._sign_contribution(ready, report, ready.sequence).signature)
 
     def check_report(self, ready: Ready, peer: str) -> None:
-        """Raises PeerViolation unless `peer` has signed its report."""
+        """Raises PeerViolation unless `peer` has signed its report `ready`."""
         self._check_contribution(ready, ready.contribution_of(peer), ready.sequence)
 
     def check_revocation(self, data: bytes, now: float) -> RunRevocation | None:
@@ -133,14 +133,14 @@ class RunSignatures:
         and for `margin_s` after it."""
         for each in credentials:
             if not self.inviters:
-                raise PeerViolation("it shows a credential in a run that has none", peer_id=each.peer_id)
+                raise PeerViolation("it shows a credential, but the run accepts none", peer_id=each.peer_id)
             grant = check_credential(each, self.run, network_id=self.network_id, inviters=self.inviters, at=at)
             if grant.expires_at <= at + margin_s:
                 raise PeerViolation("its invitation is about to expire", peer_id=each.peer_id)
 
     def check_reports(self, signed: SignedGroup) -> None:
-        """Raises PeerViolation, which names the coordinator, unless the group holds reports that its members have
-        signed for its attempt."""
+        """Raises PeerViolation, which names the coordinator, unless each member signed its report in the group for this
+        attempt."""
         sequence = signed.sequence
         for member in signed.group.members:
             try:
@@ -162,13 +162,13 @@ class RunSignatures:
         return replace(vote, signature=self.identity.sign(vote_message(self.network_id, vote)))
 
     def check_vote(self, vote: Vote, voter: str) -> None:
-        """Raises PeerViolation or IntegrityError unless it is a vote of `voter` in this run."""
+        """Raises PeerViolation or IntegrityError unless `vote` is a vote of `voter` in this run."""
         if vote.run != self.run:
             raise PeerViolation("a vote is of another run", peer_id=voter)
         verify(voter, vote_message(self.network_id, vote), vote.signature)
 
     def check_lock(self, lock: Lock, origin: SignedGroup, roster: Sequence[str]) -> None:
-        """Raises PeerViolation or IntegrityError unless enough members of the state before, its `roster`, have voted
+        """Raises PeerViolation or IntegrityError unless enough of `roster`, the members of the previous state, voted
         for the lock's outcome, which is from the group `origin`."""
         electors, group = electors_of(roster, origin.group), origin.group
         vote = vote_of_lock(lock, origin)
@@ -177,7 +177,7 @@ class RunSignatures:
             raise PeerViolation(f"a lock proves nothing: {len(voters)} of {len(electors)} members voted for it")
 
     def _voters(self, vote: Vote, votes: Iterable[PlacedSignature], peers: Sequence[str]) -> tuple[str, ...]:
-        """Return who of `peers` gave these `votes`. Raises PeerViolation or IntegrityError if one is not valid."""
+        """Return the `peers` that signed these `votes`. Raises PeerViolation or IntegrityError if one is not valid."""
         message, voters = vote_message(self.network_id, vote), []
         for each in votes:
             if each.place >= len(peers):
@@ -187,16 +187,17 @@ class RunSignatures:
         return tuple(voters)
 
     def sign_slices(self, step: int, state_digest: bytes, root: bytes) -> SliceCommitment:
-        """Commit to this member's slices of `step`, whose hash tree has this `root`."""
+        """Commit to this member's slices of `step`, whose hash tree has `root`."""
         message = slices_message(self.network_id, self.run, step, state_digest, root)
         return SliceCommitment(root=root, signature=self.identity.sign(message))
 
     def check_slices(self, member: Contribution | Ready, peer: str, step: int, state_digest: bytes) -> None:
-        """Raises PeerViolation unless `peer`, which contributes as `member` says, has committed to its slices."""
+        """Raises PeerViolation unless `peer` has committed to its slices, or `member` says that it does not
+        contribute."""
         if not member.num_tokens:
             return
         if member.commitment is None:
-            raise PeerViolation("it contributes, and has not committed to its slices", peer_id=peer)
+            raise PeerViolation("it contributes, but has not committed to its slices", peer_id=peer)
         try:
             message = slices_message(self.network_id, self.run, step, state_digest, member.commitment.root)
             verify(peer, message, member.commitment.signature)
@@ -210,7 +211,7 @@ class RunSignatures:
             try:
                 self.check_slices(member, member.peer_id, group.step, group.state_digest)
             except PeerViolation as error:
-                reason = f"its group has a member that is not fit: {error.message}"
+                reason = f"its group has an invalid member: {error.message}"
                 raise PeerViolation(reason, peer_id=signed.signer) from error
 
     def sign_part(self, statement: PartStatement, now: float) -> bytes:
@@ -234,7 +235,7 @@ class RunSignatures:
         return envelope.peer_id, finding
 
     def sign_order(self, order: ResumeOrder, now: float) -> bytes:
-        """Sign a resume order, as the run's author."""
+        """Sign a resume order as the run's author."""
         return self._seal(RESUME_PURPOSE, order, now)
 
     def read_order(self, data: bytes, now: float) -> ResumeOrder:
@@ -254,13 +255,13 @@ class RunSignatures:
         return order
 
     def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> SignedGroup:
-        """Return the signed group in `data`. Raises PeerViolation or IntegrityError, also if it resumes an outcome of
-        another step or state. If it `is_origin`, it must resume none."""
+        """Return the signed group in `data`. Raises PeerViolation or IntegrityError, also if the group resumes an
+        outcome of another step or state, or any outcome with `is_origin`."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = _parsed_group(envelope.payload)
         self._check_subject(envelope, group)
         if len(group.credentials) > limits.MAX_CREDENTIALS:  # each has signatures to check
-            raise PeerViolation("a group lets in more newcomers than it may", peer_id=envelope.peer_id)
+            raise PeerViolation("a group has more credentials than it may", peer_id=envelope.peer_id)
         self.check_credentials(group.credentials, envelope.issued_at)
         self.check_revocation(group.revocation, now)
         origin = None
@@ -283,8 +284,8 @@ class RunSignatures:
         )
 
     def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> SignedGroup:
-        """Return the group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for
-        `step`."""
+        """Return the group in `origin`. Raises PeerViolation unless `outcome` is from it and it started at
+        `state_digest` for `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
             raise PeerViolation(_OTHER_GROUP)
         signed = self.read_group(origin, now, is_origin=True)
@@ -292,7 +293,7 @@ class RunSignatures:
         return signed
 
     def check_certificate(self, data: bytes, now: float) -> Proof:
-        """Return what `data` proves. Raises PeerViolation or IntegrityError unless that is an outcome that this run
+        """Return what `data` proves. Raises PeerViolation or IntegrityError unless it is an outcome that this run
         allows."""
         certificate = Certificate.from_bytes(data)
         if certificate.order:
@@ -327,20 +328,20 @@ class RunSignatures:
         )
 
     def _is_first(self, group: Group) -> bool:
-        """Return whether `group` starts at the run's first state. Who of a later group is new, its state says."""
+        """Return whether `group` starts at the run's first state. Newcomers in a later group follow from its state."""
         return bool(self.genesis) and group.state_digest == self.genesis and not group.order
 
     def formed_at(self, proof: Proof, now: float) -> float:
-        """Return when the group whose contributions count was signed, by its coordinator's clock. `proof` is no resume
-        order."""
+        """Return when the group whose contributions count was signed, by its coordinator's clock. `proof` must not be a
+        resume order."""
         data = Certificate.from_bytes(proof.certificate).group
         origin = self.read_group(data, now).group.origin or data
         return unseal(origin, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now).issued_at
 
     def proof_of(self, state_digest: bytes, data: bytes, now: float) -> Proof | None:
-        """Return what `data`, kept with the state, proves; None if `data` is empty or not valid any more.
+        """Return what `data`, a certificate kept with the state, proves; None if it is empty or no longer valid.
 
-        Raises IntegrityError if it proves another state.
+        Raises IntegrityError if it is of another state.
         """
         if not data:
             return None
@@ -348,7 +349,7 @@ class RunSignatures:
             proof = self.check_certificate(data, now)
         except PeerViolation as error:
             # too old, or of another network: the member can still go on from the state
-            logger.warning("going on without a certificate: %s", error)
+            logger.warning("continuing without a certificate: %s", error)
             return None
         if proof.outcome.state_digest != state_digest:
             raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
@@ -380,7 +381,7 @@ def _parsed_group(payload: bytes) -> Group:
 
 
 def _check_outcome(outcome: Outcome, origin: SignedGroup, step: int, state_digest: bytes) -> None:
-    """Raises PeerViolation unless `outcome` is from the group `origin`, and that started at `state_digest` for
+    """Raises PeerViolation unless `outcome` is from the group `origin`, and `origin` started at `state_digest` for
     `step`."""
     group = origin.group
     if origin.digest != outcome.origin_digest:

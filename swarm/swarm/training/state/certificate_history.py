@@ -1,15 +1,15 @@
-"""Says what a certificate proves, the history of those that led to a state, and which history to follow.
+"""What a certificate proves, the history of certificates that led to a state, and the choice between histories.
 
-Two certificates of one run can contradict each other only if it has two first groups, if its `min_group` is 1, or if
-its author signs a resume order while others go on without it. Then all follow the one of higher `rank`: a later order,
-more outer steps, the later admission, more members.
+Two certificates of one run can contradict each other only if the run has two first groups or a `min_group` of 1, or if
+its author signs a resume order and members go on without it. All then follow the certificate of higher `rank`: a later
+order, more outer steps, the later admission, more members.
 
 A newcomer, an observer at its first look, and the members of a run before its first outer step have no state of their
-own that a certificate could follow from. They ask several peers (`whom_to_ask`), and follow the history that most of
-its own voters show (`most_supported`): each of them had to sign for it, and had to answer. So a few keys that are
-further than all others, or that show a certificate they did not vote for, win nothing. A party with more keys than the
-run has members still does: in an open run keys cost nothing. Only a run's `admission`, and a resume order of its
-author, outweigh any number of keys.
+own from which a certificate could follow. They ask several peers (`whom_to_ask`), and follow the history that most of
+its own voters show (`most_supported`): each of these had to sign it and to answer. So a few keys gain nothing by a
+later step than all others, or by a certificate that they did not vote for. A party with more keys than the run has
+members can still win: in an open run keys cost nothing. Only a run's `admission`, and a resume order of its author,
+outweigh any number of keys.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from swarm_protocol.training_messages import Contribution, Group
 from swarm.training.round.quorum import Succession
 
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
-"""The order of certificates: of two that contradict each other, members follow the one of greater rank."""
+"""The order of certificates: of two that contradict each other, members follow the one of higher rank."""
 
 _COMPLEMENTS = bytes(reversed(range(256)))
-"""For each byte of a digest, what makes 255 with it: of equal ranks otherwise, the smaller digest has the greater."""
+"""255 minus each byte value, so that of otherwise equal ranks the smaller digest has the higher one."""
 
 MAX_HISTORY_LINKS = 512
 
 MAX_HISTORY_BYTES = 16 << 20
-"""The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
+"""A certificate of 16 members has 10 KB, so only groups of hundreds reach this limit. It takes 3 s to check."""
 
 MAX_ASKED_FOR_STANDING = 16
-"""Peers asked for their standing at one time. Half of them may be members of the own state."""
+"""Peers that are asked for their standing at one time. At most half are chosen as members of the own state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Holds what a valid certificate proves. `origin` is the group whose contributions the outcome reduces; `voters`
-    had all its parts. `order` is the author's last resume order before, if there was one.
+    """What a valid certificate proves. `origin` is the group whose contributions the outcome reduces. The `voters` had
+    all parts of the outcome. `order` is the author's last resume order before it, if any.
 
-    If `is_order`, the certificate is that order itself. It has the form of a group of the order's roster, and changes
-    only whose votes count from now on; the state's own roster stays as it is.
+    If `is_order`, the certificate is that order itself, in the form of a group of the order's roster. It changes only
+    whose votes count from now on, not the roster in the state.
     """
 
     certificate: bytes
@@ -81,28 +81,28 @@ class Proof:
 
     @property
     def sequence(self) -> int:
-        """The number of the last resume order; 0 if there was none."""
+        """The sequence of the last resume order; 0 if there was none."""
         return self.order.sequence if self.order else 0
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members of the committed state, whose votes decide what follows."""
+        """The members of the committed state, whose votes decide the next one."""
         return self.origin.roster
 
     @property
     def outer_step(self) -> int:
-        """The outer step of the committed state: admitting members is no outer step."""
+        """The outer step of the committed state. A round that only admits members is no outer step."""
         return self.origin.step if self.origin.num_tokens else self.origin.step - 1
 
     @property
     def mean_loss(self) -> float:
-        """The group's mean training loss, weighted by tokens. The group has trained."""
+        """The group's mean training loss, weighted by tokens. Only for a group that has trained."""
         origin = self.origin
         return sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens
 
     @property
     def next_attempt(self) -> int:
-        """The first attempt of the next round: admitting members does not end the step."""
+        """The first attempt of the next round. A round that only admits members does not end the step."""
         return 0 if self.origin.num_tokens else self.attempt + 1
 
     @property
@@ -114,7 +114,7 @@ class Proof:
 class CertificateHistory:
     """The certificates that led one replica to its state, in the order of the states.
 
-    If there are too many, links that their neighbours make up for are removed.
+    If there are too many, links whose neighbours follow from each other without them are removed first.
     """
 
     def __init__(self, succession: Succession, links: Iterable[Proof] = ()) -> None:
@@ -127,11 +127,11 @@ class CertificateHistory:
         return tuple(link.roster for link in self._links)
 
     def since(self, outer_step: int) -> tuple[Proof, ...]:
-        """Return the links to states of `outer_step` and later ones."""
+        """Return the links to the states of `outer_step` and later."""
         return tuple(link for link in self._links if link.outer_step >= outer_step)
 
     def add(self, links: Iterable[Proof]) -> None:
-        """Add `links`, which have been checked."""
+        """Add checked `links`."""
         known = {link.rank for link in self._links}
         new = {link.rank: link for link in links if link.rank not in known}
         self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)
@@ -152,9 +152,10 @@ class CertificateHistory:
 
 
 def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> list[str]:
-    """Return the peers that claim to be furthest. Strangers, who may claim anything, displace no members of `roster`.
+    """Return the peers that claim the latest steps. Strangers may claim anything, so they cannot displace members of
+    `roster`.
 
-    `claims` are outer steps by peer. Without a roster, claims count for nothing: a sample that depends on `me` has the
+    `claims` are outer steps by peer. Without a roster, claims are ignored: a sample that depends on `me` has about the
     same share of liars as all peers together.
     """
     if not roster:
@@ -167,7 +168,8 @@ def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> 
 
 
 def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
-    """Return the newest certificate of the history that most of its voters show; None if `shown`, by peer, is empty.
+    """Return the certificate, of those `shown` by peers, whose history most of its own voters show; None if there is
+    none.
 
     A later resume order outweighs any number of voters. A tie goes to the higher rank.
     """
@@ -180,8 +182,8 @@ def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
 
 
 def are_of_one_history(one: Proof, other: Proof) -> bool:
-    """Return whether both prove one state, or most of the voters of either voted for both. Between two steps of a run
-    few members change, and nobody can forge the votes of others."""
+    """Return whether both prove one state, or most voters of each voted for the other, too. Few members change between
+    two steps of a run, and nobody can forge the votes of others."""
     if one.outcome.state_digest == other.outcome.state_digest:
         return True
     common = set(one.voters) & set(other.voters)

@@ -1,12 +1,13 @@
-"""Checkpoints of a replica: written whole or not at all, and checked when they are read.
+"""Checkpoints of a replica: written completely or not at all, and checked when they are read.
 
 A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
-the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
-byte, or a full disk, leaves the former checkpoints as they were. One that takes another's place puts that aside first.
+the inner optimizer's moments. It is written to another folder, flushed to the disk, and then renamed: a crash at any
+byte, or a full disk, does not change the earlier checkpoints. If it replaces another checkpoint, that one is first
+renamed.
 
-Tensors are in safetensors files: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes one
-after the other (https://github.com/huggingface/safetensors). Files are written and read piece by piece, so that saving
-takes no memory, and loading only that of the state; the library's own `save_file` copies every tensor first.
+Tensors are in safetensors files: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes
+(https://github.com/huggingface/safetensors). States are written and read piece by piece, so that saving needs no extra
+memory, and loading only that of the state. The library's own `save_file` would copy every tensor first.
 
 Blocks. A folder of checkpoints belongs to one run and one process.
 """
@@ -73,7 +74,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def pieces(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of tensors, one after the other, in pieces."""
+    """Yield the bytes of the tensors in pieces."""
     for x in tensors:
         view = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(view), PIECE_BYTES):
@@ -95,9 +96,9 @@ _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned, each vector in one
-    piece. To save it, `inner_file` from `write_inner` may be given instead, which then becomes part of the checkpoint.
-    `RunMember` checks whether `certificate` proves `state`."""
+    """A state, and what a member needs to continue from it. `inner` is what `InnerLoop.state` returned, each vector in
+    one piece. `save_checkpoint` uses `inner_file` from `write_inner` in its place, if given, and moves that file into
+    the checkpoint. `RunMember` checks whether `certificate` proves `state`."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
@@ -106,10 +107,10 @@ class Checkpoint:
 
 
 def write_inner(folder: Path, inner: Mapping[str, Sequence[Tensor]]) -> Path:
-    """Write what `InnerLoop.state` returned to a new file in the folder of checkpoints, and do not flush it.
+    """Write what `InnerLoop.state` returned to a new file in the folder of checkpoints, without flushing it.
 
-    So the copy of the moments, 8 bytes a parameter, is in the system's file cache, and not in this process. Raises
-    ConfigError if the disk is full or refuses.
+    So the copy of the moments, 8 bytes a parameter, is in the system's file cache, not in this process. Raises
+    ConfigError if the file cannot be written.
     """
     whole = {name: torch.empty(sum(map(torch.numel, x)), dtype=x[0].dtype, device="meta") for name, x in inner.items()}
     path = folder / f"{_INNER_PREFIX}{secrets.token_hex(8)}"
@@ -127,7 +128,7 @@ def write_inner(folder: Path, inner: Mapping[str, Sequence[Tensor]]) -> Path:
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Delete what a killed process left unfinished, and put back the checkpoint that it was replacing by another."""
+    """Delete what a killed process left unfinished, and restore the checkpoint that it was replacing."""
     if not folder.is_dir():
         return
     for path in folder.glob(f"{_INNER_PREFIX}*"):
@@ -145,16 +146,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     """Write `checkpoint`, flush it to the disk, and return its folder. Delete all other checkpoints but the newest
     `keep` and those of every `keep_every`-th outer step (0: of none).
 
-    Nothing is written if there is a sound checkpoint of this state and certificate already. Raises ConfigError if the
-    disk is full or refuses, and if the state was damaged in memory since it was hashed; former checkpoints are then
-    untouched.
+    Nothing is written if there is already a sound checkpoint of this state and certificate. Raises ConfigError if the
+    files cannot be written, or if the state was damaged in memory since it was hashed; earlier checkpoints then do not
+    change.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
     directory = _directory(folder, checkpoint.state.outer_step)
     if not _is_sound(directory, checkpoint):
         _write(folder, directory, checkpoint)
-    # newer ones are broken, or of a history that the run's author has ended with a resume order
+    # newer ones are damaged, or of a history that the run's author ended with a resume order
     newer = [each for each in _directories(folder) if each > directory]
     older = [each for each in _directories(folder) if each < directory]
     spare = [each for each in older[keep - 1 :] if not is_kept(step_of(each), keep_every)]
@@ -164,27 +165,27 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
 
 
 def is_kept(outer_step: int, keep_every: int) -> bool:
-    """Return whether that step's checkpoint is kept for good."""
+    """Return whether the checkpoint of `outer_step` is kept permanently."""
     return keep_every > 0 and outer_step % keep_every == 0
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the outer steps of the folder's checkpoints, whole or not, in ascending order."""
+    """Return the outer steps of the folder's checkpoints, damaged ones included, in ascending order."""
     return sorted(map(step_of, _directories(folder)))
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Return whether `directory` is one checkpoint, by its name, and not a folder of them."""
+    """Return whether `directory` has the name of one checkpoint, and so is not a folder of them."""
     return _NAME.fullmatch(directory.name) is not None
 
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
-    """Return the checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
+    """Return the checkpoint of `outer_step`. Raises IntegrityError if it is missing or damaged."""
     return load_at(_directory(folder, outer_step))
 
 
 def load_at(directory: Path) -> Checkpoint:
-    """Return the checkpoint in the folder `directory`. Raises IntegrityError if it is not there, or not whole."""
+    """Return the checkpoint in the folder `directory`. Raises IntegrityError if it is missing or damaged."""
     try:
         return _load(directory)
     except IntegrityError as error:
@@ -194,7 +195,7 @@ def load_at(directory: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, or None. A broken one is skipped with a warning."""
+    """Return the newest undamaged checkpoint, or None. A damaged one is skipped with a warning."""
     for directory in _directories(folder):
         try:
             return _load(directory)
@@ -204,7 +205,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def write_remedy(error: Exception) -> str:
-    """Return what to do where a write was refused with `error`."""
+    """Return the remedy for a write that failed with `error`."""
     return "make it writable for this user" if isinstance(error, OSError) and error.errno not in _FULL else _FREE
 
 
@@ -217,7 +218,7 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         partial.mkdir()
         _write_files(partial, checkpoint)
         _flush(partial)
-        if directory.exists():  # it is broken, or its state was replaced
+        if directory.exists():  # it is damaged, or its state was replaced
             shutil.rmtree(aside, ignore_errors=True)
             directory.rename(aside)
         partial.rename(directory)
@@ -225,7 +226,7 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if not directory.exists():  # else the former one stays aside: the new one may not outlive a loss of power
+        if not directory.exists():  # else the earlier one stays aside: the new one may not survive a power loss
             with suppress(OSError):
                 aside.rename(directory)
         raise _unwritten(folder, error) from error
@@ -280,7 +281,7 @@ def step_of(directory: Path) -> int:
 
 
 def _is_sound(directory: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether the checkpoint at `directory` is whole, and of this state and certificate."""
+    """Return whether the checkpoint at `directory` is undamaged, and of this state and certificate."""
     try:
         found = _load(directory)
         return (found.certificate, found.state.digest) == (checkpoint.certificate, checkpoint.state.digest)
@@ -289,7 +290,7 @@ def _is_sound(directory: Path, checkpoint: Checkpoint) -> bool:
 
 
 def _load(directory: Path) -> Checkpoint:
-    """Read a checkpoint. Raises IntegrityError unless all of it is as it was written."""
+    """Read a checkpoint. Raises IntegrityError if any of it is missing or has changed."""
     try:
         certificate = (directory / _CERTIFICATE).read_bytes()
         with (directory / _INNER).open("rb") as inner:
@@ -297,7 +298,7 @@ def _load(directory: Path) -> Checkpoint:
                 raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
         manifest = Manifest.from_bytes((directory / _MANIFEST).read_bytes())
         state = _load_state(directory / _STATE, manifest)
-        # copies, since mapped tensors would change with the file
+        # copies, since memory-mapped tensors would change with the file
         with safe_open(directory / _INNER, framework="pt") as file:
             moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, PeerViolation, ValueError) as error:
@@ -306,7 +307,7 @@ def _load(directory: Path) -> Checkpoint:
 
 
 def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
-    """Read a state and check it chunk by chunk. Raises OSError and IntegrityError."""
+    """Read a state, and check it chunk by chunk. Raises OSError and IntegrityError."""
     if path.stat().st_size < manifest.num_bytes:
         raise IntegrityError("the state is cut off")  # before its memory is allocated
     assembly = Assembly(manifest)
@@ -322,7 +323,7 @@ def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
 
 
 def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
-    """Return the digest of what the manifest does not cover."""
+    """Return the digest of the files that the manifest does not cover."""
     whole = hashlib.sha256()
     for piece in _read(inner):
         whole.update(piece)

@@ -1,12 +1,12 @@
-"""Endorsements: which states the author of a run has signed as part of the run's history.
+"""Endorsements: states that a run's author signed as part of the run's history.
 
 A certificate proves that its voters agreed. It does not prove that they are the run's members, and keys cost nothing. A
-member checks that by the members of its own state. Those who have no state yet, such as newcomers, observers and
-exports, begin at the newest endorsement that they are shown: they accept only states that follow from it (`ancestry`).
-Other systems call such a signed state a weak subjectivity checkpoint (Buterin 2014).
+member checks this by the roster of its own state. Newcomers, observers and exports have no state yet. They begin at the
+newest endorsement that peers show them, and accept only states that follow from it (`ancestry`). Other systems call
+such a signed state a weak subjectivity checkpoint (Buterin 2014).
 
-An endorsement commits nothing and changes no history: members that have a state keep following their own, and it cannot
-take a run back. They keep the newest one, on disk, and show it to everybody who asks where they are.
+An endorsement commits nothing and changes no history: members with a state go on from their own, and an endorsement
+cannot undo steps. Members keep the newest one on disk, and show it to every peer that asks for their state.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class EndorsementFile:
-    """The newest endorsement of one run, in `folder`, which belongs to one run and one process. Both methods block."""
+    """The stored endorsement of one run, in `folder`, which belongs to one run and one process. Both methods block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "endorsement.bin"
 
     def read(self) -> bytes:
-        """Return the newest endorsement as it was signed; empty if there is none, or it cannot be read."""
+        """Return the stored endorsement as it was signed; empty if there is none, or it cannot be read."""
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -43,7 +43,7 @@ class EndorsementFile:
             return b""
 
     def write(self, data: bytes) -> None:
-        """Replace it, if that is possible: other members have it, too."""
+        """Replace the stored endorsement. A failure is only a warning, since other members have it, too."""
         partial = self._folder / "endorsement.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class EndorsementFile:
 
 
 class Endorsements:
-    """The newest endorsement of one run that a process knows. Kept in `store`, where there is one."""
+    """The newest endorsement of one run that a process knows. It is also kept in `store`, if there is one."""
 
     def __init__(self, store: EndorsementFile | None = None) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class Endorsements:
         self.newest: Endorsement | None = None
 
     def recall(self, signatures: RunSignatures, now: float) -> None:
-        """Take the endorsement in the store. One that does not hold any more is ignored. Blocks."""
+        """Take the endorsement in the store, unless it is no longer valid. Blocks."""
         data = self._store.read() if self._store is not None else b""
         if data:
             try:
@@ -84,7 +84,7 @@ class Endorsements:
         return is_new
 
     def shown(self, now: float) -> bytes:
-        """Return what to show to others; empty if there is none that holds."""
+        """Return the endorsement to show to others; empty if there is none, or it has expired."""
         return self._data if now < self._expires_at else b""
 
     def _keep(self, data: bytes, signatures: RunSignatures, now: float) -> bool:
@@ -96,7 +96,7 @@ class Endorsements:
 
 
 def sign_endorsement(endorsement: Endorsement, signatures: RunSignatures, now: float) -> bytes:
-    """Sign `endorsement`, as the run's author."""
+    """Sign `endorsement` as the run's author."""
     return seal(
         signatures.identity,
         purpose=ENDORSEMENT_PURPOSE,
@@ -115,8 +115,8 @@ def read_endorsement(data: bytes, signatures: RunSignatures, now: float) -> Endo
 
 
 def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
-    """Return whether `history` has another state where `endorsement` has its own. It may have removed links, so that
-    it does not say."""
+    """Return whether `history` has another state at the place of `endorsement`. False also if `history` no longer has
+    the link of that place."""
     place = (endorsement.order_sequence, endorsement.outer_step, endorsement.next_attempt)
     return any(
         link.rank[:3] == place and link.outcome.state_digest != endorsement.state_digest
@@ -125,7 +125,7 @@ def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
 
 
 def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorsement, float]:
-    """Return the endorsement and when it expires. Raises as `read_endorsement`."""
+    """Return the endorsement and its expiry. Raises as `read_endorsement`."""
     envelope = unseal(data, purpose=ENDORSEMENT_PURPOSE, network_id=signatures.network_id, now=now)
     endorsement = Endorsement.from_bytes(envelope.payload)
     if envelope.peer_id != signatures.author:

@@ -1,5 +1,4 @@
-"""A run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. Keeps nothing
-between calls.
+"""Exports a run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. No state.
 
 `fetch_named_state` gets the certified state from a run's members, and `export_hf`, which blocks, writes the directory.
 """
@@ -39,14 +38,14 @@ MAX_SHARD_BYTES = 4 << 30
 async def fetch_named_state(
     network: Network, run: SignedRun, digest: bytes, holders: Sequence[str], num_values: int
 ) -> ReplicaState:
-    """Fetch the state named `digest`, which has `num_values` parameters, from `holders`, checked against its name.
+    """Fetch the state named `digest`, which has `num_values` parameters, from `holders`, and check it.
 
-    Raises RoundError if they do not give it, for example because they have gone on, and IntegrityError for a beginning
-    that the run's author did not sign.
+    Raises RoundError if they do not give it, for example because they have a later one, and IntegrityError for an
+    initial state that the run's author did not sign.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
-        zeros = torch.zeros(num_values)  # the momentum of some runs
+        zeros = torch.zeros(num_values)  # momentum is zero in some runs, and is then not fetched
         blank = await in_executor(executor, ReplicaState.initial, zeros)
         state = (await fetcher.state(digest, holders, [blank])).state
     check_genesis(state.manifest, run.config)
@@ -54,7 +53,7 @@ async def fetch_named_state(
 
 
 def find_tokenizer(config: RunConfig, tokenizer: Path | None) -> TokenizerFiles:
-    """Return the run's tokenizer, as for `export_hf`. Raises ConfigError if it cannot be had."""
+    """Return the run's tokenizer; `tokenizer` is as for `export_hf`. Raises ConfigError if it is not found."""
     return TokenizerFiles.find(config.data.tokenizer, tokenizer, config.data.tokenizer_revision)
 
 
@@ -66,10 +65,10 @@ def export_hf(
     tokenizer: Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write weights (several files with an index when over `max_shard_bytes`), configs and tokenizer.
+    """Write weights (several files with an index if over `max_shard_bytes`), configs and tokenizer to `directory`.
 
-    `tokenizer` is this member's own directory or file of it, for a run whose data.tokenizer is "local". `directory`
-    appears only when it is complete. Raises ConfigError if it exists already or cannot be written.
+    `tokenizer` is this member's own directory or file, for a run whose data.tokenizer is "local". `directory` appears
+    only when it is complete. Raises ConfigError if it exists already or cannot be written.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
@@ -79,7 +78,7 @@ def export_hf(
     partial = directory.with_name(f".{directory.name}.partial")
     try:
         if partial.exists():
-            shutil.rmtree(partial)  # of a process that was killed
+            shutil.rmtree(partial)  # left by a killed process
         partial.mkdir(parents=True)
         end_of_text = _write_tokenizer(files, partial, int(model.config.max_position_embeddings))
         _write_model(model, end_of_text, partial, max_shard_bytes)
@@ -99,7 +98,7 @@ def _system_error(error: OSError | SafetensorError) -> Exception:
 
 def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
     """Write the model and its configs. Generation ends at the token that ends documents in training, which also pads
-    batches. Without such a token, it does not end by itself."""
+    batches. Without such a token, generation does not end by itself."""
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     model.config.update(ends)
     model.generation_config.update(**ends, pad_token_id=end_of_text)
@@ -109,12 +108,12 @@ def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard
 
 
 def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int | None:
-    """Copy the run's tokenizer, or write one for bytes. Return the token that ends a document, if there is one."""
+    """Copy the run's tokenizer, or write one for bytes. Return the token that ends a document, or None."""
     if files.path is None:
         _write_byte_tokenizer(directory)
     else:
         for name, path in tokenizer_files(files.path).items():
-            if name != "config.json":  # it is of another model
+            if name != "config.json":  # it describes another model
                 shutil.copyfile(path, directory / name)
     if files.path is None or files.path.is_file():
         _write_tokenizer_config(directory, max_tokens)
@@ -122,8 +121,7 @@ def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) ->
 
 
 def _write_byte_tokenizer(directory: Path) -> None:
-    """Write a tokenizer in which each byte is the token of its value. It has no special tokens, since every token is
-    legal text."""
+    """Write a tokenizer whose tokens are the bytes. It has no special tokens, since every token is valid text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}

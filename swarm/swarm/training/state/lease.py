@@ -1,18 +1,18 @@
-"""Leases: the samples that a member may use in an interval, and the committed cursor, which a round's commit moves.
+"""Leases: the samples that a member may use in an interval. A round's commit moves the cursor from which they follow.
 
-A lease is a pure function of a committed cursor and a roster, so every replica computes all leases by itself. A
-member uses a prefix of its lease. Committed samples are never leased again. Samples that are not committed, because a
-member vanished, was slow or was refused, become a hole, which the next leases fill first. So each sample is committed
-exactly once. This holds as long as all replicas pass the same `used` to `advance`, which the round's votes ensure, and
-for MAX_HOLES holes: where leases are far longer than what is used of them, as in intervals that end by the clock, each
-round leaves more, and beyond that number the samples of the smallest are given up.
+A lease is a pure function of a committed cursor and a roster, so every replica computes all leases by itself. A member
+uses a prefix of its lease. Committed samples are never leased again. Samples that are not committed, because a member
+vanished, was slow or was refused, become a hole, which the next leases fill first. So each sample is committed exactly
+once, as long as all replicas pass the same `used` to `advance`, which the round's votes ensure, and there are at most
+MAX_HOLES holes. If members use far less than their leases, as in intervals that end by the clock, each round leaves
+more holes; beyond that number the samples of the smallest are never used.
 
-Where rounds overlap with intervals, interval k begins before round k - 1 is committed, so its leases cannot follow from
-what that round commits. There are then two stripes, one for odd intervals and one for even ones, each with samples, a
-cursor and a roster of its own. Without overlap there is one. Stripes never share a sample: a stripe's sample s is the
-data's sample stripe + num_stripes * s. Round k moves the cursor of its own stripe and puts its group there. Newcomers
-are appended to the other stripe too, behind those who may be using their leases already, so that they train at once and
-no lease in use changes.
+If rounds overlap with intervals, interval k begins before round k - 1 is committed, so its leases cannot depend on what
+that round commits. There are then two stripes, one for odd intervals and one for even ones, each with its own samples,
+cursor and roster. Without overlap there is one. Stripes never share a sample: a stripe's sample s is the data's sample
+stripe + num_stripes * s. Round k moves the cursor of its own stripe, and sets its roster. Newcomers are also appended
+to the other stripe, after the members that may already use their leases, so that newcomers train at once and no lease
+in use changes.
 
 No state: the stripes are part of the committed `ReplicaState`.
 """
@@ -34,16 +34,17 @@ MAX_STRIPES = 2
 """No member is more than one interval ahead of the committed state."""
 
 MAX_HOLES = 8192
-"""Holes of a stripe, 220 KiB of a state's manifest; one that is too large could be neither fetched nor loaded."""
+"""Maximum holes of a stripe, 220 KiB of a state's manifest. A manifest that is too large could be neither fetched nor
+loaded."""
 
 NUM_REMEMBERED = 4
-"""Leases of this many cursors are remembered: they are asked for member by member, and those of a run with thousands of
-trainers take milliseconds to make."""
+"""Cursors whose leases are cached. Callers ask for one member at a time, and the leases of thousands of trainers take
+milliseconds to compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Says which samples are committed: those below `next_sample` that are in no hole.
+    """The committed samples: those below `next_sample` that are in no hole.
 
     Holes are ascending, disjoint, not adjacent and not empty.
     """
@@ -68,14 +69,14 @@ class Cursor:
 def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> Mapping[str, Lease]:
     """Return `samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
 
-    Another member at the end changes nothing for those before it.
+    A further member at the end does not change the leases of those before it.
     """
     return _leases(cursor, tuple(members), samples_per_member)
 
 
 @lru_cache(maxsize=NUM_REMEMBERED)
 def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -> Mapping[str, Lease]:
-    """Return `leases`, made once for all that ask for them in this process."""
+    """Compute `leases`, cached."""
     if samples_per_member < 1:
         raise ValueError(f"a lease cannot have {samples_per_member} samples")
     fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
@@ -85,8 +86,8 @@ def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIds(Sequence[int]):
-    """The single sample ids of a `lease`, each made where it is read: intervals that end by the clock have leases of
-    far more samples than they use."""
+    """The sample ids of a `lease` as a lazy sequence: in intervals that end by the clock, leases have far more samples
+    than are used."""
 
     lease: Lease
 
@@ -135,14 +136,14 @@ def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, use
 
 
 def _largest(holes: list[range]) -> list[range]:
-    """Return the MAX_HOLES largest of `holes`, in their order; of equal ones the first."""
+    """Return the MAX_HOLES largest of `holes`, in their order; of equal sizes the first."""
     by_size = sorted(range(len(holes)), key=lambda index: len(holes[index]), reverse=True)
     kept = set(by_size[:MAX_HOLES])
     return [hole for index, hole in enumerate(holes) if index in kept]
 
 
 def _take(supply: deque[range], count: int) -> list[range]:
-    """Remove the first `count` numbers of `supply`, or all, and return them."""
+    """Remove the first `count` numbers of `supply`, or all if there are fewer, and return them."""
     taken: list[range] = []
     while count and supply:
         part = supply.popleft()
@@ -156,7 +157,7 @@ def _take(supply: deque[range], count: int) -> list[range]:
 
 
 def _subtract(parts: list[range], committed: list[range]) -> list[range]:
-    """Return the ascending `parts` without the ascending `committed`, each of which lies in one of them."""
+    """Return the ascending `parts` without the ascending `committed` ranges, each of which lies in one part."""
     left, used = list[range](), deque(committed)
     for part in parts:
         start = part.start
@@ -179,7 +180,7 @@ def _merge(parts: list[range]) -> list[range]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStripe:
-    """`roster` names the members whose leases follow from `cursor`, in the order of these."""
+    """`roster` has the members with leases from `cursor`, in the order of their leases."""
 
     cursor: Cursor = field(default_factory=Cursor)
     roster: tuple[str, ...] = ()
@@ -190,7 +191,7 @@ class LeaseStripe:
 
 
 def trainers_of(stripes: tuple[LeaseStripe, ...]) -> set[str]:
-    """Return all that hold a lease of any interval."""
+    """Return all peers with a lease for any interval."""
     return {peer for stripe in stripes for peer in stripe.roster}
 
 
@@ -221,8 +222,8 @@ def stripes_after(
     samples_per_member: int,
     used: Mapping[str, int],
 ) -> tuple[LeaseStripe, ...]:
-    """Return the stripes after round `step`. `used` counts the samples of each member's lease that are taken; `roster`
-    goes on.
+    """Return the stripes after round `step`. `used` counts the committed samples of each member's lease; `roster` has
+    the next leases.
 
     Raises ValueError if `used` names a stranger or more samples than were leased.
     """
@@ -233,7 +234,7 @@ def stripes_after(
 
 
 def admitted(stripes: tuple[LeaseStripe, ...], roster: tuple[str, ...]) -> tuple[LeaseStripe, ...]:
-    """Return the stripes after a round that only admitted `roster`. All leases are new: every interval starts over."""
+    """Return the stripes after a round that only admitted `roster`. All leases change: every interval starts again."""
     return tuple(replace(stripe, roster=roster) for stripe in stripes)
 
 

@@ -1,6 +1,6 @@
 """Asks peers of a run for the certificates of their states and for evidence, as a member or from outside.
 
-Certificates are checked here; those that ask for evidence check what it proves.
+Certificates are checked here. Callers check evidence themselves.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from swarm.training.state.endorsement import Endorsements
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-"""The deadline of a small message over a bad link."""
+"""Deadline of a small message over a bad link."""
 HISTORY_TIMEOUT_S = 60.0
-"""The deadline for all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
+"""Deadline for all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
 EVIDENCE_TIMEOUT_S = 60.0
-"""The deadline for all evidence that a peer shows."""
+"""Deadline for all evidence that a peer shows."""
 MAX_HELD_EVIDENCE_BYTES = 128 << 20
-"""The most evidence that is kept, or taken from one peer: thousands of a usual size, or two of the largest."""
+"""Maximum evidence that is kept, or taken from one peer: thousands of pieces of the usual size, or two of the
+largest."""
 
 SMALL_BYTES = 1 << 13
-"""The largest certificate or manifest that is checked on the event loop, where it takes ten milliseconds at most."""
+"""The largest certificate or manifest that is checked on the event loop, in ten milliseconds at most."""
 
 MAX_REMEMBERED = 32
 MAX_REMEMBERED_BYTES = 1 << 21
-"""Certificates that are not checked again when peers show them again, as they do every few seconds. That of a run with
-a thousand trainers is a large one."""
+"""Limits of the cache of checked certificates, which peers show again every few seconds. Those of a run with a thousand
+trainers are large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProofReader:
     """Asks peers of one run for the certificates of their states, and checks them. `executor` checks large ones; None:
-    the event loop's own. What peers show of the author's `endorsements` is taken in."""
+    the event loop's default. `endorsements` takes in the author's endorsements that peers show."""
 
     network: Network
     signatures: RunSignatures
@@ -62,7 +63,7 @@ class ProofReader:
 
     @classmethod
     def of_outsider(cls, network: Network, run: SignedRun) -> ProofReader:
-        """Return a reader for a process that is no member of `run`, and signs nothing."""
+        """Return a reader for a process that is not a member of `run` and signs nothing."""
         signatures = RunSignatures.of_run(run, Identity.generate(), network.network_id)
         return cls(network=network, signatures=signatures, methods=Methods(run.run_id))
 
@@ -71,9 +72,9 @@ class ProofReader:
         return self.signatures.run
 
     async def check(self, certificate: bytes, *, is_own: bool = False) -> Proof:
-        """Return what `certificate` proves. It is checked only once while it is remembered, and a large one off the
-        loop, one at a time: strangers show some, too. One that `is_own`, made by this member, does not wait for these.
-        Raises PeerViolation or IntegrityError."""
+        """Return what `certificate` proves. Checked certificates are cached. Large ones are checked off the loop, one
+        at a time, since strangers can send some, too; one that this member made itself (`is_own`) does not wait for
+        them. Raises PeerViolation or IntegrityError."""
         check, now, remembered = self.signatures.check_certificate, self.network.now(), self._remembered
         if certificate in remembered:
             remembered.move_to_end(certificate)
@@ -92,7 +93,7 @@ class ProofReader:
             remembered.popitem(last=False)
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
-        """Return where `peer` says that it is. Its certificate is not checked. Raises SwarmError."""
+        """Return the standing of `peer`, without checking its certificate. Raises SwarmError."""
         data = await self.network.call(
             peer, self.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S, max_bytes=Standing.MAX_BYTES
         )
@@ -101,7 +102,7 @@ class ProofReader:
             try:
                 self.endorsements.take(standing.endorsement, self.signatures, self.network.now())
             except (PeerViolation, IntegrityError) as error:
-                # an honest member's may have expired: what it says of its own state still counts
+                # an honest member's endorsement may have expired: its standing still counts
                 logger.info("%s shows no valid endorsement: %s", short_id(peer), error)
         return standing
 
@@ -113,7 +114,7 @@ class ProofReader:
     async def newest_of(
         self, peers: Collection[str], request: StandingRequest
     ) -> tuple[dict[str, Proof], list[SwarmError]]:
-        """Ask all `peers` at once. Return the proofs of their states by peer, and the failures of those without."""
+        """Ask all `peers` at once. Return the proofs of their states by peer, and the failures."""
         shown, failures = dict[str, Proof](), list[SwarmError]()
 
         async def ask(peer: str) -> None:
@@ -129,7 +130,8 @@ class ProofReader:
         return shown, failures
 
     async def history(self, peer: str, request: StandingRequest) -> AsyncGenerator[Proof, None]:
-        """Yield the links from the state before step `request.step` to `peer`'s, each checked. Close it after use.
+        """Yield the links from the state before step `request.step` to the state of `peer`, each checked. Close it
+        after use.
 
         Raises SwarmError, and PeerViolation beyond MAX_HISTORY_LINKS links or MAX_HISTORY_BYTES.
         """
@@ -138,7 +140,7 @@ class ProofReader:
         )
         async with aclosing(links):
             async for data in links:
-                await asyncio.sleep(0)  # megabytes of links can have come already, and each takes milliseconds
+                await asyncio.sleep(0)  # megabytes of links may have arrived already, and each check takes milliseconds
                 yield await self.check(data)
 
     async def evidence(self, peer: str, known: Collection[str]) -> AsyncGenerator[bytes, None]:
@@ -154,13 +156,13 @@ class ProofReader:
         async with aclosing(pieces):
             async for data in pieces:
                 if asyncio.get_running_loop().time() > deadline_s:
-                    raise PeerTimeout("its evidence does not come", peer_id=peer)
+                    raise PeerTimeout("its evidence does not arrive in time", peer_id=peer)
                 yield data
 
     async def _shown(
         self, peer: str, method: str, request: bytes, *, max_items: int, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what `peer` shows over a stream of `method`. Raises PeerViolation beyond the limits."""
+        """Yield the items that `peer` shows over a stream of `method`. Raises PeerViolation beyond the limits."""
         num_bytes = num_items = 0
         async with self.network.stream(peer, method, timeout_s=CALL_TIMEOUT_S) as stream:
             await stream.send(request)

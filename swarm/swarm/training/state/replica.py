@@ -1,13 +1,13 @@
-"""One member's copy of the run: the committed state, what proves it, and what may be committed next.
+"""One member's copy of the run: the committed state, its proof, and proposals for the next state.
 
-A reduction's parts make a proposal: `apply_outer_step` on the committed state, frame by frame. Of the state that this
-leads to only the manifest is kept, since a state takes 8 bytes a parameter. When a certificate names the proposal's
-outcome, `make_state` makes the state from the parts again, with the same bits, and `adopt` commits it. Tensors that
-others may be reading never change.
+A reduction's parts make a proposal: `apply_outer_step` on the committed state, frame by frame. Only the manifest of the
+resulting state is kept, since a state takes 8 bytes a parameter. When a certificate names the proposal's outcome,
+`make_state` computes the state from the parts again, with the same bits, and `adopt` commits it. Tensors that others
+may be reading never change.
 
-The parts of the last rounds are kept for members that are late, and the former state if a peer had begun to fetch it.
-`RunMember` owns the replica. Proposals are computed in threads, one at a time, and taken in on the event loop. If the
-caller is cancelled, its proposal is dropped, however long the thread goes on.
+The parts of the last rounds are kept for late members, and the previous state if a peer had begun to fetch it.
+`RunMember` owns the replica. Proposals are computed in threads, one at a time, and stored on the event loop. If the
+caller is cancelled, its proposal is dropped, even though the thread goes on.
 
 Shapes: N values of the flat parameter vector, F of the fragment that a step moves.
 """
@@ -44,15 +44,15 @@ from swarm.training.state.outer_step import apply_outer_step
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
 NUM_PROPOSALS = 2
-"""Number of proposals that are kept: one outcome may be resumed while another is tried."""
+"""Proposals that are kept: one outcome may be resumed while another is tried."""
 NUM_PARTS = 4
-"""Number of rounds whose parts are kept, about a byte a parameter each. A member that is this many steps behind can
-still catch up by parts."""
+"""Rounds whose parts are kept, about a byte a parameter each. A member that is at most this many steps behind can catch
+up by parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Proposal:
-    """The manifest of a state that may follow the committed one, and the contributions that lead to it."""
+    """The manifest of a state that may follow the committed one, and the group and parts that lead to it."""
 
     manifest: Manifest
     origin: Group
@@ -60,10 +60,11 @@ class Proposal:
 
 
 class Replica:
-    """`proof` certifies `current`; it is None for a run's initial state, and for one from a checkpoint.
+    """`proof` certifies `current`; it is None for a run's initial state, and for a state from a checkpoint without a
+    valid certificate.
 
-    `bounds` are those of the fragments that outer steps move in turn (see `Layout`); without, each step moves all.
-    `num_mismatches` counts how often this member's state was found to differ from what was committed.
+    `bounds` are those of the fragments that outer steps move in turn (see `Layout`); empty: each step moves all
+    parameters. `num_mismatches` counts how often this member's state differed from the committed one.
     """
 
     def __init__(
@@ -92,17 +93,17 @@ class Replica:
 
     @property
     def order(self) -> ResumeOrder | None:
-        """The author's last resume order that the state follows from, or that applies to it."""
+        """The last resume order of the author that applies to the state, or that it follows from."""
         return self.proof.order if self.proof else None
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members that decide what follows: the state's, unless the author named others with a resume order."""
+        """The members that decide the next state: the state's, unless the author named others with a resume order."""
         return self.proof.roster if self.proof and self.proof.is_order else self.current.manifest.roster
 
     @property
     def standings(self) -> TrainerStandings:
-        """The members that have proven themselves. Those that the author's resume order names need not."""
+        """The standings of all peers. Members that the author's resume order names have no probation."""
         state = self.current.manifest
         known = {*self.roster, *trainers_of(state.stripes)}
         left = {peer: steps for peer, steps in state.probation if peer not in self.roster}
@@ -117,31 +118,32 @@ class Replica:
 
     @property
     def held_out(self) -> HeldOutScores:
-        """The scores of the committed state, and whose contributions are measured now."""
+        """The scores of the committed state, and the peers whose contributions are measured now."""
         state = self.current.manifest
         return HeldOutScores(rule=self.config.held_out_rule, scores=state.held_out, drawn=state.drawn)
 
     @property
     def is_new(self) -> bool:
-        """Return whether this replica has no outer step yet, and so no state from which certificates must follow.
+        """Whether this replica has no outer step yet, and so no state from which certificates must follow.
 
-        See `certificate.most_supported`. Two first groups become one in this way.
+        It then takes the certificate that `certificate_history.most_supported` returns, so that two first groups become
+        one.
         """
         return self.outer_step == 0 and self.order is None
 
     @property
     def anchors(self) -> tuple[tuple[str, ...], ...]:
-        """The rosters whose certificates this replica trusts: that of its committed state.
+        """The rosters whose certificates this replica trusts: the roster of its committed state.
 
-        Where a single member may go on alone, these are also the rosters of former states, since the run can have
-        forked from any of them.
+        If one member may go on alone, the rosters of earlier states are included, since the run may have forked from
+        any of them.
         """
         rosters = (self.roster, *self.history.rosters) if self.config.min_group == 1 else (self.roster,)
         return tuple(roster for roster in rosters if roster)
 
     @property
     def certificate(self) -> bytes:
-        """The certificate of the committed state, which peers are shown; empty for the run's initial state."""
+        """The certificate of the committed state, which is shown to peers; empty without a proof."""
         return self.proof.certificate if self.proof else b""
 
     def fragment(self, step: int) -> slice:
@@ -150,15 +152,15 @@ class Replica:
         return slice(self._bounds[index], self._bounds[index + 1])
 
     def leased(self, step: int) -> tuple[str, ...]:
-        """Return the members that have a lease for interval `step`."""
+        """Return the trainers that have a lease for interval `step`."""
         stripes = self.current.manifest.stripes
         return stripes[index_of(step, len(stripes))].roster
 
     def clusters(self) -> Clusters:
         """Return the clusters of the round that follows the committed state.
 
-        Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
-        often gone: nobody waits for it.
+        If rounds overlap, a trainer that the last round left out still has a lease for this one, but has usually left.
+        So only trainers in all stripes count.
         """
         config, rosters = self.config, (frozenset(stripe.roster) for stripe in self.current.manifest.stripes)
         return draw_clusters(
@@ -172,14 +174,14 @@ class Replica:
         )
 
     def lease(self, peer: str, step: int) -> Lease:
-        """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
-        it."""
+        """Return the lease of `peer` for interval `step`: the next one or, with overlap, also the one after it."""
         return lease_of(self.current.manifest.stripes, step, peer, self.config.samples_per_interval)
 
     async def propose(
         self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[Data, ...]
     ) -> Outcome:
-        """Compute what `origin`'s contributions, reduced to `parts`, make of the committed state; keep the manifest.
+        """Compute the state after `origin`'s contributions, reduced to `parts`; keep its manifest, and return the
+        outcome.
 
         The caller must not change `parts` afterwards. Raises RoundError, and IntegrityError for parts that cannot be
         decoded.
@@ -204,17 +206,17 @@ class Replica:
         return outcome
 
     def keep_parts(self, origin_digest: bytes, parts: tuple[Data, ...]) -> None:
-        """Keep the encoded result of that group's reduction, audited or not: who gets it compares digests."""
+        """Keep the encoded result of a group's reduction, audited or not: receivers compare digests."""
         self._parts[origin_digest] = parts
         while len(self._parts) > NUM_PARTS:
             del self._parts[next(iter(self._parts))]
 
     async def make_state(self, executor: Executor, proposal: Proposal) -> ReplicaState:
-        """Return the state that `proposal`, which must follow from the committed one, leads to."""
+        """Return the state that `proposal` makes of the committed state."""
         return await in_executor(executor, self._compute_state, self.current, proposal)
 
     async def find_or_make(self, executor: Executor, proof: Proof) -> ReplicaState | None:
-        """Return the state that `proof` certifies, if this member has or has proposed it."""
+        """Return the state that `proof` certifies if this member has or has proposed it, else None."""
         if proof.is_order:
             return self.current if proof.outcome.state_digest == self.digest else None
         proposal = self.proposal(proof.outcome)
@@ -224,7 +226,7 @@ class Replica:
         self, base: ReplicaState, origin: Group, parts: tuple[Data, ...]
     ) -> tuple[Manifest, tuple[bytes, ...]]:
         """Return the manifest of the state after `base`, and the digests of `parts`. Without parts nobody has trained:
-        the round admits the members, and nothing else changes. Blocks."""
+        the round only admits members. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         step, standings = base.outer_step + 1, self.standings
         leased, grants = self.leased(step), standings.honoured(grants_in(origin.credentials))
@@ -237,7 +239,7 @@ class Replica:
                 else admitted(base.manifest.stripes, trainers)
             )
         except ValueError as error:
-            raise RoundError(f"a group's members used what they had no lease for: {error}") from error
+            raise RoundError(f"a group's members used samples without a lease: {error}") from error
         here = trainers_of(stripes)
         manifest = replace(
             base.manifest,
@@ -268,7 +270,7 @@ class Replica:
         return hasher.chunk_digests()
 
     def _compute_state(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
-        """Return the state that `proposal` leads to from `state`. Blocks the thread."""
+        """Return the state that `proposal` makes of `state`. Blocks."""
         if not proposal.parts:
             return replace(state, manifest=proposal.manifest)
         theta_N, momentum_N = torch.empty_like(state.theta_N), torch.empty_like(state.momentum_N)
@@ -282,8 +284,8 @@ class Replica:
     def _stepped_frames(
         self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield each frame of the fragment in turn: where it is in the flat vector, and its theta and momentum after
-        the outer step. Neither the mean nor the new state exists as a whole."""
+        """Yield each frame of the fragment in turn: its slice of the flat vector, and theta and momentum after the
+        outer step. Neither the aggregate nor the new state is in memory as a whole."""
         start = self.fragment(state.outer_step + 1).start
         for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
             where = slice(start + frame.start, start + frame.stop)
@@ -297,7 +299,7 @@ class Replica:
         return self._proposals.get(outcome)
 
     def differing(self, outcome: Outcome) -> Proposal | None:
-        """Return what this member makes of the same parts, where that is another state than the outcome's."""
+        """Return this member's proposal from the same parts if its state differs from the outcome's, else None."""
         for mine, proposal in self._proposals.items():
             same_parts = (mine.origin_digest, mine.part_digests) == (outcome.origin_digest, outcome.part_digests)
             if same_parts and mine != outcome:
@@ -305,11 +307,12 @@ class Replica:
         return None
 
     def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:
-        """Return the encoded result of that group's reduction; empty if it is not kept."""
+        """Return the encoded result of a group's reduction; empty if it is not kept."""
         return self._parts.get(origin_digest, ())
 
     def donate(self, digest: bytes) -> ReplicaState | None:
-        """Return the state of this digest: the committed one, or the one before if a peer had begun to fetch it."""
+        """Return the state with this digest: the committed one, or the previous one if a peer had begun to fetch it.
+        Else None."""
         if digest == self.digest:
             self._is_fetched = True
             return self.current
@@ -317,26 +320,25 @@ class Replica:
         return former if digest == former_digest else None
 
     def damaged(self) -> ReplicaState | None:
-        """Return the committed state as it is now, if its digest differs from the committed one: a memory fault.
+        """Return the committed state as it is in memory, if a memory fault has changed its digest; else None.
         Blocks."""
         found = self.current.hashed_again()
         return None if found.digest == self.digest else found
 
     def repair(self, state: ReplicaState) -> None:
-        """Replace the damaged committed state by `state`, and drop what was proposed from it."""
+        """Replace the damaged committed state by `state`, and drop its proposals."""
         assert state.digest == self.digest
         self.current = state
         self._proposals.clear()
 
     def begin(self, state: ReplicaState) -> None:
-        """Replace the zeros with which a run from a checkpoint begins by `state`, and drop what was proposed from
-        them."""
+        """Replace the zeros of a run from a checkpoint by `state`, and drop their proposals."""
         assert self.proof is None
         self.current, self.digest = state, state.digest
         self._proposals.clear()
 
     def adopt(self, state: ReplicaState, proof: Proof) -> None:
-        """Make `state` the committed state, which `proof` certifies."""
+        """Make `state`, which `proof` certifies, the committed state."""
         self._former, self._is_fetched = (self.digest, self.current) if self._is_fetched else None, False
         self.current, self.digest, self.proof = state, state.digest, proof
         self.history.add((proof,))

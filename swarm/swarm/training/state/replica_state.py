@@ -1,17 +1,17 @@
 """The committed state of a replica, its manifest, and the chunks that carry it over the network.
 
-A state consists of theta and momentum, the lease stripes and the roster. The state's name is the digest of its
-manifest, a small canonical document that lists the digests of its chunks: equal digests mean equal bits. Chunks cut one
-canonical byte string (theta, then momentum, both fp32, little-endian as on every machine that torch runs on).
+A state consists of theta, momentum, and the small values in its manifest, such as lease stripes and roster. The state's
+name is the digest of this manifest, a canonical document that also lists the digests of the state's chunks: equal names
+mean equal bits. Chunks are pieces of one byte string: theta, then momentum, both fp32, little-endian, as on every
+machine that torch runs on.
 
-The genesis of a run is the state before its first outer step, whose digest the run's author has signed. Each member
-makes it by itself, from the run's seed or checkpoint.
+The genesis of a run is the state before its first outer step. Its digest may be signed in the run file
+(`start.genesis`). Each member computes it from the run's seed or checkpoint.
 
-A manifest's bytes are the length of the head as 4 bytes little-endian; the head, canonical JSON; and 32 bytes of digest
-for each chunk. Hashing takes about 0.6 ms a chunk: do it off the event loop.
+A manifest's bytes are the length of the head as 4 bytes little-endian, the head as canonical JSON, and the 32-byte
+digest of each chunk. Hashing takes about 0.6 ms per chunk: do it off the event loop.
 
-The tensors of a state that others may read do not change.
-Shapes: N values of the flat parameter vector.
+The tensors of a state must not change once others may read them. Shapes: N values of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from swarm.training.standing.standings import Register
 from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
 
 CHUNK_BYTES = 1 << 20
-"""Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
+"""Small enough that a lying donor costs little, large enough that requests cost less than chunks."""
 MAX_HEAD_BYTES = 2 << 20
-"""4,096 trainers take 220 KiB in each of two stripes, 240 KiB in the register or on probation, and 300 KiB with scores;
-the members that are away take 60 KiB, who entered by invitations or vouches 240 KiB, what was revoked 150 KiB, and the
-holes of each stripe 220 KiB."""
+"""4,096 trainers take 220 KiB in each of two stripes, 240 KiB in the register or on probation, and 300 KiB with scores.
+Members that are away take 60 KiB, entries by invitations or vouches 240 KiB, revocations 150 KiB, and the holes of each
+stripe 220 KiB."""
 MAX_MANIFEST_BYTES = MAX_HEAD_BYTES + 8 * MAX_STATE_VALUES // CHUNK_BYTES * limits.DIGEST_BYTES + 4
 _MAX_SAMPLES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Holds what a state consists of. theta has `num_values`, and so has momentum. `roster` holds the sorted members of
-    the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the leases of
-    the next intervals. `probation` names the trainers that have not proven themselves, in the order of their peer ids,
-    with the steps that they have left (see `entrance.Probation`), and `register` what else is remembered. `held_out`
-    are scores of trainers in that order, and `drawn` names those whose contributions to this outer step are measured
-    now (`held_out_scores`)."""
+    """The contents of a state. theta and momentum have `num_values` each. `roster` are the sorted members of the group
+    that made this state, who decide the next one; it is empty at first. The leases of the next intervals follow from
+    `stripes`.
+
+    `probation` has the trainers on probation with the steps that they have left (see `entrance.Probation`), in the
+    order of peer ids. `register` has what else is remembered of peers. `held_out` are the trainers' scores, in the same
+    order; `drawn` are the peers whose contributions to this outer step are measured now (`held_out_scores`)."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -67,7 +68,7 @@ class Manifest:
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
         if not 1 <= len(self.stripes) <= MAX_STRIPES:
-            raise ValueError(f"a state has no {len(self.stripes)} stripes")
+            raise ValueError(f"a state cannot have {len(self.stripes)} stripes")
         check_int(self.num_values, "num_values", low=1, high=MAX_STATE_VALUES)
         if list(self.roster) != sorted(set(self.roster)):
             raise ValueError("the roster is not sorted and distinct")
@@ -75,12 +76,12 @@ class Manifest:
             check_peer_id(peer_id)
         fresh = [peer_id for peer_id, _ in self.probation]
         if fresh != sorted(set(fresh)) or not trainers_of(self.stripes).issuperset(fresh):
-            raise ValueError("those on probation are not sorted, distinct trainers")
+            raise ValueError("the peers on probation are not sorted, distinct trainers")
         for _, left in self.probation:
             check_int(left, "probation", low=1, high=limits.MAX_PROBATION_STEPS)
         scored = [each.peer_id for each in self.held_out]
         if scored != sorted(set(scored)) or not trainers_of(self.stripes).issuperset(scored):
-            raise ValueError("those with a score are not sorted, distinct trainers")
+            raise ValueError("the peers with a score are not sorted, distinct trainers")
         check_count(self.drawn, "drawn", max_items=limits.MAX_SCORED)
         for peer_id in self.drawn:
             check_peer_id(peer_id)
@@ -95,7 +96,7 @@ class Manifest:
 
     @property
     def num_committed(self) -> int:
-        """Return how many samples all outer steps so far have used."""
+        """The number of samples that all outer steps so far have used."""
         return sum(stripe.cursor.num_committed for stripe in self.stripes)
 
     def chunk_size(self, index: int) -> int:
@@ -106,7 +107,7 @@ class Manifest:
         return hashlib.sha256(self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:
-        """Equal manifests have equal bytes."""
+        """Return the canonical bytes. Equal manifests have equal bytes."""
         head: dict[str, Any] = {
             "outer_step": self.outer_step,
             "lanes": [_stripe_to_json(stripe) for stripe in self.stripes],
@@ -125,7 +126,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Raises PeerViolation for anything that `to_bytes` does not write."""
+        """Return the manifest in `data`. Raises PeerViolation for anything that `to_bytes` does not write."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise PeerViolation(f"a state's manifest has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
         try:
@@ -178,7 +179,7 @@ def _stripe_from_json(stripe: dict[str, Any]) -> LeaseStripe:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaState:
     """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size; `manifest` has their digests
-    and all else."""
+    and everything else."""
 
     manifest: Manifest
     theta_N: Tensor
@@ -192,8 +193,7 @@ class ReplicaState:
 
     @classmethod
     def initial(cls, theta_N: Tensor, overlap_steps: int = 0) -> ReplicaState:
-        """Return the state before the first outer step of a run whose rounds overlap with `overlap_steps` steps.
-        Blocks."""
+        """Return the state before the first outer step of a run with `overlap_steps`. Blocks."""
         momentum_N = torch.zeros_like(theta_N)
         manifest = Manifest(
             outer_step=0,
@@ -213,7 +213,8 @@ class ReplicaState:
         return self.manifest.digest()
 
     def hashed_again(self) -> ReplicaState:
-        """Return this state with the manifest of what is in memory now, which can have been damaged. Blocks."""
+        """Return this state with the manifest of its present contents, which may have been damaged in memory.
+        Blocks."""
         return replace(
             self, manifest=replace(self.manifest, chunk_digests=_chunk_digests(self.theta_N, self.momentum_N))
         )
@@ -229,17 +230,18 @@ class ReplicaState:
 
 
 MAX_DRAWN_VALUES = 256_000_000
-"""The largest model whose weights are drawn only to pin them: 3 GB of memory, and half a minute of one core."""
+"""The largest model whose initial weights are computed only to pin them: 3 GB of memory, and half a minute of one
+core."""
 
 
 def genesis_digest(theta_N: Tensor, config: RunConfig) -> str:
-    """Return the digest of the state with which a run of `config` begins at `theta_N`. Blocks."""
+    """Return the digest of the initial state of a run of `config` with the weights `theta_N`. Blocks."""
     return ReplicaState.initial(theta_N, config.overlap_steps).digest.hex()
 
 
 def check_genesis(manifest: Manifest, config: RunConfig) -> None:
-    """Raises IntegrityError if this is a state before the first outer step, and not of the weights that the run's
-    author has signed, no matter who was admitted. A run that does not pin its genesis allows any."""
+    """Raises IntegrityError if this is a state before the first outer step with other weights than the run pins,
+    whoever was admitted. A run that does not pin its genesis allows any weights."""
     if manifest.outer_step or not config.start.genesis:
         return
     first = replace(
@@ -253,24 +255,25 @@ def check_genesis(manifest: Manifest, config: RunConfig) -> None:
     )
     if (digest := first.digest().hex()) != config.start.genesis:
         raise IntegrityError(
-            f"this state has other first weights than the run's author signed: {digest[:12]} instead of "
+            f"this state has other initial weights than the run's author signed: {digest[:12]} instead of "
             f"{config.start.genesis[:12]}",
-            remedy="ask others for it; if this machine made it, report its processor and its version of torch",
+            remedy="get the state from other members; if this machine made it, report its processor and torch version",
         )
 
 
 class StateHasher:
-    """Hashes the chunks of a state that is given piece by piece, each piece of theta with that of momentum."""
+    """Hashes the chunks of a state that is given piece by piece: each piece of theta with the same piece of
+    momentum."""
 
     def __init__(self, num_values: int) -> None:
-        # the chunk in which theta ends has momentum's first bytes, which come before theta's last ones
+        # the chunk in which theta ends also has momentum's first bytes, which are given before theta's last ones
         num_shared = -4 * num_values % CHUNK_BYTES
         self._shared = bytearray()
         self._num_shared = min(num_shared, 4 * num_values)
         self._theta, self._momentum = _ChunkHasher(), _ChunkHasher()
 
     def add(self, theta_C: Tensor, momentum_C: Tensor) -> None:
-        """Add the next values of both, or none."""
+        """Add the next values of both, which may be empty."""
         if not theta_C.numel():
             return
         self._theta.add(_bytes_of(theta_C))
@@ -280,13 +283,13 @@ class StateHasher:
         self._momentum.add(momentum[num_missing:])
 
     def chunk_digests(self) -> tuple[bytes, ...]:
-        """Return the digests of `ReplicaState.chunk`, once all values are there."""
+        """Return the digests of the state's chunks. Call it once, after all values were added."""
         self._theta.add(memoryview(self._shared))
         return (*self._theta.finish(), *self._momentum.finish())
 
 
 class _ChunkHasher:
-    """Hashes a row of chunks, the last of which may be shorter."""
+    """Hashes a sequence of chunks, the last of which may be shorter."""
 
     def __init__(self) -> None:
         self._digests: list[bytes] = []
@@ -311,7 +314,7 @@ class _ChunkHasher:
 
 
 class Assembly:
-    """A state that arrives chunk by chunk, in any order. It allocates the memory of the whole state once."""
+    """Assembles a state from chunks that arrive in any order. Allocates the memory of the whole state once."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -341,14 +344,15 @@ class Assembly:
         self._missing.discard(index)
 
     def reuse(self, state: ReplicaState) -> None:
-        """Copy from `state` the missing chunks that are equal there. What is still missing then is what differs."""
+        """Copy the missing chunks that `state` has. The chunks that differ are then still missing."""
         if state.manifest.num_values == self.manifest.num_values:
             for index in self.missing:
                 with suppress(IntegrityError):
                     self.put(index, state.chunk(index))
 
     def finish(self) -> ReplicaState:
-        """Raises IntegrityError if chunks are missing, or a value is not finite. The assembly is not used any more."""
+        """Return the state. Raises IntegrityError if chunks are missing, or a value is not finite. Do not use the
+        assembly afterwards."""
         if self._missing:
             raise IntegrityError(f"{len(self._missing)} chunks of the state are missing")
         if not all(bool(torch.isfinite(x_N).all()) for x_N in (self._theta_N, self._momentum_N)):

@@ -1,7 +1,7 @@
-"""Holds what the rooms of training need of one member, and what its next round begins with.
+"""The context that the parts of training share for one member, and the setup of its next round.
 
-`setup_of` fixes a round's terms from the replica's state. `recall_promise` brings back what the member promised before
-it was started again. No state.
+`setup_of` makes a round's setup from the replica's state. `recall_promise` reads what the member promised before a
+restart. No state.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from swarm.training.state.state_transfer import Fetcher
 logger = logging.getLogger(__name__)
 
 FOUNDING_GRACE_S = 2.0
-"""The least grace of a run's first group. Members that start together see each other's records after about a second,
-and two first groups would be two runs."""
+"""Minimum grace of a run's first group. Members that start together see each other's records after about a second, and
+two first groups would be two runs."""
 PATIENCE_S = 10.0
-"""Time beyond the grace that a coordinator waits before it reports that too few members are ready."""
+"""Time after the grace until a coordinator reports that too few members are ready."""
 SLOWEST_VALUES_PER_S = 2e7
-"""The rate of an outer step with its digests on a slow machine; a small computer is ten times as fast."""
+"""Speed of an outer step and its digests on a very slow machine; a small computer is ten times as fast."""
 SPARE_S = 10.0
 """The part of a phase's deadline that does not grow with the vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext(ProofReader):
-    """Holds what the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
-    `residuals` exist in a run with error feedback. `credential` is what this member shows where it enters the run,
-    `revocations` are the author's that it was given and that the state may not know yet."""
+    """What the parts of training share for one member. `executor` computes for rounds, in parallel with training.
+    `residuals` exist in a run with error feedback. `credential` is shown when this member enters the run. `revocations`
+    are the author's, as far as this member received them and the state may not know them yet."""
 
     executor: Executor
     replica: Replica
@@ -62,7 +62,7 @@ class RunContext(ProofReader):
         return PeerConnections(network=self.network, methods=self.methods, meter=self.meter)
 
     def feedback(self, step: int) -> ErrorFeedback | None:
-        """Return the error feedback of the fragment that outer step `step` moves, in a run that has it."""
+        """Return the error feedback of the fragment that outer step `step` moves; None in a run without it."""
         return self.residuals.of(self.replica.fragment(step)) if self.residuals else None
 
 
@@ -105,22 +105,22 @@ def setup_of(context: RunContext) -> RoundSetup:
 
 
 def _unknown(context: RunContext) -> bytes:
-    """Return the first revocation that the state does not know, and forget those that it does; empty for none."""
+    """Return the first revocation that the state does not know, or b""; forget those that it knows."""
     standings, pending = context.replica.standings, context.revocations
     pending[:] = [each for each in pending if standings.is_news(revocation_in(each))]
     return pending[0] if pending else b""
 
 
 def lasting(credential: RunCredential | None, now: float) -> RunCredential | None:
-    """Return `credential` if it still holds when a group with it is signed, soon after `now`; else None."""
+    """Return `credential` if it is still valid when a group with it is signed, soon after `now`; else None."""
     if credential is None or grant_of(credential).expires_at <= now + 2 * CREDENTIAL_MARGIN_S:
         return None
     return credential
 
 
 async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
-    """Return what this member promised before it was started again; None if it keeps no promises. The outcome it voted
-    for is proposed if it still has the parts."""
+    """Return what this member promised before its restart; None if there is nothing. If it still has the parts of the
+    outcome that it voted for, it proposes that outcome again."""
     if promises is None:
         return None
     kept = await in_executor(context.executor, promises.read)
@@ -131,5 +131,5 @@ async def recall_promise(context: RunContext, promises: PromiseStore | None) -> 
         outcome = kept.own_prepare_vote.vote.outcome
         await context.replica.propose(context.executor, outcome.origin_digest, origin, kept.parts)
     except SwarmError as error:
-        logger.warning("what this member voted for before its restart cannot be made again: %s", error)
+        logger.warning("the outcome that this member voted for before its restart cannot be proposed again: %s", error)
     return kept

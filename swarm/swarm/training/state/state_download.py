@@ -1,12 +1,13 @@
-"""One download of a state: its chunks from many donors at once, each checked before it is used.
+"""One download of a state: its chunks come from many donors at once, and each is checked before it is used.
 
-`ChunkSchedule` decides which donor to ask for which chunk. It is pure: events come in with their time. Each donor gets
-one chunk at first, and then as many as it delivers in a second, so that a long link is kept full and a slow one holds
-little. At the end, a donor that has nothing left to do is asked for chunks that a slower donor still holds.
+`ChunkSchedule` decides which donor to ask for which chunk. It is pure: the caller passes events with their time. Each
+donor is asked for one chunk at first, and then for about as many as it delivers in a second. So a link with a long
+delay is kept full, and a slow donor has few chunks pending. At the end, idle donors are also asked for chunks that are
+pending at slower ones.
 
-`Download` owns the tasks that fetch. A donor that fails or lies is left out, and costs what it had under way. Chunks
-that a state of this member has already are not fetched, nor those that an earlier, unfinished download left in the
-store.
+`Download` owns the tasks that fetch. A donor that fails or lies is left out, and its pending chunks are asked for
+again. Chunks that a state of this member has, or that an earlier, unfinished download left in the store, are not
+fetched.
 """
 
 from __future__ import annotations
@@ -28,34 +29,34 @@ logger = logging.getLogger(__name__)
 
 
 AHEAD_S = 1.0
-"""Amount that a donor has under way, in seconds of its own rate: more than a round trip around the world, and a short
-wait for what a donor that fails had under way."""
+"""Amount that is pending at a donor, in seconds at its own rate. It is more than a round trip around the world, and
+little is lost if the donor fails."""
 MAX_DONOR_BYTES = 16 << 20
-"""The most that one donor may have under way: 1 Gbit/s at a round trip of 130 ms."""
+"""Maximum pending at one donor: 1 Gbit/s at a round trip of 130 ms."""
 MAX_BYTES = 64 << 20
-"""The most that all donors together may have under way, and thus a download's memory beyond the state."""
+"""Maximum pending at all donors together, and so a download's memory in addition to the state."""
 ASSUMED_S = 1.0
-"""The assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
+"""Assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
 
 CHUNK_TIMEOUT_S = 30.0
-"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
-share this member's own link. Another donor is asked for a silent donor's chunks long before."""
+"""Time of a chunk of 1 MiB at 0.3 Mbit/s, a hardly usable link. The time limit is this times the number of donors,
+since all may share this member's own link. Other donors are asked for a silent donor's chunks long before."""
 LOOK_S = 0.5
 """Interval at which the download checks whether a donor is late."""
 
 
 class ChunkSchedule:
-    """Schedules the chunks `missing`. A donor that failed is not asked again."""
+    """Schedules the chunks `missing` over `donors`. A donor that failed is not asked again."""
 
     def __init__(self, missing: Iterable[int], donors: Sequence[str]) -> None:
         self._waiting = sorted(missing, reverse=True)
         self._asked: dict[int, dict[str, float]] = {}
         self._under_way = dict.fromkeys(donors, 0)
-        self._pace_s: dict[str, float] = {}  # the seconds of a chunk, of those that have delivered one
+        self._pace_s: dict[str, float] = {}  # seconds per chunk, of donors that have delivered one
 
     @property
     def is_open(self) -> bool:
-        """Return whether chunks are still missing."""
+        """Whether chunks are still missing."""
         return bool(self._waiting or self._asked)
 
     @property
@@ -63,7 +64,7 @@ class ChunkSchedule:
         return sum(self._under_way.values())
 
     def next(self, now: float) -> tuple[str, int] | None:
-        """Return the donor to ask now, and for which chunk. None if all donors have enough to do."""
+        """Return the donor to ask now, and for which chunk. None if no donor is to be asked now."""
         if self.num_under_way >= MAX_BYTES // CHUNK_BYTES:
             return None
         for donor in sorted(self._under_way, key=lambda donor: (self._under_way[donor], self._pace(donor))):
@@ -76,16 +77,16 @@ class ChunkSchedule:
         return None
 
     def delivered(self, donor: str, index: int, now: float) -> None:
-        """Record that `donor` delivered. Other requests for this chunk are dropped: their donors are at least so
-        slow."""
+        """Record that `donor` delivered. Other requests for this chunk are dropped: their donors took at least as
+        long."""
         for asked, asked_at in self._asked.pop(index).items():
-            # a donor's chunks share its link: this is how long one chunk alone would have taken
+            # a donor's chunks share its link: this is the time that one chunk alone would have taken
             pace_s = (now - asked_at) / self._under_way[asked]
             self._pace_s[asked] = pace_s if asked == donor else max(pace_s, self._pace_s.get(asked, 0.0))
             self._under_way[asked] -= 1
 
     def failed(self, donor: str) -> None:
-        """Leave `donor` out. The chunks that only it was asked for wait again."""
+        """Leave `donor` out. Chunks that were pending only there wait again."""
         del self._under_way[donor]
         for index, askers in list(self._asked.items()):
             if askers.pop(donor, None) is not None and not askers:
@@ -96,13 +97,14 @@ class ChunkSchedule:
         return self._pace_s.get(donor, ASSUMED_S)
 
     def _window(self, donor: str) -> int:
-        """Return how many chunks this donor may have under way. It gets no more than its share of the last ones."""
+        """Return how many chunks may be pending at this donor, at most its share of the chunks that are left."""
         fair = 1 + len(self._waiting) // len(self._under_way)
         ahead = int(AHEAD_S / max(self._pace_s[donor], 1e-6)) if donor in self._pace_s else 0
         return min(1 + ahead, MAX_DONOR_BYTES // CHUNK_BYTES, fair)
 
     def _overdue(self, donor: str, now: float) -> int | None:
-        """Return the chunk that is expected last, if `donor` is expected to deliver it in half that time."""
+        """Return the pending chunk that is expected last, if `donor` is expected to deliver it in less than half that
+        time."""
         left_s = {index: self._left_s(index, now) for index, askers in self._asked.items() if donor not in askers}
         latest = max(left_s, key=lambda index: left_s[index], default=None)
         return latest if latest is not None and left_s[latest] > 2 * self._pace(donor) else None
@@ -111,29 +113,29 @@ class ChunkSchedule:
         return min(self._left_of(donor, now - asked_at) for donor, asked_at in self._asked[index].items())
 
     def _left_of(self, donor: str, waited_s: float) -> float:
-        """Return the seconds until its usual time. After that, a donor is expected to be silent for as long as it is
+        """Return the expected seconds until `donor` delivers. A late donor is expected to take as long again as it is
         late."""
         return abs(self._pace_s.get(donor, 0.0) * self._under_way[donor] - waited_s)
 
 
 Ask = Callable[[str, int, float], Awaitable[bytes]]
-"""`ask(donor, index, timeout_s)`: the chunk, unchecked. Raises SwarmError."""
+"""`ask(donor, index, timeout_s)` returns the chunk, unchecked. Raises SwarmError."""
 
 
 class ChunkStore(Protocol):
-    """Keeps chunks beyond this process, by their digests. It may lose or damage any of them. All calls block."""
+    """Keeps chunks after this process ends, by their digests. It may lose or damage any of them. All calls block."""
 
     def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the chunks of these digests that are here, in any order, and forget all others."""
+        """Yield the stored chunks with these digests, in any order, and forget all others."""
 
     def keep(self, digest: bytes, data: bytes) -> None: ...
 
     def clear(self) -> None:
-        """Forget everything, since the download is done."""
+        """Forget all chunks: the download is done."""
 
 
 class Download:
-    """Runs one download. `gave` has the bytes of the state that each donor has given."""
+    """Runs one download. `gave` counts the bytes of the state from each donor."""
 
     def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkStore | None) -> None:
         self.gave: dict[str, int] = {}
@@ -145,20 +147,20 @@ class Download:
         self._failures: dict[str, str] = {}
 
     async def run(self, donors: Sequence[str], own: Sequence[ReplicaState]) -> ReplicaState:
-        """Return the state. Raises RoundError if the donors together do not give all of it."""
+        """Return the state. Raises RoundError if the donors together do not deliver all of it."""
         await in_executor(self._executor, self._reuse, own)
         if self._assembly.missing:
             await self._fetch_all(ChunkSchedule(self._assembly.missing, donors), len(donors))
         if self._assembly.missing:
             reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in self._failures.items())
-            raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
+            raise RoundError(f"the state cannot be fetched: {reasons or 'nobody has it'}")
         state = await in_executor(self._executor, self._assembly.finish)
         if self._store is not None:
             await in_executor(self._executor, self._store.clear)
         return state
 
     def _reuse(self, own: Sequence[ReplicaState]) -> None:
-        """Take the chunks that this member has already. Blocks."""
+        """Take the chunks that this member already has. Blocks."""
         for state in own:
             self._assembly.reuse(state)
         digests = self._manifest.chunk_digests
@@ -170,7 +172,7 @@ class Download:
                 self._assembly.put(index, data)
 
     async def _fetch_all(self, schedule: ChunkSchedule, num_donors: int) -> None:
-        """Fetch until all chunks are here, or no donor is left."""
+        """Fetch until no chunk is missing or no donor is left."""
         timeout_s = CHUNK_TIMEOUT_S * num_donors
         now = asyncio.get_running_loop().time
         under_way: dict[asyncio.Task[str], tuple[str, int]] = {}
@@ -206,7 +208,7 @@ class Download:
             del under_way[other]
 
     async def _fetch(self, donor: str, index: int, timeout_s: float) -> str:
-        """Fetch chunk `index` from `donor`. Return why that failed, or an empty string."""
+        """Fetch chunk `index` from `donor`. Return the reason of a failure, or ""."""
         try:
             data = await self._ask(donor, index, timeout_s)
             await in_executor(self._executor, self._assembly.put, index, data)

@@ -1,20 +1,20 @@
 """Decides which committed states a member follows, and gets them: from its own proposal, by parts, or by chunks.
 
-`follows` decides whether a member may follow a certificate that another one shows; `furthest` asks many peers at once;
+`follows` decides whether a member may follow a certificate that a peer shows. `furthest` asks many peers at once.
 `fetch_state` gets the state.
 
-A member that took part has proposed the state itself. A member that held the state before needs only the result's
-parts. A member that is a few steps behind needs the parts of all these steps, one after the other (`catch_up`): a
-step's parts take about a byte a parameter with int8, a state takes eight. A joiner whose link needs longer for the
-state than the run for an outer step would otherwise fetch one state after the other, and never arrive. All others
-fetch chunks. States in between are adopted here; `OuterSteps` adopts the last one.
+A member that took part has proposed the state itself. A member with the previous state needs only the result's parts. A
+member that is a few steps behind needs the parts of these steps, one after the other (`catch_up`): a step's parts take
+about a byte a parameter with int8, and a state takes eight. Without this, a joiner that downloads more slowly than the
+run makes outer steps would fetch one state after the other, and never catch up. All others fetch chunks. The states in
+between are adopted here; `OuterSteps` adopts the last one.
 
-A state can change in a member's memory. Among three or more members, the others commit without the damaged member,
-which then sees that its own result of the same parts differs, and fetches the chunks that differ. If only two are
-left and their results differ, neither can tell which one is damaged, and neither can go on. So each compares its state
+A state can be damaged in a member's memory. Of three or more members, the others commit without the damaged one. It
+then sees that its own result of the same parts differs, and fetches the chunks that differ. If there are only two
+members and their results differ, neither can commit, and neither knows which one is damaged. So each compares its state
 with the committed digest after a failed attempt, and repairs what differs (`repair_if_damaged`).
 
-Keeps nothing between calls.
+No state.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from swarm.training.state.state_transfer import FetchedState
 logger = logging.getLogger(__name__)
 
 MAX_DONORS = 16
-"""The most donors of one download. Beyond them the joiner's own link is the bottleneck."""
+"""Maximum donors of one download. With more, the joiner's own link is the bottleneck."""
 NUM_RETRIES = 3
 RETRY_S = 1.0
 """Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""
 MAX_CATCH_UP_LINKS = 4 * NUM_PARTS
-"""The longest chain of certificates. Rounds that only admit members lie between those that leave parts."""
+"""Maximum certificates of a catch-up. Rounds that only admit members lie between those that have parts."""
 LINKS_S = 3 * CALL_TIMEOUT_S
-"""The time limit for all peers together that show certificates, so that slow or silent ones delay a member no
+"""Time limit for all peers together that are asked for certificates, so that slow or silent ones delay a member no
 longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SyncResult:
-    """The `state` that `proof` certifies. `fetched` is None if this member had or computed it."""
+    """The `state` that `proof` certifies. `fetched` is None if this member had or computed the state."""
 
     proof: Proof
     state: ReplicaState
@@ -107,7 +107,7 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
 
 
 def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
-    """Return `voters`, from which too many to ask all of them are asked by each member another part."""
+    """Return `voters`; if they are too many to ask, starting at a place that depends on `me`."""
     if len(voters) <= MAX_DONORS:
         return voters
     start = int.from_bytes(hashlib.sha256(me.encode()).digest()[:8], "big") % len(voters)
@@ -115,7 +115,7 @@ def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
 
 
 async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> SyncResult | None:
-    """Get the state from this member's own by the parts of reductions. None if they do not lead there.
+    """Get the state by applying the parts of reductions to this member's own. None if they do not lead there.
 
     A resume order has no parts.
     """
@@ -126,17 +126,17 @@ async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> Syn
             state, _ = await rebuild(context, proof, donors)
             return SyncResult(proof=proof, state=state)
         except SwarmError as error:
-            logger.warning("fetching the state, since its parts do not lead to it: %s", error)
+            logger.warning("fetching the state, since its parts could not be applied: %s", error)
     elif context.replica.proof is not None and (caught := await catch_up(context, proof, donors)) is not None:
         return SyncResult(proof=proof, state=caught.state, fetched=caught)
     return None
 
 
 async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[ReplicaState, int]:
-    """Apply the certified parts to this member's state, which they start from. Return the result and the bytes fetched.
+    """Apply the certified parts to this member's state, from which they start. Return the result and the bytes fetched.
 
-    A member that has reduced the parts itself, and was about to audit them, fetches nothing. Raises SwarmError if the
-    parts cannot be had, or lead to another state.
+    A member that has kept the parts itself fetches nothing. Raises SwarmError if the parts cannot be fetched, or lead
+    to another state.
     """
     parts, num_bytes = await _own_parts(context, proof), 0
     if not parts:
@@ -145,12 +145,12 @@ async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> 
     mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
     proposal = context.replica.proposal(proof.outcome)
     if proposal is None:
-        raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
+        raise SwarmError(f"they lead to state {mine.state_digest.hex()[:12]} on this machine")
     return await context.replica.make_state(context.executor, proposal), num_bytes
 
 
 async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:
-    """Return the certified parts, if this member has kept them; else nothing."""
+    """Return the certified parts if this member has kept them; else ()."""
 
     def certified(parts: tuple[Data, ...]) -> bool:
         return tuple(hashlib.sha256(part).digest() for part in parts) == proof.outcome.part_digests
@@ -163,8 +163,8 @@ async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:
 async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
     """Get the state that `proof` certifies, and adopt all states before it. None if the parts do not lead there.
 
-    The certificates in between need no trust of their own: each certifies exactly the state that the next one, and in
-    the end `proof`, starts from.
+    The certificates in between need not be trusted: each certifies exactly the state that the next one starts from, and
+    the last one the state that `proof` starts from.
     """
     num_bytes = 0
     try:
@@ -179,20 +179,20 @@ async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) ->
                 return FetchedState(state=state, donors=donors, num_bytes=num_bytes)
             context.replica.adopt(state, link)
     except TimeoutError:
-        logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
+        logger.warning("fetching the state, since no peer showed the certificates before it within %.0f s", LINKS_S)
     except SwarmError as error:
-        logger.warning("fetching the state, since the parts in between cannot be had: %s", error)
+        logger.warning("fetching the state, since the parts in between cannot be fetched: %s", error)
     return None
 
 
 async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
-    """Return the certificates from this member's state to `proof`, which comes last. The first of `peers` that answers
-    decides; the chain is empty if it has none, or one that is too long."""
+    """Return the certificates from this member's state to `proof`, which comes last. Only the first of `peers` that
+    answers counts. The chain is empty if it shows none, or one that is too long."""
     for peer in peers:
         try:
             made_by = await _links(context, peer)
         except SwarmError as error:
-            logger.warning("%s does not show what led to its state: %s", short_id(peer), error)
+            logger.warning("%s does not show the certificates before its state: %s", short_id(peer), error)
             continue
         chain = [proof]
         while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_CATCH_UP_LINKS:
@@ -209,7 +209,7 @@ def _num_steps(chain: Sequence[Proof]) -> int:
 
 
 async def _links(context: RunContext, peer: str) -> dict[bytes, Proof]:
-    """Return the certificate of each state since this member's own, by the state's digest."""
+    """Return the certificates that `peer` shows of states since this member's own, by the state's digest."""
     made_by: dict[bytes, Proof] = {}
     request = StandingRequest(run=context.run, step=context.replica.outer_step + 1)
     async with aclosing(context.history(peer, request)) as history:
@@ -239,15 +239,15 @@ async def repair_if_damaged(context: RunContext, group: Group) -> None:
     try:
         fetched = await context.fetcher.state(base.digest, donors, [damaged])
     except SwarmError as error:
-        logger.warning("it cannot be repaired now: %s", error)
+        logger.warning("this member's state cannot be repaired now: %s", error)
         return
     if base is replica.current:
         replica.repair(fetched.state)
 
 
 async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:
-    """Return records of the run's trainers, of many a sample. They are empty if the lookup fails; callers look up again
-    later."""
+    """Return the records of the run's trainers, or of a sample of many. Empty if the lookup fails; callers look up
+    again later."""
     try:
         return await membership.some_trainers(run)
     except SwarmError as error:
@@ -256,7 +256,7 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
 
 
 def claims_of(context: RunContext, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
-    """Return the outer steps that other peers claim to have, of all peers that the run admits."""
+    """Return the outer steps that the records of other admitted peers claim, by peer."""
     others = {
         peer: each
         for peer, each in records.items()
@@ -268,23 +268,24 @@ def claims_of(context: RunContext, records: Mapping[str, TrainerRecord]) -> dict
 async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | None:
     """Return the proof of highest rank that any of these peers shows and that follows this member's state, if any does.
 
-    A new replica takes what most voters show, its own group's included, of what follows from the author's endorsement.
+    A new replica takes the proof that most voters show, its own group's included, of those that follow from the
+    author's endorsement.
     """
     replica, me, endorsement = context.replica, context.network.peer_id, context.endorsements.newest
     peers = whom_a_newcomer_asks(claims, endorsement, me) if replica.is_new else whom_to_ask(claims, replica.roster, me)
     shown, failures = await context.newest_of(peers, StandingRequest(run=context.run, step=1))
     for failure in failures:
         logger.warning(
-            "%s did not say where it is: %s", short_id(failure.peer_id) if failure.peer_id else "a peer", failure
+            "%s did not show its state: %s", short_id(failure.peer_id) if failure.peer_id else "a peer", failure
         )
-    shown = await those_following(shown, partial(_is_open, context))
+    shown = await those_following(shown, partial(_counts, context))
     if not replica.is_new:
         return max(shown.values(), key=lambda proof: proof.rank, default=None)
     return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
 
 
-async def _is_open(context: RunContext, peer: str, proof: Proof) -> bool:
-    """Return whether this member may compare `proof`, which `peer` shows, with those that others show."""
+async def _counts(context: RunContext, peer: str, proof: Proof) -> bool:
+    """Return whether `proof`, which `peer` shows, counts in the comparison with those of others."""
     replica = context.replica
     if replica.is_new and context.endorsements.newest is None and proof.order is None:
         return True
@@ -293,11 +294,11 @@ async def _is_open(context: RunContext, peer: str, proof: Proof) -> bool:
 
 async def follows(context: RunContext, peer: str, proof: Proof) -> bool:
     """Return whether `proof`, which `peer` shows, follows from what this member trusts, or from a later resume order of
-    the run's author than it knows (see `ancestry`)."""
+    the run's author (see `ancestry`)."""
     try:
         links = await links_from(context, peer, proof, anchor_of(context))
     except SwarmError as error:
-        logger.warning("%s shows a resume order that does not hold: %s", short_id(peer), error)
+        logger.warning("%s shows a resume order that is not valid: %s", short_id(peer), error)
         return False
     if links is not None:
         context.replica.history.add(links)
@@ -305,7 +306,7 @@ async def follows(context: RunContext, peer: str, proof: Proof) -> bool:
 
 
 def anchor_of(context: RunContext) -> Anchor:
-    """Return what this member trusts: its own state, or as long as it has none the author's newest endorsement."""
+    """Return what this member trusts: its own state, or, before it has one, the author's newest endorsement."""
     replica, endorsement = context.replica, context.endorsements.newest
     if replica.is_new and endorsement is not None:
         return Anchor.at(endorsement)

@@ -1,7 +1,7 @@
-"""Gives committed states and result parts to peers by digest, and fetches them from peers that have them.
+"""Sends committed states and result parts to peers by digest, and fetches them from peers.
 
-`state_download` fetches a state's chunks. Everything fetched is checked against its digest, and bounded by what the
-run's config says it must be.
+`state_download` fetches a state's chunks. Everything fetched is checked against its digest, and its size is bounded by
+the run's config.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """Parts are sent in messages of this size."""
 LATE_S = 2.0
-"""Time that a manifest may take before another donor is asked too: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
+"""Time after which another donor is asked for a manifest too: 250 KiB, for a state of 8 GiB, at 1 Mbit/s."""
 PIECE_TIMEOUT_S = 30.0
-"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
+"""Time for 1 MiB at 0.3 Mbit/s, a hardly usable link."""
 SLOWEST_DONOR_BYTES_PER_S = PIECE_BYTES / PIECE_TIMEOUT_S
-"""The slowest rate of a part. A slower holder is left, since it could delay a member for ever."""
+"""Minimum rate of a part. A slower holder is dropped, since it could delay a member forever."""
 SLOWEST_STATE_BYTES_PER_S = 1.25e5
-"""The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
+"""Minimum rate of a state from all donors together: 1 Mbit/s, which a round demands of every member."""
 MUCH_SLOWER = 4.0
 MAX_HOLDERS_TRIED = 4
-"""The time limit of a part allows for this many slow holders, one after the other."""
+"""The time limit of a part allows this many slow holders, one after the other."""
 
 
 class Donor:
@@ -64,12 +64,12 @@ class Donor:
             raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
 
     async def part(self, _peer: str, stream: Stream) -> None:
-        """Send a part. Raises TimeoutError: a part that is sent is kept, and its receiver may take nothing of it."""
+        """Send a part. Raises TimeoutError if the receiver takes nothing: the part stays in memory while it is sent."""
         async with asyncio.timeout(PIECE_TIMEOUT_S):
             wanted = PartRequest.from_bytes(await stream.receive())
         found = self._replica.parts_of(wanted.origin_digest)[wanted.index : wanted.index + 1]
         if not found:
-            raise PeerRefused("this part is not here any more")
+            raise PeerRefused("this member no longer has the part")
         view = memoryview(found[0])
         for start in range(0, len(view), PIECE_BYTES):
             async with asyncio.timeout(PIECE_TIMEOUT_S):
@@ -78,13 +78,13 @@ class Donor:
     def _held(self, digest: bytes) -> ReplicaState:
         state = self._replica.donate(digest)
         if state is None:
-            raise PeerRefused("this state is not here any more")
+            raise PeerRefused("this member no longer has the state")
         return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedState:
-    """A state that was fetched, the peers that gave parts of it, and how many bytes they sent."""
+    """A fetched state, the peers that sent some of it, and the bytes that they sent."""
 
     state: ReplicaState
     donors: tuple[str, ...]
@@ -92,8 +92,8 @@ class FetchedState:
 
 
 class Fetcher:
-    """Fetches for one member of a run. `executor` hashes and parses large data. `store` keeps a state's chunks over a
-    restart."""
+    """Fetches for one member of a run. `executor` hashes and parses large data. `store` keeps a state's chunks across
+    restarts."""
 
     def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore | None = None) -> None:
         self._network = network
@@ -102,9 +102,9 @@ class Fetcher:
         self._store = store
 
     async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[ReplicaState]) -> FetchedState:
-        """Fetch the state named `digest`. Chunks that a state of `own`, which has at least one, holds are not fetched.
+        """Fetch the state named `digest`. Chunks that a state in `own` has are not fetched. `own` is not empty.
 
-        Raises RoundError if the donors together do not give all of it in time.
+        Raises RoundError if the donors together do not send all of it in time.
         """
         manifest = await self._manifest(digest, donors, own[0].manifest.num_values)
         limit_s = 2 * PIECE_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
@@ -125,8 +125,8 @@ class Fetcher:
         return FetchedState(state=state, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
-        """Return the manifest from the first donor that answers correctly. The next donor is asked when those before
-        have failed or are late, so that a silent donor does not block the others."""
+        """Return the manifest from the first donor that answers correctly. Another donor is asked whenever one has
+        failed or is late, so that a silent donor does not block the others."""
         failures: dict[str, str] = {}
         asking: set[asyncio.Task[Manifest | None]] = set()
         async with asyncio.TaskGroup() as tasks:
@@ -142,7 +142,7 @@ class Fetcher:
                         task.cancel()
                     return found[0]
         reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in failures.items())
-        raise RoundError(f"no manifest of the state can be had: {reasons or 'there are no donors'}")
+        raise RoundError(f"the state's manifest cannot be fetched: {reasons or 'there are no donors'}")
 
     async def _manifest_of(
         self, donor: str, digest: bytes, num_values: int, failures: dict[str, str]
@@ -163,7 +163,7 @@ class Fetcher:
         return manifest
 
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
-        """Fetch the result parts of `outcome` of the group `origin`. Raises RoundError if one cannot be had."""
+        """Fetch the result parts of `outcome` of the group `origin`. Raises RoundError if one cannot be fetched."""
         sizes = [part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
         limit_s = MAX_HOLDERS_TRIED * (PIECE_TIMEOUT_S + max(sizes, default=0) / SLOWEST_DONOR_BYTES_PER_S)
         try:
@@ -175,7 +175,7 @@ class Fetcher:
             raise RoundError(f"the parts did not come within {limit_s:.0f} s", missing=tuple(holders)) from None
         parts = tuple(task.result() for task in fetching)
         if any(part is None for part in parts):
-            raise RoundError("a part of the outcome cannot be had from any member", missing=tuple(holders))
+            raise RoundError("a part of the outcome cannot be fetched from any member", missing=tuple(holders))
         return tuple(part for part in parts if part is not None)
 
     async def _part(self, outcome: Outcome, index: int, holders: Sequence[str], size: int) -> bytes | None:
@@ -192,8 +192,8 @@ class Fetcher:
         return None
 
     def _in_turn(self, holders: Sequence[str], index: int) -> list[str]:
-        """Return whom to ask for part `index`: not all parts from the same holder, and those that are known to be much
-        slower than others last."""
+        """Return the holders in the order to ask for part `index`: another first holder for each part, and much slower
+        holders last."""
         rates = self._network.links.rates_from(holders)
         enough = max(rates.values(), default=0.0) / MUCH_SLOWER
         usual = [holder for holder in holders if rates.get(holder, enough) >= enough]
@@ -214,7 +214,7 @@ class Fetcher:
         except EndOfStream:
             pass
         except TimeoutError:
-            raise PeerTimeout(f"it sent no part within {limit_s:.0f} s", peer_id=holder) from None
+            raise PeerTimeout(f"it did not send the part within {limit_s:.0f} s", peer_id=holder) from None
         return bytes(received)
 
 
@@ -223,7 +223,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _named(data: bytes, digest: bytes) -> Manifest:
-    """Raises IntegrityError or PeerViolation unless `data` is the manifest of that name."""
+    """Return the manifest in `data`. Raises IntegrityError or PeerViolation unless its name is `digest`."""
     if _digest(data) != digest:
         raise IntegrityError("its manifest does not match the digest")
     return Manifest.from_bytes(data)

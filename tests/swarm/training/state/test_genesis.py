@@ -34,7 +34,7 @@ def test_state_of_outer_step_0_is_held_against_the_genesis_no_matter_who_was_adm
         check_genesis(manifest, run)
     other = ReplicaState.initial(ZEROS + 1, overlap_steps).manifest
     for manifest in (other, replace(other, roster=(PEER,))):
-        with pytest.raises(IntegrityError, match="other first weights than the run's author signed"):
+        with pytest.raises(IntegrityError, match="other initial weights than the run's author signed"):
             check_genesis(manifest, run)
     check_genesis(other, replace(run, start=StartConfig()))
     check_genesis(replace(other, outer_step=1), run)
@@ -46,7 +46,7 @@ def test_member_that_would_begin_with_other_weights_than_the_author_signed_stops
             other = replace(setup_of(SyntheticInner(), 1), theta_N=ZEROS + 1)
             wrong = await swarm.join("wrong", setup=other)
             assert wrong.task is not None
-            with pytest.raises(IntegrityError, match="other first weights"):
+            with pytest.raises(IntegrityError, match="other initial weights"):
                 await wrong.task
             wrong.task = None
             right = await swarm.join("right")
@@ -76,7 +76,7 @@ def test_beginning_that_members_of_other_weights_hand_out_is_refused() -> None:
             assert newcomer.trainer.state is not None
             assert bool((newcomer.trainer.state.theta_N == 0).all())
             reasons = [each.reason for each in newcomer.events if hasattr(each, "reason")]
-            assert any("other first weights" in reason for reason in reasons), reasons
+            assert any("other initial weights" in reason for reason in reasons), reasons
             for member in swarm.members.values():
                 member.trainer.stop()
 

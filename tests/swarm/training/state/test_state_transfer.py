@@ -148,7 +148,7 @@ def test_state_that_only_liars_have_is_an_error_that_names_each() -> None:
 
 def test_state_that_nobody_has_is_an_error_in_words() -> None:
     async def case(world: World) -> None:
-        with pytest.raises(RoundError, match="not here any more"):
+        with pytest.raises(RoundError, match="no longer has the state"):
             await world.fetcher.state(bytes(32), world.peers, [world.old])
         with pytest.raises(RoundError, match="no donors"):
             await world.fetcher.state(world.new.digest, [], [world.old])
@@ -213,7 +213,7 @@ def test_parts_come_by_digest_from_any_peer_that_has_them() -> None:
         # the first one lies, the second one does not serve parts at all
         got = await world.fetcher.parts(group, outcome, world.peers, CODEC)
         assert got == parts
-        with pytest.raises(RoundError, match="cannot be had"):
+        with pytest.raises(RoundError, match="cannot be fetched"):
             await world.fetcher.parts(group, outcome, world.peers[:2], CODEC)
         await world.close()
 
@@ -321,7 +321,7 @@ def test_part_and_chunk_requests_out_of_range_are_refused() -> None:
             await world.mine.call(world.peers[0], METHODS.chunk, request, timeout_s=1.0)
         async with world.mine.stream(world.peers[0], METHODS.part, timeout_s=1.0) as stream:
             await stream.send(PartRequest(origin_digest=bytes(32), index=0).to_bytes())
-            with pytest.raises(PeerRefused, match="not here any more"):
+            with pytest.raises(PeerRefused, match="no longer has the part"):
                 await stream.receive()
 
     in_world(case)

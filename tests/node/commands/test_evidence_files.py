@@ -134,7 +134,7 @@ def test_verify_computes_an_interval_from_a_checkpoint_and_believes_no_finding(
     monkeypatch.setattr(interval, "prepare", lambda *_, **__: TrainingSetup(inner=inners.pop(0), theta_N=state.theta_N))
 
     assert cli.run(["evidence", "verify", file]) == 1
-    assert "the word of 1 of 5 members only" in capsys.readouterr().err
+    assert "findings of only 1 of 5 members" in capsys.readouterr().err
     assert cli.run(["evidence", "verify", file, "--state", str(place)]) == 0
     assert f"{liar.peer_id} lied: its contribution to outer step" in capsys.readouterr().err
     assert cli.run(["evidence", "verify", file, "--state", str(place)]) == 1

@@ -168,7 +168,7 @@ def test_evidence_is_checked_offline_by_its_findings_or_by_computing_the_interva
     alone = WrongInterval(
         certificate=evidence.certificate, peer=liar, slices=evidence.slices, findings=evidence.findings[:1]
     )
-    with pytest.raises(IntegrityError, match="the word of 1 of 5 members only"):
+    with pytest.raises(IntegrityError, match="findings of only 1 of 5 members"):
         check_file(kept(alone))
     # who computes it believes nobody
     _, verdict = replay_file(kept(alone), state, lambda _: ChangedInner())

@@ -1,2 +1,1 @@
-"""Handles what convicts a member of a lie: evidence, its checks, the validation of intervals, and the bans that
-follow."""
+"""Evidence that convicts a member of a lie: its checks, the validation of intervals, and the resulting bans."""

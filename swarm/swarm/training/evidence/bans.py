@@ -1,8 +1,8 @@
-"""The members of a run that are banned: each with the verdict, the evidence for it, and how long the run keeps it out.
+"""The banned members of a run: for each the verdict, its evidence, and the last outer step of the ban.
 
-A ban follows from evidence and the run's `ban_steps`, so all who hold the evidence ban alike. A member that lies again
-is banned from its newest lie on. Bounded: beyond MAX_BANS, and beyond MAX_HELD_EVIDENCE_BYTES of evidence in all, the
-bans of the earliest lies go first. Values only; its owner says which step the run is at.
+A ban follows from evidence and the run's `ban_steps` alone, so all members with the same evidence have the same bans. A
+member that lies again is banned from its newest lie on. Beyond MAX_BANS, or MAX_HELD_EVIDENCE_BYTES of evidence in all,
+the bans of the earliest lies are dropped. Values only; the owner passes the run's step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.proof_reader import MAX_HELD_EVIDENCE_BYTES
 
 MAX_STRANGERS = 32
-"""Bans of peers that are of no state, group or lease that their holder knows."""
+"""Bans that are kept of peers in no state, group or lease that this member knows."""
 MAX_STRANGE_BYTES = 1 << 20
-"""Maximum size of evidence against one of these, all of which displaces no other bans."""
+"""Maximum size of evidence against one of these, which bounds how many other bans it can displace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Holds what evidence proves: `peer_id` lied at outer step `step`. `kind` is the evidence's, `reason` says it in
-    words."""
+    """What evidence of `kind` proves: `peer_id` lied at outer step `step`. `reason` says how, in words."""
 
     peer_id: str
     step: int
@@ -34,8 +33,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ban:
-    """`data` is the encoded evidence for `verdict`. `until` is the last outer step of which the peer is kept out; None:
-    of all."""
+    """`data` is the encoded evidence for `verdict`. `until` is the last outer step of the ban; None: it is
+    permanent."""
 
     verdict: Verdict
     data: bytes
@@ -53,12 +52,13 @@ class Bans:
         self._bans: dict[str, Ban] = {}
 
     def is_news(self, peer: str, step: int) -> bool:
-        """Return whether a lie of `peer` at `step` is later than the one that it is banned for."""
+        """Return whether a lie of `peer` at `step` would ban it, or extend its ban."""
         return peer not in self._bans or (self._bans[peer].until is not None and step > self._bans[peer].verdict.step)
 
     def has_room_for(self, peer: str, size: int, known: Collection[str]) -> bool:
         """Return whether evidence of `size` bytes against `peer` is worth a check. Anyone can make keys that convict
-        themselves; the bans of a few that are not `known` are kept, as some were members before the holder was."""
+        themselves, so only a few bans of peers that are not `known` are kept: they may have been members earlier than
+        this one."""
         return peer in known or (size <= MAX_STRANGE_BYTES and len(self.held.difference(known)) < MAX_STRANGERS)
 
     def add(self, verdict: Verdict, data: bytes) -> Ban:
@@ -73,7 +73,7 @@ class Bans:
 
     @property
     def held(self) -> frozenset[str]:
-        """All peers that are banned, also those whose bans are over and not forgotten yet."""
+        """All peers with a ban, including bans that have ended and are not forgotten yet."""
         return frozenset(self._bans)
 
     def at(self, step: int) -> tuple[Ban, ...]:
@@ -81,11 +81,11 @@ class Bans:
         return tuple(ban for ban in self._bans.values() if ban.holds_at(step))
 
     def peers(self, step: int) -> frozenset[str]:
-        """Return who is banned in the round of outer step `step`."""
+        """Return the peers that are banned in the round of outer step `step`."""
         return frozenset(ban.verdict.peer_id for ban in self.at(step))
 
     def lapse(self, step: int) -> frozenset[str]:
-        """Forget the bans that hold at `step` no more, and return whose they were."""
+        """Forget the bans that have ended before `step`, and return their peers."""
         lapsed = {peer for peer, ban in self._bans.items() if not ban.holds_at(step)}
         for peer in lapsed:
             del self._bans[peer]

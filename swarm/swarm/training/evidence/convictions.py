@@ -1,17 +1,16 @@
-"""The members of a run whom evidence convicts of a lie, as far as this member knows.
+"""The convictions of a run's members, as far as this member knows them.
 
-Evidence is checked before it counts, is passed on once to everybody who trains, is kept on the disk, and is shown to
-members that form a group with the liar, to members that join, and to observers. A convicted peer is in no group of this
-member and votes in none, for as long as the run's `ban_steps` say. Nothing follows from one peer's word: a peer whose
-evidence proves nothing is not listened to again.
+Evidence is checked before it counts. It is then stored on disk, sent once to all members of the roster, and shown to
+members that form a group with the liar, to members that join, and to observers. This member forms no group with a
+convicted peer, and counts no vote of it, for the run's `ban_steps`. Once a peer's evidence proves nothing, its further
+evidence is refused.
 
-The path of a byte: it comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the
-disk), `ask` (from members, on joining) or `heard` (two statements that differ). `_take` reads whom it is against,
-checks it (`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough),
-and adds the ban (`bans`). `_keep` writes it to the disk (`EvidenceFolder`), `_send` passes it on, and `show` and
-`answer` give it to who needs it later.
+Evidence comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the disk), `ask`
+(from members, on joining) or `heard` (two statements that differ). `_take` reads who is accused, checks the evidence
+(`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough), and adds the ban
+(`bans`). `_keep` stores it (`EvidenceFolder`), `_send` sends it to others, and `show` and `answer` show it later.
 
-`OuterSteps` owns it; checks and the disk are in the executor.
+`OuterSteps` owns it; checks and disk access run in the executor.
 """
 
 from __future__ import annotations
@@ -50,21 +49,22 @@ from swarm.training.state.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0
-"""The deadline of evidence beyond its time at SLOWEST_BYTES_PER_S; others that get it pass it on."""
+"""Deadline for sending evidence, in addition to its time at SLOWEST_BYTES_PER_S. Other members also send it."""
 MAX_SENDING = 4
-"""Peers that are sent evidence at one time: all share this member's uplink, and would together get none in time."""
+"""Peers to which evidence is sent at one time. They share this member's uplink; with more, none would get it in
+time."""
 SHOW_TIMEOUT_S = 60.0
 MAX_CERTIFICATES = 64
-"""Certificates whose votes are noted once: others show the same one again and again."""
+"""Certificates that are remembered so that their votes are noted only once: peers show the same one repeatedly."""
 MAX_ASKED_FOR_EVIDENCE = 4
-"""Members that are asked: evidence that an honest member holds is also shown to who forms a group with the liar."""
+"""Members that are asked. Honest members also show their evidence to all that form a group with the liar."""
 MAX_SHOWING = 4
-"""Peers that are shown all evidence at one time: anyone may ask."""
+"""Peers to which all evidence is shown at one time. Anyone may ask for it."""
 
 
 class Convictions:
-    """The convictions of one member of `context`. `on_new` is called with each new ban, and `on_accusation` with each
-    accusation of an interval that does not convict yet; `store` outlives the process."""
+    """The convictions that one member holds. `on_new` is called with each new ban, `on_accusation` with each accusation
+    of an interval that does not convict yet. `store` keeps evidence for the next process."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Convictions:
         self._bans = Bans(context.replica.config)
         self._on_disk: set[str] = set()
         self.in_group: Callable[[], Collection[str]] = tuple
-        """Returns the members of the group that this member is in now: some may be in no committed state yet."""
+        """Returns the members of this member's present group, of which some may be in no committed state yet."""
         self._ignored: set[str] = set()
         self._checking = asyncio.Lock()
         self._working: set[asyncio.Task[None]] = set()
@@ -105,17 +105,17 @@ class Convictions:
         return self._bans.is_news(peer, step)
 
     async def recall(self) -> None:
-        """Take what was kept before this process started."""
+        """Take the evidence in the store."""
         if self._store is None:
             return
         for data in await in_executor(self._context.executor, self._store.read):
             try:
                 await self._take(data, passes_on=False, was_kept=True)
             except (PeerViolation, IntegrityError) as error:
-                logger.warning("evidence that was kept proves nothing: %s", error)
+                logger.warning("stored evidence proves nothing: %s", error)
 
     async def ask(self, peers: Iterable[str]) -> None:
-        """Take the evidence that some of `peers`, members of the run, hold: what happened while this member was
+        """Take the evidence that the first of `peers`, members of the run, hold, such as of lies while this member was
         away."""
         asked = 0
         for peer in peers:
@@ -133,7 +133,7 @@ class Convictions:
         """Take evidence from `sender`, a peer or this member. Raises PeerViolation or IntegrityError if it proves
         nothing."""
         if sender in self._ignored:
-            raise PeerViolation("its evidence has proved nothing before", peer_id=sender)
+            raise PeerViolation("its earlier evidence proved nothing", peer_id=sender)
         try:
             await self._take(data, passes_on=passes_on, sender=sender)
         except (PeerViolation, IntegrityError):
@@ -142,21 +142,21 @@ class Convictions:
             raise
 
     async def convict(self, evidence: Sequence[Evidence]) -> None:
-        """Take what this member has found of one lie, and of those who lied together. The first conviction ends the
-        attempt that awaits this, as a liar that leaves it does, so all pieces are taken beside it. Raises PeerViolation
-        or IntegrityError if the first one proves nothing."""
+        """Take the evidence that this member found of one lie by one or several members. The first conviction cancels
+        the attempt that awaits this call, so each piece is taken in its own task. Raises PeerViolation or
+        IntegrityError if the first piece proves nothing."""
         first, *others = evidence
         for each in others:
-            self._spawn(self._convict_beside(each))
+            self._spawn(self._convict_logged(each))
         await asyncio.shield(self._spawn(self.take(first.to_bytes(), self._context.network.peer_id)))
 
     @property
     def heard(self) -> EquivocationWatch:
-        """Return what others have signed, as it comes in: two statements that differ convict their signer."""
+        """The watch for signed statements of others: two that differ convict their signer."""
         return self._heard
 
     def hear(self, certificate: bytes) -> None:
-        """Note the votes of a certificate of this run, which has been checked."""
+        """Note the votes of a checked certificate of this run."""
         context, digest = self._context, hashlib.sha256(certificate).digest()
         if digest in self._certificates:
             return
@@ -166,7 +166,7 @@ class Convictions:
             self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
 
     async def lapse(self) -> frozenset[str]:
-        """Forget the bans that are over, and return whose they were."""
+        """Forget the bans that have ended, and return their peers."""
         lapsed = self._bans.lapse(self._step)
         await self._forget(lapsed)
         return lapsed
@@ -177,12 +177,12 @@ class Convictions:
             self._send(ban.data, ban.verdict.peer_id, ban.verdict.step, peers)
 
     async def answer(self, stream: Stream) -> None:
-        """Show the peer that asks the evidence that it does not know. Raises PeerRefused if many ask at once."""
+        """Show the asking peer the evidence that it does not know. Raises PeerRefused if many ask at once."""
         request = EvidenceRequest.from_bytes(await stream.receive())
         if request.run != self._context.run:
             raise PeerViolation("this is about another run")
         if self._num_showing >= MAX_SHOWING:
-            raise PeerRefused("it shows its evidence to others now")
+            raise PeerRefused("it is showing its evidence to others now")
         self._num_showing += 1
         try:
             async with asyncio.timeout(SHOW_TIMEOUT_S):
@@ -208,7 +208,7 @@ class Convictions:
             peer, step = accused(evidence, context.signatures)
             if not self._bans.is_news(peer, step):
                 return
-            # what others show can be of strangers, even where this member finds two statements in it that differ
+            # others can show statements of strangers, and this member finds equivocations in those, too
             is_own = sender == context.network.peer_id and evidence.kind != EQUIVOCATION
             if not was_kept and not is_own and not self._concerns(peer, step, len(data)):
                 return
@@ -232,30 +232,30 @@ class Convictions:
                 return
             try:
                 await self._keep(peer, data)
-            finally:  # also where the sender has left, which cancels this: what is banned is no news any more
+            finally:  # also if the sender leaves, which cancels this: the same evidence would not be news again
                 logger.warning("%s is convicted: %s", short_id(peer), verdict.reason)
                 if passes_on:
                     self._send(data, peer, step, {*context.replica.roster} - {sender, peer})
                 self._on_new(ban)
 
     def _convict_soon(self, found: Equivocation) -> None:
-        """Convict who has said two things, where the run's members are bound to what they have said."""
+        """Convict the signer, unless the run has a `min_group` of 1, whose members may sign two statements."""
         if self._context.replica.config.min_group > 1:
-            self._spawn(self._convict_beside(found.evidence()))
+            self._spawn(self._convict_logged(found.evidence()))
 
-    async def _convict_beside(self, evidence: Evidence) -> None:
+    async def _convict_logged(self, evidence: Evidence) -> None:
         try:
             await self.take(evidence.to_bytes(), self._context.network.peer_id)
         except (PeerViolation, IntegrityError) as error:
-            logger.warning("evidence that this member has found proves nothing: %s", error)
+            logger.warning("evidence that this member found proves nothing: %s", error)
 
     def _is_heard(self, peer: str) -> bool:
-        """Return whether `peer` is of the state or of this member's group; before there is a first group, anyone."""
+        """Return whether `peer` is in the roster or in this member's group; anyone is before there is a roster."""
         roster = self._context.replica.roster
         return not roster or peer in roster or peer in self.in_group()
 
     def _accuse(self, case: IntervalCase, data: bytes, sender: str) -> None:
-        """Pass an accusation on that is not enough yet: this member's own to all others, another's to this one."""
+        """Handle an accusation that does not convict yet: send this member's own to all others, report another's."""
         if sender == self._context.network.peer_id:
             liar = case.member.peer_id
             self._send(data, liar, case.step, {*self._context.replica.roster} - {liar})
@@ -263,8 +263,8 @@ class Convictions:
             self._on_accusation(case)
 
     def _concerns(self, peer: str, step: int, size: int) -> bool:
-        """Return whether evidence against `peer` is worth a check: it is of the run as far as this member knows, and
-        the step is no later one than the run's next."""
+        """Return whether evidence against `peer` is worth a check: the step is no later than the run's next one, and
+        `peer` is known to the run or there is room for a stranger."""
         replica = self._context.replica
         if step > self._step:
             return False
@@ -273,7 +273,7 @@ class Convictions:
         return self._bans.has_room_for(peer, size, known)
 
     async def _keep(self, peer: str, data: bytes) -> None:
-        """Keep evidence against `peer` beyond the end of the process, and no more than `Bans` does."""
+        """Store the evidence against `peer`, and delete what `Bans` no longer holds."""
         if self._store is None:
             return
         if peer in self._bans.held:

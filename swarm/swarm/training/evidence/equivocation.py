@@ -1,23 +1,24 @@
-"""Evidence that a member has said two different things for one attempt: two votes of one kind, two reports, or, as the
-coordinator, two groups.
+"""Evidence that a member signed two different statements about one attempt: two votes of one kind, two reports, or, as
+the coordinator, two groups.
 
-Two such statements are what a fork of a run's history is made of (see "One history"), and each is signed, so that both
-together convict their signer for anyone who has the run's file. In Tendermint and its like the same is called
-equivocation (Buchman et al. 2018, arXiv 1807.04938; Sheng et al. 2021, arXiv 2010.06785, on what can be proved).
+A fork of a run's history needs such statements (see "One history"). Both are signed, so together they convict their
+signer for anyone with the run's file. Tendermint and similar protocols also call this equivocation (Buchman et al.
+2018, arXiv 1807.04938; Sheng et al. 2021, arXiv 2010.06785, on what can be proved).
 
-No honest member can be convicted. Within a process its attempts at a step only grow, and it reports, votes once of each
-kind, and coordinates once in each. It writes the attempt to its disk before others hear of it, and begins behind it
-after a restart (`round.promise`). Both statements must be of one state and one resume order, from which its attempts
-count anew. This is void for a key that runs twice at one time, or whose folder of votes was deleted or restored from a
-backup. A run with a `min_group` of 1, whose members do not keep to their promises, convicts nobody in this way.
+No honest member can be convicted. Within a process its attempts at a step only increase; in each it reports once, votes
+once of each kind, and coordinates once. It writes the attempt to disk before others learn of it, and continues after it
+when it restarts (`round.promise`). Both statements must have the same state and resume order, since attempts start from
+zero for each. This is void for a key that is used by two processes at one time, or whose folder of votes was deleted or
+restored from a backup. A run with a `min_group` of 1, whose members do not keep their promises, convicts nobody in this
+way.
 
-`EquivocationWatch` finds such statements: it remembers what a member has heard others sign in the attempts of the last
-rounds. Votes come one by one, and many of them in locks and certificates, so that members of both sides of a fork find
-out who was on both once they hear of each other. All that is noted has been verified. Bounded for each peer, so that
-nobody displaces what others have said. Anyone can make a certificate or a group of keys of its own: what peers have
-said that `is_heard` does not name is not noted, unless something that they said before is. `Convictions` owns it.
+`EquivocationWatch` finds such statements: it remembers the signed statements of others about the attempts of the last
+rounds. Votes come singly, and many in locks and certificates, so once the two sides of a fork see each other's
+messages, they find the members that were on both. Only verified statements are noted. They are bounded for each peer,
+so that nobody displaces the statements of others. Anyone can make a certificate or a group with keys of its own, so
+statements are noted only of peers that `is_heard` accepts, or of which some are noted already. `Convictions` owns it.
 
-Without I/O, and quick: two signatures are checked.
+No I/O. A check verifies two signatures.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ MAX_STATEMENTS = 32
 
 MAX_COORDINATORS = 16
 MAX_GROUPS = 2
-"""Groups of one coordinator: one may have 400 KiB."""
+"""Groups that are remembered of one coordinator. One may have 400 KiB."""
 
 Attempted: TypeAlias = tuple[int, int, bytes, bytes | int]
-"""The attempt that a statement is about: step, attempt, the state that it starts from, and the resume order or its
+"""The attempt that a statement is about: step, attempt, digest of the initial state, and the resume order or its
 number. An honest member makes one statement of each kind about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """Holds what a member has signed about one attempt. `topic` is the kind of the vote, or else empty, and `content`
-    what must not differ."""
+    """A signed statement of a member about one attempt. `topic` is the kind of a vote, else empty. `content` must not
+    differ between two statements."""
 
     attempted: Attempted
     topic: str
@@ -72,17 +73,16 @@ class Statement:
 
 
 def accused_of_equivocation(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
-    """Return whom the evidence is against, and the step. Nothing is verified. Raises PeerViolation or
-    IntegrityError."""
+    """Return the accused and the step, unverified. Raises PeerViolation or IntegrityError."""
     case = Equivocation.from_bytes(body)
     return case.peer, _read(case, case.first, signatures).attempted[0]
 
 
 def check_equivocation(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
-    """Return in words what the member has said twice. Raises PeerViolation or IntegrityError if it proves nothing."""
+    """Return in words what the member signed twice. Raises PeerViolation or IntegrityError if it proves nothing."""
     case = Equivocation.from_bytes(body)
     if config.min_group == 1:
-        raise PeerViolation("in a run with a min_group of 1 members may say two things about one attempt")
+        raise PeerViolation("in a run with a min_group of 1, members may sign two statements about one attempt")
     one, other = (_read(case, each, signatures, verifies=True) for each in (case.first, case.second))
     if (one.attempted, one.topic) != (other.attempted, other.topic):
         raise PeerViolation("evidence has two statements about different attempts")
@@ -96,8 +96,8 @@ _IN_WORDS: dict[StatementKind, str] = {"vote": "votes of one kind", "report": "r
 
 
 def _read(case: Equivocation, data: bytes, signatures: RunSignatures, *, verifies: bool = False) -> Statement:
-    """Return a statement of `case`. Raises PeerViolation or IntegrityError, also, if it `verifies`, unless the accused
-    has signed it in this run and network."""
+    """Return a statement of `case`. With `verifies`, also check that the accused signed it in this run and network.
+    Raises PeerViolation or IntegrityError."""
     network_id, run = signatures.network_id, signatures.run
     if case.statement == "group":
         return _read_group(case.peer, data, signatures)
@@ -142,7 +142,7 @@ def _read_group(peer: str, data: bytes, signatures: RunSignatures) -> Statement:
 
 
 class EquivocationWatch:
-    """`found` is called with each two statements that differ, of others than `me`, once for a peer and a step."""
+    """Calls `found` with two statements of one peer that differ, once for each peer and step, but never for `me`."""
 
     def __init__(self, me: str, found: Callable[[Equivocation], None], is_heard: Callable[[str], bool]) -> None:
         self._me = me
@@ -162,7 +162,7 @@ class EquivocationWatch:
         self._report(ready, ready.contribution_of(peer), ready.sequence)
 
     def group(self, signed: SignedGroup) -> None:
-        """Note a group, and the reports in it."""
+        """Note a group and its reports."""
         other = self._groups.other(signed.signer, statement_of_group(signed.group), signed)
         if other is not None:
             self._tell("group", signed.signer, other.group.step, (other.data, signed.data))
@@ -170,7 +170,7 @@ class EquivocationWatch:
             self._report(signed.group, member, signed.sequence)
 
     def lock(self, lock: Lock, origin: SignedGroup, roster: tuple[str, ...]) -> None:
-        """Note the prepare votes that `lock` is made of, which is of an outcome of the group `origin`."""
+        """Note the prepare votes in `lock`, which is of an outcome of the group `origin`."""
         electors, vote = electors_of(roster, origin.group), vote_of_lock(lock, origin)
         for each in lock.votes:
             self.vote(electors[each.place], replace(vote, signature=each.signature))
@@ -200,7 +200,7 @@ class EquivocationWatch:
 
 
 class _Heard(Generic[S]):
-    """The last statements of the last peers, by what they are about."""
+    """The last statements of the last peers, by attempt and topic."""
 
     def __init__(self, max_peers: int, max_statements: int, is_heard: Callable[[str], bool]) -> None:
         self._max_statements = max_statements
@@ -208,7 +208,8 @@ class _Heard(Generic[S]):
         self._of_peer = NewestItems[str, NewestItems[tuple[object, str], tuple[bytes, S]]](max_peers)
 
     def other(self, peer: str, statement: Statement, item: S) -> S | None:
-        """Return what `peer` has said otherwise about the same attempt, or None; then `item` is remembered."""
+        """Return a different statement of `peer` about the same attempt, or None. The first statement about each is
+        remembered."""
         if peer not in self._of_peer and not self._is_heard(peer):
             return None
         known = self._of_peer[peer] = self._of_peer.get(peer) or NewestItems(self._max_statements)

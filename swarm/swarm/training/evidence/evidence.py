@@ -1,14 +1,13 @@
 """Evidence against members of a run: what it proves, and how it is kept on a disk.
 
-Anyone can check it who has the run's file and the evidence. Evidence has a kind, and each kind a checker in `KINDS`;
-what is no evidence of any kind convicts nobody, such as that a member sent nothing. To add a kind, write its message,
-its two functions in a module of its own, and its line here. A wrong reduction, an equivocation and a bad slice prove
-themselves; a wrong interval counts by the signed findings of members who computed it again. Signatures in evidence
-count however old they are: that somebody signed two things stays true.
+Anyone with the run's file can check it. Each kind of evidence has a checker in `KINDS`. Nothing else convicts a member,
+for example that it sent nothing. To add a kind, write its message, its two functions in a module of its own, and its
+line here. A wrong reduction, an equivocation and a bad slice prove themselves; a wrong interval is proved by signed
+findings of members that recomputed it. Signatures in evidence never expire: what somebody signed stays signed.
 
-A folder has one file for each banned peer of one run, which anyone can check with nothing but the file. Files are
-written whole or not at all, and bounded by `Bans`, whose owner says which are kept. A file that cannot be read is a
-warning: other members show the same evidence again. Blocks; a folder belongs to one run and one process.
+A folder has one file for each banned peer of one run. Each file contains all that a check needs. Files are written
+completely or not at all; the owner of `Bans` decides which are kept. A file that cannot be read is a warning, since
+other members show the same evidence again. Blocks; a folder belongs to one run and one process.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ SUFFIX = ".evidence"
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKind:
-    """Says how evidence of one kind is read. `accused` returns whom it is against, and the step; `check` returns in
-    words what it proves, and blocks. Both raise PeerViolation or IntegrityError for what proves nothing."""
+    """The functions for one kind of evidence. `accused` returns the accused and the step. `check` returns in words what
+    the evidence proves, and blocks. Both raise PeerViolation or IntegrityError for evidence that proves nothing."""
 
     accused: Callable[[bytes, RunSignatures], tuple[str, int]]
     check: Callable[[bytes, RunSignatures, RunConfig], str]
@@ -65,13 +64,13 @@ KINDS: Mapping[str, EvidenceKind] = {
 
 
 def accused(evidence: Evidence, signatures: RunSignatures) -> tuple[str, int]:
-    """Return whom `evidence` is against and the step of the lie that it shows, before it is checked; cheap. Raises
-    PeerViolation or IntegrityError."""
+    """Return the accused and the step of the lie, without a full check; cheap. Raises PeerViolation or
+    IntegrityError."""
     return _kind_of(evidence).accused(evidence.body, signatures)
 
 
 def check(evidence: Evidence, signatures: RunSignatures, config: RunConfig) -> Verdict:
-    """Return what `evidence` proves. `signatures` and `config` are of the run; nothing is signed here. Blocks.
+    """Return what `evidence` proves in the run of `signatures` and `config`. Signs nothing. Blocks.
 
     Raises PeerViolation or IntegrityError if it proves nothing: it is malformed, of another run or network, not signed,
     or consistent with an honest member.
@@ -89,21 +88,21 @@ def _kind_of(evidence: Evidence) -> EvidenceKind:
 
 
 class EvidenceStore(Protocol):
-    """Keeps the evidence of one run beyond the end of the process. All methods block, and none raises: a member trains
-    on without what its disk refuses."""
+    """Keeps the evidence of one run beyond the end of the process. All methods block, and none raises: a member goes on
+    training if its disk fails."""
 
     def read(self) -> list[bytes]:
-        """Return the evidence that is kept, in no order."""
+        """Return all stored evidence, in any order."""
 
     def keep(self, peer_id: str, evidence: bytes) -> None:
-        """Keep the evidence against `peer_id`, in place of earlier evidence against it."""
+        """Store the evidence against `peer_id`, replacing earlier evidence against it."""
 
     def forget(self, peer_id: str) -> None:
         """Drop the evidence against `peer_id`, if there is any."""
 
 
 class EvidenceFolder:
-    """Implements EvidenceStore in `folder`, for a run in the network of this id."""
+    """Implements EvidenceStore in `folder`, for `run` in the network `network_id`."""
 
     def __init__(self, folder: Path, run: SignedRun, network_id: str) -> None:
         self._folder = folder
@@ -116,7 +115,7 @@ class EvidenceFolder:
             try:
                 kept = read_file(path)
             except SwarmError as error:
-                logger.warning("evidence that was kept is not used: %s", error)
+                logger.warning("stored evidence is not used: %s", error)
                 continue
             found.append(kept.evidence)
         return found
@@ -152,8 +151,8 @@ def files_in(folder: Path) -> Iterator[Path]:
 
 
 def read_file(path: Path) -> EvidenceFile:
-    """Read an evidence file, of which nothing is checked yet but its form. Raises ConfigError, or IntegrityError if it
-    is none."""
+    """Read an evidence file, and check only its form. Raises ConfigError, or IntegrityError if it is not an evidence
+    file."""
     most = EvidenceFile.MAX_BYTES
     try:
         with path.open("rb") as file:
@@ -174,7 +173,7 @@ def read_file(path: Path) -> EvidenceFile:
 
 
 def check_file(path: Path) -> tuple[SignedRun, Verdict]:
-    """Return the run that the evidence in `path` is of, and what it proves. Needs nothing but the file. Blocks.
+    """Return the run of the evidence in `path`, and what it proves. Needs only the file. Blocks.
 
     Raises ConfigError, and IntegrityError if the file holds no evidence, or proves nothing.
     """
@@ -184,8 +183,8 @@ def check_file(path: Path) -> tuple[SignedRun, Verdict]:
 
 
 def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
-    """Return the run that a file of evidence is of, what checks its signatures, and the evidence, of a kind that this
-    node knows. Raises ConfigError or IntegrityError for what nobody can judge."""
+    """Return the run of an evidence file, a checker of its signatures, and the evidence. Raises ConfigError or
+    IntegrityError for a file that is unreadable or malformed, or of a kind that this node does not know."""
     file = read_file(path)
     run = parse_signed_run(file.run, f"the run in {path}")
     try:
@@ -202,7 +201,7 @@ def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
 
 @contextmanager
 def proving(path: Path) -> Iterator[None]:
-    """Raise IntegrityError, which names the file, for evidence that proves nothing."""
+    """Translate a failed check to IntegrityError, which names the file."""
     try:
         yield
     except SwarmError as error:

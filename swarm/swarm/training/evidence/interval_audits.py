@@ -1,14 +1,15 @@
 """Validations of other members' intervals: those that a step's outcome draws for this member, and those that
 accusations ask for.
 
-A member that validates sits out one interval, and contributes nothing to that step, so that no step takes longer. What
-a validation of a step needs is kept for two more steps: 4 bytes a parameter for each that draws any.
+A member that validates skips one interval, and contributes nothing to that step, so that no step takes longer. The
+weights that a step started from are kept for the last NUM_STARTS steps that drew an interval: 4 bytes a parameter each.
 
-`OuterSteps` owns `IntervalAudits`, and says what was committed. `IntervalLoop` asks before each interval what is due.
+`OuterSteps` owns `IntervalAudits`, and tells it what was committed. `IntervalLoop` asks it before each interval for
+what is due.
 
-`replayed` computes an interval once more, and `replay_file` does so offline: in a run with `validation_rate` an
-interval follows from the state that it began from, the member's lease and the run's settings alone. Both block for as
-long as an interval. Shapes: N values of the flat parameter vector.
+`replayed` recomputes an interval, and `replay_file` does so offline. In a run with `validation_rate` an interval
+depends only on its initial state, the member's lease and the run's settings. Both block for as long as an interval.
+Shapes: N values of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ logger = logging.getLogger(__name__)
 
 NUM_STARTS = 2
 MAX_DUE = 4
-"""Validations that wait. Beyond these, accusations are dropped: those who make more wait for others' findings."""
+"""Maximum validations that wait. Further accusations are dropped, and need the findings of other members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnInterval:
-    """Holds what a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the
-    drawn leaves."""
+    """What a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the drawn
+    leaves."""
 
     peer: str
     slices: tuple[AuditedSlice, ...]
@@ -65,20 +66,20 @@ class DrawnInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Validation:
-    """An interval that this member is to compute once more, from `start` on."""
+    """An interval that this member is to recompute from `start`."""
 
     case: IntervalCase
     start: IntervalStart
 
     @property
     def is_accusation(self) -> bool:
-        """True if another member has found it wrong."""
+        """Whether another member has found the interval wrong."""
         return bool(self.case.finders)
 
 
 class IntervalAudits:
-    """The validations of one member of `context`. `convict` takes evidence that it has found; who `is_banned` is not
-    validated."""
+    """The validations of one member. `convict` takes the evidence that it finds; intervals of banned members are
+    skipped."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class IntervalAudits:
         self._refuted: set[str] = set()
 
     def begins_at(self) -> IntervalStart | None:
-        """Return what the interval of the next step begins from; None if the run validates none."""
+        """Return the inputs of the next step's interval; None if the run validates none."""
         replica = self._context.replica
         if not replica.config.validation_rate:
             return None
@@ -108,8 +109,8 @@ class IntervalAudits:
         return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.manifest.stripes)
 
     def keep_step(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:
-        """Keep what validations of a step need, which `proof` commits, and which began from `start`. `drawn` is what
-        this member is to validate."""
+        """Keep the inputs of validations of the step that `proof` commits and that began from `start`. `drawn` is the
+        interval that this member is to validate."""
         origin, outcome, config = proof.origin, proof.outcome, self._context.replica.config
         if not draw_validators(origin, outcome, config.validation_rate):
             return
@@ -129,7 +130,8 @@ class IntervalAudits:
             )
 
     def accuse(self, case: IntervalCase) -> None:
-        """Take an accusation that is not enough yet: this member sees for itself, if it has what that needs."""
+        """Take an accusation that does not convict yet. This member recomputes the interval if it still has the
+        inputs."""
         if case.finders[0] not in self._refuted:
             self._add(case)
 
@@ -142,7 +144,7 @@ class IntervalAudits:
         return None
 
     async def run(self, due: Validation) -> None:
-        """Compute the interval once more, and tell what was found."""
+        """Recompute the interval, and report the result."""
         case, config = due.case, self._context.replica.config
         intervals = self._intervals
         stop = intervals.is_leaving.is_set
@@ -197,7 +199,7 @@ class IntervalAudits:
 
 
 MAX_TOLD = 1e6
-"""The largest distance that is told: it can be infinite."""
+"""Maximum distance in an event: the measured one can be infinite."""
 
 
 def replayed(
@@ -207,15 +209,15 @@ def replayed(
     config: RunConfig,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tensor:
-    """Return the pseudo-gradient [N] of the steps that `member` says it has taken. The weights of `inner` are the same
-    afterwards. Raises RoundError if training diverged, or `stop`, which is asked before each step, returned True."""
+    """Return the pseudo-gradient [N] of the steps that `member` claims. Restores the weights of `inner`. Raises
+    RoundError if training diverged, or if `stop`, which is called before each step, returned True."""
     samples = start.samples_of(member, config)
     num_steps, done_steps = len(samples) // config.inner.batch_windows, (start.step - 1) * config.interval_steps
     kept_N = inner.flat()
     try:
         inner.load(start.theta_N)
         if inner.train(samples, num_steps, stop, done_steps=done_steps).num_steps < num_steps:
-            raise RoundError("this member leaves")
+            raise RoundError("this member is leaving")
         local_N = inner.flat()
         return torch.sub(start.theta_N, local_N, out=local_N)
     finally:
@@ -223,9 +225,9 @@ def replayed(
 
 
 def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun], Inner]) -> tuple[SignedRun, Verdict]:
-    """Return the run that the accusation in `path` is of, and what it proves to somebody who believes no finding: the
-    interval is computed once more, from the `state` that the step began from, by the inner loop that `inner_of` makes
-    for the run. Blocks for as long as an interval.
+    """Check the accusation in `path` without trust in its findings, and return its run and the verdict. Recomputes the
+    interval from `state`, from which the step began, with the inner loop that `inner_of` makes. Blocks for as long as
+    an interval.
 
     Raises ConfigError, and IntegrityError if the file is no accusation, or proves nothing.
     """
@@ -233,12 +235,12 @@ def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun],
     with proving(path):
         evidence = Evidence.from_bytes(data)
         if evidence.kind != WRONG_INTERVAL:
-            raise PeerViolation("it is not about an interval: it needs no state to be checked")
+            raise PeerViolation("it is not about an interval: its check needs no state")
         case = read_case(evidence.body, signatures, run.config)
         if state.digest != case.proof.origin.state_digest:
             raise PeerViolation("this is not the state that the step began from")
         if not case.is_voted:
-            raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
+            raise PeerViolation("evidence has no vote of the accused: its group may be made up")
     inner = inner_of(run)
     try:
         start = IntervalStart(step=case.step, theta_N=state.theta_N, stripes=state.manifest.stripes)

@@ -1,30 +1,30 @@
-"""Evidence that a member's contribution does not follow from its interval: who validates which intervals, how far a
-contribution is from what its interval gives when it is computed once more, and what makes that count.
+"""Evidence that a member's contribution does not follow from its interval: who validates which intervals, how a
+contribution is compared with the recomputed interval, and which findings convict.
 
-The draw is a pure function of the step's outcome, which holds the digests of all parts' results: nobody can choose it
-alone, and nobody knew it when members committed to their contributions. All who have the step's certificate draw alike.
-The work of members that bring followers is not drawn: it is the sum of several intervals.
+The draw is a pure function of the step's outcome, which contains the digests of all parts' results: nobody can choose
+it alone, and nobody knew it when members committed to their contributions. All holders of the step's certificate draw
+the same. The work of members with followers is not drawn: it combines several intervals.
 
-Equal devices and software give equal bytes. Others round differently, and training multiplies that: over an interval of
-the default run by a few percent in float32, and up to a sixth where one of both computes in bfloat16
-(`tests/bench/test_bench_validation.py`). Contributions of other data, of noise, turned round, scaled or repeated are
-further away than the run's `validation_tolerance`. Comparing blocks.
+Equal devices and software give equal bytes. Others round differently, and training amplifies this: over an interval of
+the default run to a few percent in float32, and to a sixth if one of the two computes in bfloat16
+(`tests/bench/test_bench_validation.py`). Contributions that are noise, come from other data, or are negated, scaled or
+repeated differ by more than the run's `validation_tolerance`. Comparing blocks.
 
-A validator's word alone convicts nobody. Members that receive it compute the interval once more, and sign what they
-find. Evidence convicts once more than a third of the step's members that decide have signed, two at least, so that all
-ban at about the same time; where only one of them is left to sign, for the one that has signed itself. Findings of
-members on probation count for nothing, as keys cost nothing. Anyone who has the state that the step began from, and the
-run's data, can do as they did.
+A validator's finding alone convicts nobody. Members that receive it recompute the interval, and sign what they find.
+Evidence convicts once more than a third of the step's deciding members, and at least two, have signed, so that all
+members ban at about the same time. If only one deciding member other than the accused exists, its finding convicts for
+itself. Findings of members on probation do not count, since keys cost nothing. Anyone with the state that the step
+began from, and the run's data, can repeat the check.
 
-A certificate does not prove that its members are the run's. So a member believes only the outcome that its own history
-has of that step, and everybody else only a certificate with the accused's own commit vote: nobody can forge that, and
-nobody votes in a group that is made up.
+A certificate does not prove that its members are the run's. So a member accepts only the outcome that its own history
+has of that step. Everybody else accepts only a certificate with the accused's own commit vote: nobody can forge it, and
+an honest member does not vote in a made-up group.
 
-Only the validator that the step's outcome draws can accuse, by the leaves that the outcome draws: nobody can have
-others compute again and again, or choose leaves in which devices differ most.
+Only the validator that the step's outcome draws can accuse, by the leaves that the outcome draws. So nobody can make
+others recompute again and again, or choose the leaves in which devices differ most.
 
-`IntervalAccusations` holds those of which this member has heard, with the findings that were gathered for each, until
-they are enough. `Convictions` owns it and calls it for one piece of evidence at a time; checks are in the executor.
+`IntervalAccusations` holds the accusations that this member received, with the findings gathered for each, until these
+convict. `Convictions` owns it and calls it for one piece of evidence at a time; checks run in the executor.
 
 Shapes: N values of the flat vector, L of a leaf.
 """
@@ -59,10 +59,11 @@ from swarm.training.state.lease import LeaseStripe, SampleIds, lease_of
 from swarm.training.state.run_context import RunContext
 
 AccusationKey: TypeAlias = tuple[str, int, Outcome]
-"""A member, the step, and the outcome that draws its interval: a made-up outcome is in nobody's way."""
+"""The member, the step, and the outcome that draws its interval. A made-up outcome has another key, so it hides
+none."""
 
 MAX_ACCUSATIONS = 16
-"""Accusations of intervals whose findings are gathered: each step draws few."""
+"""Number of accusations whose findings are gathered. Each step draws few."""
 
 _DIGEST_VALUES = 1 << 64
 
@@ -70,9 +71,9 @@ _DIGEST_VALUES = 1 << 64
 def draw_validators(origin: Group, outcome: Outcome, rate: float) -> Mapping[str, str]:
     """Return the validator of each member whose interval is validated, by member.
 
-    Each contributor of `origin` is drawn with probability `rate`. A validator makes a part of the vector, so that it
-    has the member's slices of it. It validates one interval only, and at most half of the members validate, so that
-    some train in the next step.
+    Each contributor of `origin` without followers is drawn with probability `rate`. A validator owns a part of the
+    vector, and so has the member's slices of it. It validates one interval, and at most half of the members validate,
+    so that others train in the next step.
     """
     if not rate or not origin.part_values:
         return {}
@@ -111,8 +112,8 @@ Tier: TypeAlias = Literal["exact", "close", "wrong"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
-    """`tier` says whether the leaves are equal, within the run's tolerance, or wrong. `distance` is the norm of their
-    difference, relative to that of the recomputed ones; inf if these are zero and the others are not."""
+    """`tier`: the leaves are equal, within the run's tolerance, or wrong. `distance` is the norm of their difference
+    relative to the norm of the recomputed leaves; inf if only the recomputed leaves are zero."""
 
     tier: Tier
     distance: float
@@ -120,7 +121,7 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalStart:
-    """Holds what an interval of outer step `step` follows from: the committed weights and the stripes of its leases."""
+    """The inputs of an interval of outer step `step`: the committed weights, and the stripes of its leases."""
 
     step: int
     theta_N: Tensor
@@ -136,7 +137,7 @@ def likeness(
     group: Group, codec: Codec, leaves: Sequence[int], slices: Sequence[AuditedSlice], delta_N: Tensor, most: float
 ) -> Likeness:
     """Compare the committed `slices` of `leaves` with the recomputed `delta_N`. `most` is the largest distance that is
-    not wrong. A slice that nobody can decode is wrong: the member has committed to it all the same."""
+    not wrong. A slice that cannot be decoded is wrong, since the member committed to it."""
     off = size = 0.0
     is_exact = True
     for leaf, each in zip(leaves, slices, strict=True):
@@ -174,9 +175,9 @@ def check_slices(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalCase:
-    """A well-formed accusation: `member` of the step that `proof` commits. `finders` have signed that they found its
-    interval wrong; the first of them is the drawn validator. `is_voted` says whether the certificate has the accused's
-    own vote for the outcome."""
+    """A well-formed accusation of `member` at the step that `proof` commits. `finders` signed that its interval is
+    wrong; the first of them is the drawn validator. `is_voted`: the certificate has the accused's own vote for the
+    outcome."""
 
     proof: Proof
     member: Contribution
@@ -195,25 +196,25 @@ class IntervalCase:
 
     @property
     def verdict(self) -> Verdict:
-        """Return what the findings prove where they are enough."""
+        """The verdict on the member, for findings that are enough."""
         return Verdict(peer_id=self.member.peer_id, step=self.step, kind=WRONG_INTERVAL, reason=self.reason)
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Those of `finders` whose findings count."""
+        """The `finders` whose findings count: those that decide."""
         deciding = self.proof.origin.deciding
         return tuple(peer for peer in self.finders if peer in deciding)
 
     def is_enough(self, me: str) -> bool:
-        """Return whether the findings convict, for `me`: those of more than a third of the members that decide, two at
-        least."""
+        """Return whether the findings convict, for member `me`: more than a third of the deciding members', at least
+        two."""
         deciding = self.proof.origin.deciding
         is_alone = len({*deciding} - {self.member.peer_id}) < 2
         return len(self.counted) >= max(2, len(deciding) // 3 + 1) or (is_alone and me in self.finders)
 
     def with_findings_of(self, other: IntervalCase) -> IntervalCase:
-        """Return this accusation with the findings of `other`, of the same outcome, by members that have signed none
-        here. The first finding of each member counts, so that nobody spoils the others' by signing a second one."""
+        """Add the findings of `other`, of the same outcome, by members without a finding here. The first finding of
+        each member counts, so that a second one does not make the evidence invalid."""
         new = [index for index, peer in enumerate(other.finders) if peer not in self.finders]
         findings = (*self.evidence.findings, *(other.evidence.findings[index] for index in new))
         return replace(
@@ -224,13 +225,13 @@ class IntervalCase:
         )
 
     def compare(self, delta_N: Tensor, config: RunConfig) -> Likeness:
-        """Compare what the member committed to with `delta_N`, which was recomputed. Blocks."""
+        """Compare what the member committed to with the recomputed `delta_N`. Blocks."""
         codec, most = get_codec(config.codec), config.validation_tolerance
         return likeness(self.proof.origin, codec, self.leaves, self.evidence.slices, delta_N, most)
 
 
 def accused_of_interval(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
-    """Return whom the evidence is against, and the step. Raises PeerViolation or IntegrityError."""
+    """Return the accused and the step. Raises PeerViolation or IntegrityError."""
     evidence = WrongInterval.from_bytes(body)
     if not evidence.findings:
         raise PeerViolation("evidence has no finding")
@@ -240,7 +241,7 @@ def accused_of_interval(body: bytes, signatures: RunSignatures) -> tuple[str, in
 
 def read_case(body: bytes, signatures: RunSignatures, config: RunConfig) -> IntervalCase:
     """Return the accusation in `body`. Blocks for milliseconds. Raises PeerViolation or IntegrityError unless it is
-    complete: it may still not be enough, see `IntervalCase.is_enough`."""
+    complete. The findings may still be too few, see `IntervalCase.is_enough`."""
     evidence = WrongInterval.from_bytes(body)
     proof = _proof_of(evidence.certificate, signatures)
     origin = proof.origin
@@ -272,14 +273,14 @@ def has_voted(certificate: bytes, peer: str, signatures: RunSignatures) -> bool:
 
 
 def check_interval(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
-    """Return in words what the findings in `body` prove to somebody who does not know the run's history. Raises
-    PeerViolation or IntegrityError if that is nothing."""
+    """Return in words what the findings in `body` prove to anyone without the run's history. Raises PeerViolation or
+    IntegrityError if they prove nothing."""
     case = read_case(body, signatures, config)
     if not case.is_enough(signatures.identity.peer_id):
         num_members = len(case.proof.origin.deciding)
-        raise PeerViolation(f"evidence has the word of {len(case.counted)} of {num_members} members only")
+        raise PeerViolation(f"evidence has findings of only {len(case.counted)} of {num_members} members")
     if not case.is_voted:
-        raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
+        raise PeerViolation("evidence has no vote of the accused: its group may be made up")
     return case.reason
 
 
@@ -312,8 +313,8 @@ class IntervalAccusations:
         self._key_of = NewestItems[bytes, AccusationKey](MAX_ACCUSATIONS)  # what was checked, by its digest
 
     async def gather(self, evidence: Evidence, *, was_kept: bool) -> IntervalCase | None:
-        """Return the accusation with all findings that came so far; None if this member cannot tell whether it is of
-        the run. Raises PeerViolation or IntegrityError."""
+        """Return the accusation with all findings so far; None if this member cannot tell whether it is of the run.
+        Raises PeerViolation or IntegrityError."""
         case = await self._read_case(evidence)
         if not was_kept and not self._is_of_this_run(case):
             return None
@@ -325,8 +326,8 @@ class IntervalAccusations:
         return case
 
     def _is_of_this_run(self, case: IntervalCase) -> bool:
-        """Return whether the step of an accusation is one that the run has taken, not one that its makers made up; see
-        `wrong_interval`. Raises PeerViolation if this member knows that it is not."""
+        """Return whether the run has taken the step of an accusation, or its makers may have made it up (see
+        `wrong_interval`). Raises PeerViolation if this member's history has another outcome of the step."""
         links = self._context.replica.history.since(case.step)
         outcomes = {link.outcome for link in links if link.outer_step == case.step and not link.is_order}
         if not outcomes:
@@ -336,8 +337,8 @@ class IntervalAccusations:
         return True
 
     async def _read_case(self, evidence: Evidence) -> IntervalCase:
-        """Return the accusation in `evidence`, with the findings that came before. Its finder sends it to all members,
-        and each of these passes it on: it is checked once. Raises PeerViolation or IntegrityError."""
+        """Return the accusation in `evidence`, with earlier findings. Equal evidence is checked only once, since many
+        members send it. Raises PeerViolation or IntegrityError."""
         digest, context = hashlib.sha256(evidence.body).digest(), self._context
         if (known := self._key_of.get(digest)) is not None and known in self._cases:
             return self._cases[known]

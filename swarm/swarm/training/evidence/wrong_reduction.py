@@ -1,18 +1,17 @@
-"""Evidence of lies in a reduction: a result that is wrong, and a slice that nobody can decode.
+"""Evidence of lies in a reduction: a wrong result, and a slice that cannot be decoded.
 
-A result is wrong if an owner (or the backup that stood in for it) signed it and a leaf of it does not follow from the
-slices to which the group's contributors had committed. Who signs two results of a part has signed a wrong one. No
-honest member can be convicted. It signs a statement only for a group that it accepted, by the digest of that very
-group, and only after it has compared all slices with the committed roots; of these it computes the same bytes as
-everybody who checks. This is void if two machines compute different bytes from equal slices: the aggregators and codecs
-are tested for that.
+A result is wrong if an owner, or the backup owner, signed it and one of its leaves does not follow from the slices to
+which the group's contributors committed. Of two different signed results of a part, one is wrong. No honest member can
+be convicted. It signs a statement only for a group that it accepted, by that group's digest, and only after it compared
+all slices with the committed roots. From these slices it computes the same bytes as everybody who checks. This is void
+if two machines compute different bytes from equal slices: the aggregators and codecs are tested for that.
 
-A bad slice is one leaf of what a member has committed to, with its path to the root that the member signed. No honest
-member can be convicted of that either. It decodes every frame as its receivers do before it commits to it
-(`committed_tree`), and the leaves of a frame that can be decoded can be decoded. Neither the leaf's place nor
-the number of leaves is believed, since the member did not sign them: bytes count as bad if no number of values makes
-them an encoding, so they are in no honest member's tree at any place. A tree's inner nodes cannot be shown as leaves
-(`hash_tree`). This is void if two machines disagree on which bytes are an encoding; the codecs are tested for that.
+A bad slice is one leaf that a member committed to, with its path to the root that the member signed. No honest member
+can be convicted of this either. Before it commits to a frame it decodes it as its receivers do (`committed_tree`), and
+if a frame can be decoded, so can its leaves. The leaf's place and the number of leaves are not trusted, since the
+member did not sign them: bytes are bad only if they are no encoding of any number of values, so no honest member's tree
+has them at any place. A tree's inner nodes cannot be shown as leaves (`hash_tree`). This is void if two machines
+disagree on which bytes are an encoding; the codecs are tested for that.
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ from swarm.training.state.certificate import RunSignatures
 
 
 def accused_of(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
-    """Return whom the evidence is against, and the step: who signed its statement. Raises PeerViolation or
-    IntegrityError."""
+    """Return the accused, who signed the statement, and the step. Raises PeerViolation or IntegrityError."""
     data = WrongReduction.from_bytes(body).statement
     signer, statement = signatures.read_part(data, issued_at(data))
     return signer, statement.step
 
 
 def check_reduction(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
-    """Return in words what the signer of the statement in `body` has done wrong. Blocks for about a millisecond a
-    member. Raises PeerViolation or IntegrityError if it proves nothing."""
+    """Return in words the lie of the statement's signer. Blocks for about a millisecond per member. Raises
+    PeerViolation or IntegrityError if it proves nothing."""
     evidence = WrongReduction.from_bytes(body)
     signed = signatures.read_group(evidence.group, issued_at(evidence.group))
     signer, statement = signatures.read_part(evidence.statement, issued_at(evidence.statement))
@@ -64,7 +62,7 @@ def check_reduction(body: bytes, signatures: RunSignatures, config: RunConfig) -
 
 
 def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> None:
-    """Raises PeerViolation unless `signer` may state what it has made of that part of the group."""
+    """Raises PeerViolation unless `signer` is the owner or backup owner of the statement's part in this group."""
     group = signed.group
     is_of_group = (statement.step, statement.attempt) == (group.step, group.attempt)
     if statement.group_digest != signed.digest or not is_of_group or not group.part_values:
@@ -76,14 +74,14 @@ def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> 
 
 
 def accused_of_bad_slice(body: bytes, signatures: RunSignatures) -> tuple[str, int]:  # noqa: ARG001
-    """Return whom the evidence is against, and the step. Nothing is verified. Raises PeerViolation."""
+    """Return the accused and the step, unverified. Raises PeerViolation."""
     case = BadSlice.from_bytes(body)
     return case.peer, case.step
 
 
 def check_bad_slice(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
-    """Return in words what the member in `body` has committed to. Blocks for a millisecond at most. Raises
-    PeerViolation or IntegrityError if it proves nothing."""
+    """Return in words the lie of the member in `body`. Blocks for a millisecond at most. Raises PeerViolation or
+    IntegrityError if it proves nothing."""
     case = BadSlice.from_bytes(body)
     message = slices_message(signatures.network_id, signatures.run, case.step, case.state_digest, case.root)
     verify(case.peer, message, case.signature)
@@ -91,4 +89,4 @@ def check_bad_slice(body: bytes, signatures: RunSignatures, config: RunConfig) -
         raise PeerViolation("evidence has a slice that its sender did not commit to")
     if is_encoding(get_codec(config.codec), case.shown.data):
         raise PeerViolation("evidence has a slice that can be decoded")
-    return f"it committed to a slice that nobody can decode, at outer step {case.step}"
+    return f"it committed to a slice that cannot be decoded, at outer step {case.step}"

@@ -1,19 +1,19 @@
-"""A run's rules for newcomers: who enters at once, and what a newcomer counts until it has proven itself.
+"""A run's rules for newcomers: which of them enter by a credential, and how much others count until they have proven
+themselves.
 
-An invitation counts until it has let in as many peers as its terms say. Vouches count if enough members signed: each of
-full standing, which has contributed to as many outer steps as a stranger would have to prove, and that has vouched for
-no more newcomers lately than the run allows. So one that was vouched for vouches for nobody before it has worked as
-much itself, and keys that vouch for each other gain nothing. A member that vouched for a peer that is convicted later
-begins its own probation again. The state keeps an `Entry` of each peer that entered so.
+An invitation counts until it has let in as many peers as its terms say. Vouches count if enough members signed. Each
+must be a full member that has contributed to as many outer steps as a stranger's probation takes, and has vouched for
+no more newcomers lately than the run allows. So a newcomer cannot vouch before it has worked as much itself, and keys
+that vouch for each other gain nothing. If a peer is convicted, the probation of its vouchers starts again. The state
+keeps an `Entry` of each peer that entered by a credential.
 
-In an open run keys cost nothing. So who joins a run that is under way is on probation for a number of outer steps to
-which it must contribute, that is, report samples (that it trained them is checked only where the run has a
-`validation_rate`, which is off by default). Until then its work counts for less, all those on probation have a bounded
-share of a step's weight and seats, and none of them decides: votes, rosters and certificates are those of the proven
-members. So many fresh keys take as long as honest newcomers to get a say, a few at a time, and where intervals are
-validated have to do as much work. A newcomer at outer step n has to prove no more than n steps, since nobody has proven
-more. So those who are there when a run begins are its founders and count fully at once, and a young run takes its
-friends in soon.
+In an open run keys cost nothing. So a peer that joins a running run is on probation for a number of outer steps to
+which it must contribute, that is, report samples (only a `validation_rate`, off by default, checks that it trained on
+them). Until then its work counts for less, all peers on probation have a bounded share of a step's weight and seats,
+and none of them decides: votes, rosters and certificates are those of proven members. So many new keys take as long as
+honest newcomers to get a vote, a few at a time, and must do as much work if intervals are validated. A newcomer at
+outer step n needs no more than n steps, since nobody has proven more. So the first members of a run are its founders
+and count fully at once, and a young run has short probations.
 
 `TrainerStandings` applies the rules. Values only; the weights are whole numbers, equal on every machine.
 """
@@ -31,23 +31,26 @@ from swarm_protocol.training_messages import Contribution
 
 PER_MILLE = 1000
 MAX_ENTRIES = 512
-"""The newest entries that a state keeps, 190 KiB at most. Who entered before them stays where it is. Its vouchers are
-forgotten; of its invitation the use still counts."""
+"""Maximum entries that a state keeps, at most 190 KiB; the oldest are dropped. Their peers keep their standing. Their
+vouchers are forgotten, but the uses of their invitations still count."""
 
 MAX_SERIALS = 2048
-"""Invitations of whose uses a state keeps count beside the entries, 50 KiB. Beyond that it honours no further ones."""
+"""Invitations whose uses a state counts in addition to the entries, 50 KiB. Beyond that it honours no new
+invitation."""
 
 MAX_ALL_REVOKED = 2048
-"""Revoked serials, and keys, that a state keeps, 40 and 110 KiB at most. It forgets none: what it has no room for is
-not revoked, since an old revocation that was displaced could be shown again to displace others."""
+"""Maximum revoked serials, and revoked keys, that a state keeps: at most 40 and 110 KiB. It forgets none, and ignores
+further ones: an old revocation that was displaced could be shown again to displace others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """A run's rule. `welcomes`: invitations and vouches count. `required`: nobody else enters but the `listed` peers.
+    """A run's rule for credentials. `welcomes`: invitations and vouches count. `required`: only peers with one and the
+    `listed` peers enter.
 
-    Who enters so has `steps` of probation. Vouches of `vouchers` members are needed (0: none count); a member vouches
-    for `vouch_budget` newcomers within `vouch_steps` outer steps, once it has `vouch_credits` (see `standings`).
+    A peer that enters by a credential has `steps` of probation. It needs the vouches of `vouchers` members (0: vouches
+    do not count). A member may vouch for `vouch_budget` newcomers within `vouch_steps` outer steps, once it has
+    `vouch_credits` (see `standings`).
     """
 
     welcomes: bool = False
@@ -68,8 +71,8 @@ class Entrance:
         return f"{len(self.listed)} peers may join" if self.listed else "anyone may join"
 
     def who_is_welcome(self, num_inviters: int) -> str:
-        """Return in words what invitations, of the author and `num_inviters`, and vouches are good for; empty: for
-        nothing."""
+        """Return in words the effect of vouches and of invitations by the author and `num_inviters` others; empty if
+        none."""
         if not self.welcomes:
             return ""
         by = "the author" + (f" or {num_inviters} more" if num_inviters else "")
@@ -83,7 +86,7 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`peer_id` entered with outer step `step`: with the invitation of this `serial`, or by these `vouchers`."""
+    """`peer_id` entered at outer step `step`: with the invitation `serial`, or by the vouches of `vouchers`."""
 
     peer_id: str
     step: int
@@ -118,33 +121,32 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probation:
-    """A run's rule. A newcomer is on probation until it has contributed to `steps` outer steps (0: nobody is). Members
-    on probation have at most `share` of a step's weight, and of a round's seats. A proven member that is away is
-    remembered for as many steps as it has contributed to, and `absence_steps` at most."""
+    """A run's rule for newcomers, which are on probation until they have contributed to `steps` outer steps (0: nobody
+    is). Members on probation together have at most `share` of a step's weight, and of a round's seats. A proven member
+    that is away is remembered for as many steps as it has contributed to, at most `absence_steps`."""
 
     steps: int = 0
     share: float = 0.25
     absence_steps: int = 0
 
     def of_newcomer(self, outer_step: int) -> int:
-        """Return the steps that a peer has left which joins at `outer_step`."""
+        """Return the steps of probation of a peer that joins at `outer_step`."""
         return min(self.steps, outer_step)
 
     def num_seats(self, max_group: int, num_proven: int) -> int:
-        """Return how many members on probation may be in a group with `num_proven` others: half as many at most, so
-        that aggregators that count members have a third of strangers among them, and always one. Where nobody is on
-        probation, any number."""
+        """Return how many members on probation may be in a group with `num_proven` others: at most half as many, so
+        that at most a third of the members that an aggregator counts are strangers, but always one. Without probation,
+        any number."""
         if not self.steps:
             return max_group
         return max(1, min(int(self.share * max_group), num_proven // 2))
 
     def weights(self, members: Sequence[Contribution]) -> list[int]:
-        """Return the weight of each of `members`: its tokens, where these are of a proven member.
+        """Return the weight of each of `members`. That of a proven member without followers is its tokens.
 
-        Tokens of a member on probation count for the share of its steps that it has done, this one included. Where
-        those of all on probation are more than `share` of all, they are scaled down together. What a head brings of its
-        followers is bounded likewise by what its cluster brings of proven ones. A contributor counts one token at
-        least.
+        Tokens of a member on probation count in proportion to the steps that it has done, this one included. If the
+        tokens of all members on probation exceed `share` of the total, they are scaled down together. The same limit
+        holds within the cluster of each head. A contributor has at least a weight of one token.
         """
         if not self.steps:
             return [member.num_tokens for member in members]
@@ -156,7 +158,8 @@ class Probation:
         return [max(each) for each in zip(least, map(sum, zip(proven, fresh, strict=True)), strict=True)]
 
     def _cluster(self, member: Contribution) -> tuple[int, int]:
-        """Return the tokens of a member and its followers that count fully, and those that are on probation."""
+        """Return the tokens of a member and its followers: those of proven trainers, and the weighted ones of those on
+        probation."""
         works = [(member.steps_left, member.own_tokens)]
         works += [(each.steps_left, each.num_tokens) for each in member.followers]
         proven = sum(tokens for left, tokens in works if not left)
@@ -164,6 +167,6 @@ class Probation:
         return proven, min(fresh, self._cap(proven)) if member.followers else fresh
 
     def _cap(self, proven: int) -> int:
-        """Return the most tokens that may count beside `proven` ones."""
+        """Return the maximum tokens on probation beside `proven` ones."""
         share = round(self.share * PER_MILLE)
         return proven * share // (PER_MILLE - share)

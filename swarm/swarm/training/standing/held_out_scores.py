@@ -1,14 +1,14 @@
 """The score of each trainer of a run: how much its contributions lower the loss on held-out data, as others measure it.
 
-The outcome of each step draws a few contributions. Every other member applies its own part of a drawn one to the state
-that the step began from, on held-out samples of its own draw, and says in its next signed report by how much the loss
-falls: that is an effect, in millionths of a nat, scaled to the whole vector. Of the effects that a group's reports name
-the middle one counts, which fewer than a third of liars cannot move beyond the honest ones. A score is the slow average
-of these. The idea is Gauntlet's (Lidin et al. 2025, arXiv 2505.21684), where a few validators with stake score whole
-contributions.
+The outcome of each step draws a few contributions. Every other member applies its own part of a drawn contribution to
+the state that the step began from, measures on held-out samples of its own draw by how much the loss falls, and says so
+in its next signed report. This effect is in millionths of a nat, scaled to the whole vector. The median of the effects
+in a group's reports counts; fewer than a third of liars cannot move it beyond the honest effects. A score is a slow
+average of these medians. The idea is from Gauntlet (Lidin et al. 2025, arXiv 2505.21684), where a few validators with
+stake score whole contributions.
 
-Scores are part of the committed state, so that everybody computes the same. They are advice, unless the run says that
-members with low ones count for less. Pure functions of the state and of signed reports, in whole numbers.
+Scores are part of the committed state, so that everybody computes the same. They have no effect unless the run
+discounts members with low scores. Pure functions of the state and of signed reports, in whole numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from swarm_protocol.training_messages import Contribution, Group
 MICRO = 1_000_000
 """Effects and scores are in millionths of a nat."""
 MEMORY = 8
-"""A score is the mean of a trainer's effects until there are this many, and then an exponential mean over as many."""
+"""A score is the mean of a trainer's effects up to this number, and then an exponential moving average over as many."""
 LEAST_MEASURED = 3
 """A score of fewer effects has no consequences."""
 LOW = 10
-"""A score is low if it is at most this part of the median one. What is random, or trained on wrong labels, has an
-effect around zero or below it."""
+"""A score is low if it is at most 1 / LOW of the median score. Random contributions, and those trained on wrong labels,
+have effects around zero or below."""
 DISCOUNT = 10
-"""A discounted contribution counts for this part of its weight."""
+"""A discounted contribution has 1 / DISCOUNT of its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class HeldOutRule:
     discounts: bool = False
 
     def draw(self, origin: Group, part_digests: Sequence[bytes]) -> tuple[str, ...]:
-        """Return whose contributions to `origin` are measured. The digests of all parts' results draw them, so nobody
-        knew them when members committed to their contributions."""
+        """Return the members whose contributions to `origin` are measured. The digests of all parts' results draw them,
+        so nobody knew the draw when members committed to their contributions."""
         seed = hashlib.sha256(f"swarm-held-out:{origin.run}/{origin.step}:".encode() + b"".join(part_digests)).digest()
         peers = [member.peer_id for member in origin.contributors]
         peers.sort(key=lambda peer: hashlib.sha256(seed + peer.encode()).digest())
@@ -74,14 +74,14 @@ class HeldOutRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScores:
-    """The scores of a state, and `drawn`, whose contributions to the step before are measured now."""
+    """The scores of a state. `drawn` are the members whose contributions to its step are measured now."""
 
     rule: HeldOutRule = field(default_factory=HeldOutRule)
     scores: tuple[HeldOutScore, ...] = ()
     drawn: tuple[str, ...] = ()
 
     def after(self, trainers: Collection[str], group: Group) -> tuple[HeldOutScore, ...]:
-        """Return the scores of `trainers` after the step of `group`, whose reports tell the effects."""
+        """Return the scores of `trainers` after the step of `group`, whose reports contain the effects."""
         scores = {each.peer_id: each for each in self.scores if each.peer_id in trainers}
         for peer, effect in self.effects(group).items():
             if peer in trainers:
@@ -92,10 +92,10 @@ class HeldOutScores:
         return tuple(scores[peer] for peer in sorted(scores))
 
     def effects(self, group: Group) -> Mapping[str, int]:
-        """Return what the members of `group` found of each drawn contribution.
+        """Return the median effect of each drawn contribution, by peer, from the reports in `group`.
 
-        Of the other members that decide more than two thirds must have measured it: if fewer than a third of the group
-        lie, most of those who measured did not, so the middle effect lies between honest ones.
+        More than two thirds of the other deciding members must have measured it. If fewer than a third of the group
+        lie, most of those are honest, so the median lies between honest effects.
         """
         found, deciding = dict[str, int](), set(group.deciding)
         for place, peer in enumerate(self.drawn):
@@ -106,8 +106,8 @@ class HeldOutScores:
         return found
 
     def is_discounted(self, peer: str) -> bool:
-        """Return whether `peer` counts for less in the next step: its score is low, while the median one is positive.
-        Where held-out data gets no better on the whole, scores tell nothing of a member."""
+        """Return whether `peer` counts for less in the next step: its score is low, and the median score is positive.
+        If contributions do not lower the held-out loss on the whole, scores say nothing about a member."""
         settled = {each.peer_id: each.value for each in self.scores if each.num_measured >= LEAST_MEASURED}
         if not self.rule.discounts or peer not in settled:
             return False
@@ -116,15 +116,15 @@ class HeldOutScores:
 
 
 def middle(values: Sequence[int]) -> int:
-    """Return the middle one of `values`, of which there is at least one. Of two middle ones it is the one nearer to
-    zero, and zero itself where it lies between them."""
+    """Return the median of `values`, which are not empty. Of two middle values it is the one nearer to zero, or zero if
+    it lies between them."""
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return max(0, low) if high > 0 else high
 
 
 def discounted_weights(members: Sequence[Contribution], weights: Sequence[int]) -> list[int]:
-    """Return the `weights` of `members` as their scores leave them: at least one token of each that has any."""
+    """Return the `weights` of `members` after the discount: at least one token for each that has any."""
     return [
         max(min(weight, 1), weight // DISCOUNT) if member.discounted else weight
         for member, weight in zip(members, weights, strict=True)

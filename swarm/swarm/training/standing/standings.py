@@ -1,14 +1,14 @@
-"""Standings say after a committed state whether each peer counts fully, and what the next state remembers of it.
+"""Whether each peer counts fully after a committed state, and what the next state remembers of it.
 
-What a state keeps of a run's trainers, beside their leases and their probation, is its `Register`. Its `credits` are a
-memory of proven members. A member earns one for each outer step to which it contributes while it counts fully, up to
-its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an entry it is
-remembered: it comes back at full weight. So who was there for long may be away for long, and a key that has just proven
-itself is soon forgotten. Strangers have no entry at all. Of the members that are away, those with the most credits
-stay, so that newcomers displace nobody who has done more.
+A state keeps leases and probation of a run's trainers, and everything else in its `Register`. Its `credits` remember
+proven members. A member earns one credit for each outer step to which it contributes while it counts fully, up to the
+run's `absence_steps`, and uses one for each step that is made while it is away. While it has an entry there, it returns
+at full weight. So a member that was there for long may be away for long, and a key that has just proven itself is soon
+forgotten. Strangers have no entry. Of the members that are away, those with the most credits are kept, so that
+newcomers displace nobody who has done more.
 
-All of it follows from the state, the run's rules and the credentials in a signed group alone, so that every replica
-computes the same. Values and pure functions.
+Everything follows only from the state, the run's rules and the credentials in a signed group, so that all replicas
+compute the same. Values and pure functions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_S
 Grants = Mapping[str, Grant]
 
 MAX_AWAY = 1024
-"""Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
+"""Maximum members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """`credits` are by peer. `entries` say who entered by an invitation or by vouches, the newest ones last (see
-    `entrance`), and `uses` by serial how many did before them. `revoked` are serials of invitations and
-    `revoked_inviters` keys that the run's author has taken back, the newest ones last."""
+    """`credits` are by peer. `entries` name the peers that entered by an invitation or by vouches, the newest last (see
+    `entrance`). `uses` counts, by serial, those that entered before these. `revoked` are the serials of invitations,
+    and `revoked_inviters` the keys of inviters, that the run's author revoked, the newest last."""
 
     credits: Mapping[str, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
@@ -49,7 +49,7 @@ class Register:
         for peer, value in self.credits.items():
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
-        # the entries that are there when the last group of new serials comes, and that group, are counted in the end
+        # the uses of all entries, and of the last group of new serials, are added when the entries are dropped
         if len(self.uses) > MAX_SERIALS + MAX_ENTRIES + limits.MAX_CREDENTIALS:
             raise ValueError("the uses are too many")
         for serial, count in self.uses.items():
@@ -66,7 +66,7 @@ class Register:
             raise ValueError("the entries are too many, or name a peer twice")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a manifest says of it: nothing, if there is nothing."""
+        """Return the register as a manifest has it: only the fields that are not empty."""
         fields: dict[str, Any] = {
             "credits": sorted(self.credits.items()),
             "entries": [each.to_json() for each in self.entries],
@@ -90,9 +90,9 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStandings:
-    """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
-    `left` are on probation, for that many more steps. Those with credits in the `register` are remembered, and count
-    fully. Any other peer would begin now, at once where the `entrance` honours its grant."""
+    """The standing of each peer after `outer_step` steps. Of the `known` peers, the trainers of the state, those in
+    `left` are on probation for that many more steps. Peers with credits in the `register` are remembered, and count
+    fully. Any other peer would start its probation now, with the `entrance`'s steps if its grant is honoured."""
 
     rule: Probation = field(default_factory=Probation)
     entrance: Entrance = field(default_factory=Entrance)
@@ -102,19 +102,19 @@ class TrainerStandings:
     register: Register = field(default_factory=Register)
 
     def is_new(self, peer: str) -> bool:
-        """Return whether the state says nothing of `peer`."""
+        """Return whether the state does not know `peer`."""
         return peer not in self.known and peer not in self.register.credits
 
     def steps_left(self, peer: str, grant: Grant | None = None) -> int:
-        """Return the steps to which `peer` has to contribute before it counts fully; 0: it does. `grant` is what the
-        credential says that it shows."""
+        """Return the number of steps to which `peer` must contribute before it counts fully; 0: it does. `grant` is
+        from the credential that it shows."""
         if not self.is_new(peer):
             return self.left.get(peer, 0)
         newcomer = self.rule.of_newcomer(self.outer_step)
         return min(newcomer, self.entrance.steps) if grant is not None and self._entry(grant) else newcomer
 
     def refuses(self, peer: str, grant: Grant | None = None) -> bool:
-        """Return whether `peer` may not enter the run, which wants a credential that it does not show."""
+        """Return whether `peer` may not enter the run, because it lacks a required credential."""
         if not self.entrance.required or peer in self.entrance.listed:
             return False
         if not self.is_new(peer):
@@ -122,8 +122,8 @@ class TrainerStandings:
         return grant is None or self._entry(grant) is None
 
     def why_shut_out(self, grant: Grant) -> str:
-        """Return why the invitation of `grant` lets its peer in no more, which has not entered and does not count fully
-        yet; empty if it may, or the peer needs none."""
+        """Return why the invitation of `grant` no longer lets its peer in; empty if it does, or if the peer needs
+        none."""
         peer, has_entered = grant.peer_id, any(each.peer_id == grant.peer_id for each in self.register.entries)
         needs_it = self.steps_left(peer, grant) > 0 or self.refuses(peer, grant)
         if not (self.entrance.welcomes and grant.serial and needs_it) or has_entered:
@@ -134,8 +134,8 @@ class TrainerStandings:
         return f"is used up ({num_uses} of {grant.max_uses})" if num_uses >= grant.max_uses else ""
 
     def overused(self, grants: Grants) -> list[str]:
-        """Return whose grants do not hold together with those of the others, as uses or vouchers are used up: of peers
-        that enter with one invitation, the first ones in the order of peer ids go first."""
+        """Return the peers whose grants fail because others of `grants` exhaust the uses or vouchers. Peers enter in
+        the order of their ids."""
         entries, surplus = self.register.entries, []
         for peer in sorted(grants):
             if not self.is_new(peer) or self._entry(grants[peer]) is None:
@@ -147,12 +147,12 @@ class TrainerStandings:
         return surplus
 
     def honoured(self, grants: Grants) -> dict[str, Grant]:
-        """Return the grants of a group that let their peers in, beside each other."""
+        """Return the grants of a group that hold together: all but the `overused` ones."""
         surplus = set(self.overused(grants))
         return {peer: each for peer, each in grants.items() if peer not in surplus}
 
     def without_refused(self, trainers: Sequence[str], grants: Grants) -> tuple[str, ...]:
-        """Return `trainers` without those that the run does not let in with the `grants` that are honoured."""
+        """Return `trainers` without those that the run refuses, given the honoured `grants`."""
         return tuple(peer for peer in trainers if not self.refuses(peer, grants.get(peer)))
 
     def after(
@@ -163,8 +163,8 @@ class TrainerStandings:
         grants: Grants | None = None,
         demoted: Collection[str] = (),
     ) -> tuple[tuple[str, int], ...]:
-        """Return who of `trainers` is on probation after a step to which `contributors` have contributed, with the
-        steps left, in the order of peer ids. Those in `demoted` begin anew."""
+        """Return which of `trainers` are on probation after a step of `contributors`, with the steps left, in the order
+        of peer ids. The probation of those in `demoted` starts again."""
         shown = grants or {}
         left = {peer: self.steps_left(peer, shown.get(peer)) - (peer in contributors) for peer in trainers}
         left |= {peer: self.rule.of_newcomer(self.outer_step) for peer in left if peer in demoted}
@@ -180,7 +180,8 @@ class TrainerStandings:
         demoted: Collection[str] = (),
         revocation: RunRevocation | None = None,
     ) -> Register:
-        """Return the register after a round of `num_steps` outer steps, 0 or 1, behind which there are `trainers`."""
+        """Return the register after a round of `num_steps` outer steps, 0 or 1. `trainers` are those of the new
+        state."""
         unproven = {peer for peer, _ in self.after(trainers, contributors, grants=grants, demoted=demoted)}
         is_kept = self.rule.steps or self.entrance.required or self.entrance.vouchers
         out = self.put_out
@@ -215,11 +216,11 @@ class TrainerStandings:
         return tuple(each for each in without if (each.serial or each.vouchers) and each.peer_id not in out)
 
     def _entry(self, grant: Grant, entries: Sequence[Entry] | None = None) -> Entry | None:
-        """Return how the peer of `grant` would enter with it, beside the `entries` of others, which are those of the
-        register by default; None if the state does not honour it.
+        """Return the entry that `grant` would give its peer, beside the `entries` of others (default: the register's);
+        None if the state does not honour it.
 
-        An invitation lets in as many peers as its terms say. Vouches count of members of full standing with enough
-        credits, that have vouched for few others lately.
+        An invitation lets in as many peers as its terms say. Vouches count if they are of full members with enough
+        credits that have vouched for few others lately.
         """
         entries = self.register.entries if entries is None else entries
         rule, others = self.entrance, [each for each in entries if each.peer_id != grant.peer_id]
@@ -258,7 +259,7 @@ class TrainerStandings:
         return frozenset(each.peer_id for each in self.register.entries if each.serial in revoked)
 
     def is_news(self, revocation: RunRevocation | None) -> bool:
-        """Return whether the state does not know all of `revocation`, and has room for more."""
+        """Return whether `revocation` has something that the state does not know and has room for."""
         if revocation is None:
             return False
         register = self.register
@@ -273,12 +274,12 @@ class TrainerStandings:
         return known and set(revocation.inviters) <= set(self.register.revoked_inviters)
 
     def to_demote(self, convicted: Collection[str]) -> tuple[str, ...]:
-        """Return whom a member's report names: those whose invitation is revoked, which all members know, and then the
-        vouchers of peers that evidence has `convicted`."""
+        """Return the peers that a member's report names as demoted: first those whose invitation is revoked, as all
+        members know, then the vouchers of peers that evidence has `convicted`."""
         return tuple(dict.fromkeys((*sorted(self.put_out), *self.vouchers_of(convicted))))
 
     def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
-        """Return the members that vouched for peers that evidence has convicted, and still stand for it."""
+        """Return the members whose vouches for convicted peers are still in the entries."""
         entries = [each for each in self.register.entries if each.peer_id in convicted]
         return tuple(sorted({peer for each in entries for peer in each.vouchers}))
 
@@ -294,8 +295,8 @@ def credits_after(
 ) -> dict[str, int]:
     """Return the credits after a round that made `num_steps` outer steps, 0 or 1.
 
-    `proven` and `unproven` are the trainers that are there afterwards, and `contributors` those of all that have
-    contributed. Nobody has more than `most`; 0: the run remembers nobody.
+    `proven` and `unproven` are the trainers after the round, and `contributors` those that contributed. `most` is the
+    maximum for each member; 0: the run remembers nobody.
     """
     if not most:
         return {}
@@ -314,8 +315,8 @@ def credits_after(
 
 
 def lets_begin(entrance: Entrance, group: Group) -> bool:
-    """Return whether a run with this `entrance` may begin with `group`. Everybody knows that a run's first state has no
-    members, so each one has to be invited where the run requires that."""
+    """Return whether a run with this `entrance` may begin with `group`. A run's first state has no members, so each one
+    needs an invitation if the run requires it."""
     if not entrance.required:
         return True
     founding, grants = TrainerStandings(entrance=entrance), grants_in(group.credentials)
@@ -324,7 +325,7 @@ def lets_begin(entrance: Entrance, group: Group) -> bool:
 
 
 def grants_in(credentials: Iterable[RunCredential]) -> dict[str, Grant]:
-    """Return what `credentials` say, by peer. Malformed ones say nothing: those of signed groups were checked."""
+    """Return the grants in `credentials`, by peer. Malformed ones are skipped; those of signed groups were checked."""
     grants: dict[str, Grant] = {}
     for each in credentials:
         try:

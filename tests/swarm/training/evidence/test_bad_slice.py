@@ -57,7 +57,7 @@ def verdict(case: BadSlice) -> str:
 
 
 def test_committed_leaf_that_nobody_can_decode_convicts_its_signer() -> None:
-    assert verdict(bad()) == "it committed to a slice that nobody can decode, at outer step 3"
+    assert verdict(bad()) == "it committed to a slice that cannot be decoded, at outer step 3"
     far = INT8.encode(torch.full((256,), 1.1e12))
     verdict(case_of([far], 0))  # moves a parameter further than the protocol allows
     verdict(case_of([b"\x00"], 0))  # no number of values takes one byte

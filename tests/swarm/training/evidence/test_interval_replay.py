@@ -115,7 +115,7 @@ def test_member_that_leaves_computes_no_interval_of_another_to_its_end(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
-    told = [record for record in caplog.records if "cannot be validated: this member leaves" in record.message]
+    told = [record for record in caplog.records if "cannot be validated: this member is leaving" in record.message]
     assert [record.levelno for record in told] == [logging.INFO], "a leave is no trouble"
 
 

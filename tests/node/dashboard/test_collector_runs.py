@@ -421,7 +421,7 @@ def test_run_with_too_few_members_of_its_last_step_says_who_is_missing_and_what_
     assert view.state == "waiting"
     assert view.words == (
         "It waits: 2 of the 3 members of the last step that the next one needs are there; missing: attic, …peer 3, "
-        "…peer 4. If they are gone for good, the run's author lets the others go on: "
+        "…peer 4. If they are gone for good, the run's author can let the others go on: "
         "swarm-node run resume FILE --peers ADDR."
     )
     back = replace(facts(step(9), states=("training",) * 3), roster=left.roster)

@@ -1,1 +1,1 @@
-"""The inner steps between two rounds: model, optimizer, devices, and which samples a member may use."""
+"""The inner steps between two rounds: loop, optimizers, devices and worker processes."""

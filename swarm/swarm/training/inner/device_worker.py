@@ -1,4 +1,4 @@
-"""The worker process of one device: it does what `several_devices` asks, and ends whenever its parent ends.
+"""The worker process of one device. It answers the requests of `several_devices`, and ends when its parent ends.
 
 Workers listen only on loopback.
 
@@ -30,14 +30,14 @@ from swarm.training.run.layout import Layout
 from swarm.training.run.run_tables import InnerConfig
 
 COLLECTIVE_S = 600.0
-"""The longest that workers wait for each other."""
+"""Time limit for workers that wait for each other."""
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """Holds what the worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The
-    workers meet in a store on this `port` of loopback."""
+    """What worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The rendezvous
+    store of the workers is on `port` of loopback."""
 
     rank: int
     config: InnerConfig
@@ -50,8 +50,8 @@ class Assignment:
 
 
 def work(assignment: Assignment, pipe: connection.Connection) -> None:
-    """Run the process: answer each (name, arguments) with ("done", value), with ("raised", error) for a SwarmError,
-    which all workers then raise alike, or with ("broken", message), and end after the last."""
+    """Run the process. Answer each (name, arguments) with ("done", value), with ("raised", error) for a SwarmError,
+    which all workers raise, or with ("broken", message), after which the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -66,13 +66,13 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
             pipe.send(answer)
     except (EOFError, BrokenPipeError):
         os._exit(1)  # the parent is gone
-    except Exception as error:  # whatever torch and the model raise; the others must not wait for this one
+    except Exception as error:  # torch and the model raise many kinds; the other workers must not wait for this one
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
         sys.exit(1)
 
 
 class _DeviceWorker:
-    """Its public methods are the requests of the parent. Where all workers take part, all raise the same error."""
+    """The public methods are the parent's requests. All workers that take part in one raise the same error."""
 
     def __init__(self, assignment: Assignment) -> None:
         local = assignment.local
@@ -80,7 +80,7 @@ class _DeviceWorker:
         torch.set_num_threads(assignment.num_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        _meet(assignment.port, assignment.rank, len(local.devices), self._device.type)
+        _join_workers(assignment.port, assignment.rank, len(local.devices), self._device.type)
         model = pickle.loads(assignment.model)  # noqa: S301  # our parent's
         self._num_values = Layout.of(model).num_values
         self._steps = OneDevice(
@@ -128,7 +128,7 @@ class _DeviceWorker:
         return vector
 
 
-def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
+def _join_workers(port: int, rank: int, num_workers: int, kind: str) -> None:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
     timeout = timedelta(seconds=COLLECTIVE_S)
@@ -144,7 +144,7 @@ def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
 def _end_with_parent() -> None:
     """End this process when the parent ends, even by SIGKILL, and even if another child still holds the parent's pipe.
 
-    It ends at once, since it may be waiting for a worker that never answers.
+    Ends without cleanup, since the process may be waiting for a worker that never answers.
     """
     parent = parent_process()
     assert parent is not None

@@ -1,8 +1,8 @@
 """One replica's interval: inner steps on leased samples, and the held-out loss.
 
-`OneDevice` or `SeveralDevices` computes the steps; this is what both have in common: data, schedule, and the result of
-an interval. Everything here blocks: the caller runs it in an executor, one call at a time, and chooses how many threads
-torch uses. The optimizer's moments stay on this replica.
+`OneDevice` or `SeveralDevices` computes the steps. This module has what both share: data, schedule, and the result of
+an interval. Everything here blocks: the caller runs it in an executor, one call at a time, and chooses torch's number
+of threads. The optimizer's moments stay on this replica.
 
 Shapes: T tokens a window, V held-out windows, N values of the flat parameter vector, F of a slice of it.
 """
@@ -34,8 +34,8 @@ from swarm.training.run.run_config import RunConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalResult:
-    """Says what an interval did. It used the first `num_samples` of its samples. `mean_loss` is nan if it took no
-    step."""
+    """The result of an interval, which used the first `num_samples` of its samples. `mean_loss` is nan without
+    steps."""
 
     num_steps: int
     num_samples: int
@@ -55,8 +55,8 @@ def take_steps(
     stop: Callable[[], bool],
     run: RunConfig,
 ) -> IntervalResult:
-    """Take `num_steps` steps of an interval, fewer if the samples run out or `stop` returns True. `step` gets the next
-    `batch_windows` of `sample_ids` and how many steps came before, and returns the loss. Blocks."""
+    """Take `num_steps` steps of an interval, or fewer if the samples run out or `stop` returns True. `step` gets the
+    next `batch_windows` of `sample_ids` and the number of steps before, and returns the loss. Blocks."""
     started, size = time.perf_counter(), run.inner.batch_windows
     losses: list[float] = []
     while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
@@ -72,10 +72,10 @@ def take_steps(
 
 
 class InnerLoop:
-    """Trains `model`, which it takes over, as `run` and this member's `local` options say.
+    """Trains `model`, which it then owns, with the settings of `run` and this member's `local` options.
 
-    The warm-up counts this replica's own steps, or the run's if each call of `train` begins with fresh moments. Raises
-    ConfigError if the options do not fit the model.
+    The warm-up counts this replica's steps, or with `fresh_moments` the run's. Raises ConfigError if the options do not
+    fit the model.
     """
 
     def __init__(
@@ -102,12 +102,13 @@ class InnerLoop:
         self._device.load(theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        """Replace that slice by `mixing` times itself plus 1 - `mixing` times `theta_F` (Streaming DiLoCo's alpha,
-        arXiv 2501.18512, section 2.3). Moments and other parameters do not change. Raises ValueError if F differs."""
+        """Replace the slice `where` by `mixing` times itself plus 1 - `mixing` times `theta_F` (Streaming DiLoCo's
+        alpha, arXiv 2501.18512, section 2.3). Moments and other parameters do not change. Raises ValueError if F
+        differs."""
         self._device.take_in(where, theta_F, mixing)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        """Return fp32 CPU [F]: a copy of that slice of the parameters."""
+        """Return fp32 CPU [F]: a copy of the slice `where` of the parameters."""
         return self._device.flat(where)
 
     def train(
@@ -118,15 +119,15 @@ class InnerLoop:
         *,
         done_steps: int = 0,
     ) -> IntervalResult:
-        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`. The run has done `done_steps` inner
-        steps before them, which the schedule needs.
+        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`. `done_steps` are the run's inner
+        steps before them, for the schedule.
 
-        It ends early if the samples run out, or if `stop`, which it calls before each step, returns True.
+        Ends early if the samples run out, or if `stop`, which is called before each step, returns True.
 
         Deterministic on one CPU with a fixed number of threads, given the parameters, the moments and the samples; with
-        fresh moments, given the parameters, `done_steps` and the samples.
-        Raises RoundError if the loss or the gradient is not finite, or a device has no memory left. The moments are
-        then those before that step. After any RoundError, `load` must come before the next steps.
+        fresh moments, given the parameters, `done_steps` and the samples. Raises RoundError if the loss or the gradient
+        is not finite, or a device is out of memory. The moments are then those before that step. After a RoundError,
+        call `load` before the next steps.
         """
         if self._config.fresh_moments:
             self._device.load_state(NO_MOMENTS)
@@ -146,15 +147,15 @@ class InnerLoop:
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
     def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
-        """Return the mean loss of `theta_N` on `num_windows` windows that follow each other in the held-out files, or
-        all if there are fewer. Any number `draw` says where they begin. The trained parameters do not change."""
+        """Return the mean loss of `theta_N` on `num_windows` consecutive windows of the held-out files, or all if there
+        are fewer. `draw`, any whole number, determines the first one. The trained parameters do not change."""
         start = draw % max(1, self._corpus.num_validation_windows - num_windows + 1)
         x_VT = self._corpus.validation_batch(start, num_windows)
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Return what a checkpoint holds: the number of steps, and the moments as flat vectors, each in pieces that
-        may lie on the device. They are no copies: the next step changes them."""
+        """Return the state for a checkpoint: the number of steps, and the moments as flat vectors, each in pieces that
+        may be on the device. They are not copies: the next step changes them."""
         return self._device.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -167,7 +168,7 @@ class InnerLoop:
         self._device.close()
 
     def _step(self, sample_ids: Sequence[int], done_steps: int, index: int) -> float:
-        """Take step `index` of a call of `train`, before which the run has done `done_steps`."""
+        """Take step `index` of a call of `train`. `done_steps` are the run's steps before it."""
         factor = schedule_factor(self._config, done_steps, self._run.outer_steps * self._run.interval_steps)
         if self._config.fresh_moments:
             factor *= warmup_factor(self._config, done_steps) * restart_factor(index, self._run.interval_steps)

@@ -2,9 +2,10 @@
 states.
 
 `Intervals` owns that thread. An `Interval` trains off the event loop, in one or several stretches, until it is told to
-stop. `interval_loop` decides which intervals there are, and on which leases. `HeldOutLoss` measures the committed state
-on held-out data at the run's start and end, and every `validation_interval` steps: all members hold the same state and
-data, so all measure the same loss, up to their devices' rounding. `MemberMomentum` averages what a member contributes.
+stop. `interval_loop` begins the intervals and chooses their leases. `HeldOutLoss` measures the committed state on
+held-out data at the run's start and end, and every `validation_interval` steps. All members have the same state and
+data, so they measure the same loss, except for their devices' rounding. `MemberMomentum` averages a member's
+pseudo-gradients.
 
 Shapes: N values of the flat parameter vector, F of a fragment.
 """
@@ -49,8 +50,7 @@ HELD_OUT_BATCHES = 4
 
 
 class Inner(Protocol):
-    """Defines what an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a
-    time."""
+    """What an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a time."""
 
     def load(self, theta_N: Tensor) -> None: ...
 
@@ -71,12 +71,12 @@ class Inner(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainingSetup:
-    """Holds what a member needs to train: its inner loop, the run's first weights, and its `Layout.bounds` (empty: the
+    """What a member needs to train: its inner loop, the run's initial weights, and the `Layout.bounds` (empty: the
     model is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps them in
     memory.
 
-    Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights. A member
-    that joins a run under way does not call it.
+    If the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights. A member
+    that joins a running run does not call it.
     """
 
     inner: Inner
@@ -85,7 +85,7 @@ class TrainingSetup:
     bring: Callable[[], Tensor] | None = None
 
     def take_weights(self) -> Tensor:
-        """Return the run's first weights [N], and drop this reference to them."""
+        """Return the run's initial weights [N], and drop this reference to them."""
         theta_N, self.theta_N = self.theta_N, torch.empty(0)
         return theta_N
 
@@ -103,7 +103,7 @@ def prepare(
     has_checkpoint = bool(config.start.checkpoint)
     if has_checkpoint and bring is None:
         raise ConfigError(
-            "the run starts from a checkpoint, and nothing was given that fetches it", remedy="use swarm.Trainer"
+            "the run starts from a checkpoint, and no function to fetch it was given", remedy="use swarm.Trainer"
         )
     theta_N = torch.empty(0) if has_checkpoint else initial_theta(config)
     model = build_model(config.model)
@@ -121,8 +121,8 @@ def prepare(
 
 
 class Intervals:
-    """Owns the thread that trains. `max_interval_s` by `clock` bounds each interval, so that a slow machine contributes
-    what it can."""
+    """Owns the thread that trains. Each interval ends after `max_interval_s` by `clock`, so that a slow machine
+    contributes the steps that it has done."""
 
     def __init__(
         self, inner: Inner, *, max_interval_s: float = math.inf, clock: Callable[[], float] = time.monotonic
@@ -131,7 +131,7 @@ class Intervals:
         self.max_interval_s = max_interval_s
         self.clock = clock
         self.is_leaving = threading.Event()
-        """Set once this member trains no more, and recomputes no interval of another."""
+        """Set once this member has stopped training and recomputing others' intervals."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-training")
         self._latest: Interval | None = None
 
@@ -147,13 +147,12 @@ class Intervals:
             self._latest.hurry()
 
     def leave(self) -> None:
-        """End what runs in the thread after its present step: the interval has what it has done, and later ones have
-        nothing."""
+        """End the thread's work after its present step. The running interval keeps its steps; later ones take none."""
         self.is_leaving.set()
         self.hurry()
 
     async def load(self, theta_N: Tensor) -> None:
-        """Train from `theta_N` on."""
+        """Set the parameters to `theta_N`."""
         await self.off_loop(self.inner.load, theta_N)
 
     async def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
@@ -161,7 +160,7 @@ class Intervals:
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
     def held_out_loss(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
-        """Return the loss of `theta_N` on held-out data, measured before all later requests to the thread."""
+        """Measure the loss of `theta_N` on held-out data, before all later requests to the thread."""
         return self.off_loop(self.inner.held_out_loss, theta_N, num_batches)
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
@@ -182,7 +181,7 @@ class Intervals:
 class Interval:
     """One interval, which trains in one stretch or in several. The run has done `done_steps` inner steps before it.
 
-    Its time limit begins with its first stretch, and time passes between stretches too. `done` is the sum of its
+    The time limit starts with the first stretch, and includes the time between stretches. `done` is the sum of the
     stretches so far; its `mean_loss` is nan before the first step.
     """
 
@@ -198,8 +197,8 @@ class Interval:
         self._stop.set()
 
     async def train(self, sample_ids: Sequence[int], num_steps: int) -> None:
-        """Train until `num_steps` steps of the interval are done. `sample_ids` are those of the whole interval, the
-        same for each stretch. Raises RoundError if training diverged."""
+        """Train until `num_steps` steps of the interval are done. `sample_ids` are those of the whole interval, equal
+        in each stretch. Raises RoundError if training diverged."""
         if self._until is None:
             self._until = self._intervals.clock() + self._intervals.max_interval_s
         if (missing := num_steps - self.done.num_steps) > 0:
@@ -213,7 +212,7 @@ class Interval:
     def _stretch(self, sample_ids: Sequence[int], num_steps: int) -> IntervalResult:
         done, done_before = self.done, self._done_before + self.done.num_steps
         more = self._intervals.inner.train(sample_ids, num_steps, self._is_over, done_steps=done_before)
-        # without steps the mean loss is nan, which is no divergence
+        # without steps the mean loss is nan, which does not mean divergence
         if more.num_steps and not abs(more.mean_loss) <= limits.MAX_LOSS:
             raise _diverged(f"the loss is {more.mean_loss:g}")
         if not (done.num_steps and more.num_steps):
@@ -233,7 +232,7 @@ class Interval:
 
     def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
         local_F = self._intervals.inner.flat(where)
-        # `flat` returns a copy, whose memory becomes the difference's
+        # `flat` returns a copy, whose memory is reused for the difference
         delta_F = torch.sub(theta_F, local_F, out=local_F)
         if not magnitude(delta_F) <= limits.MAX_PARAMETER_MOVE:
             raise _diverged("a parameter is not finite, or has moved absurdly far")
@@ -245,13 +244,13 @@ def _diverged(how: str) -> RoundError:
 
 
 class MemberMomentum:
-    """The moving averages of one member's pseudo-gradients, one for each fragment, which it contributes instead of the
-    last one alone. `momentum` is at least 0 and less than 1.
+    """The moving averages of one member's pseudo-gradients, one for each fragment. The member contributes them in place
+    of its last pseudo-gradients. `momentum` is at least 0 and less than 1.
 
     Averages of honest members lie closer together than single pseudo-gradients, so that liars have less room to hide
-    between them (Karimireddy et al. 2021, arXiv 2012.10333, section 5). What a member contributes then follows from its
-    past intervals, too: nobody can compute it from one interval again. The averages are in no state and no checkpoint;
-    after a restart they start anew. They take 4 bytes for each value that the member has contributed to.
+    between them (Karimireddy et al. 2021, arXiv 2012.10333, section 5). A contribution then depends on past intervals,
+    too, so nobody can recompute it from one interval. The averages are not in the state or in checkpoints, and start
+    again after a restart. They take 4 bytes for each value that the member has contributed to.
     """
 
     def __init__(self, momentum: float) -> None:
@@ -259,8 +258,9 @@ class MemberMomentum:
         self._averages: dict[int, tuple[int, Tensor]] = {}
 
     def averaged(self, where: slice, delta_F: Tensor) -> Tensor:
-        """Take in `delta_F`, the pseudo-gradient of the fragment at `where`, and return the average of that fragment's
-        so far, in which the one before counts `momentum` times as much. The first averages are not biased towards zero.
+        """Add `delta_F`, the pseudo-gradient of the fragment at `where`, and return the fragment's average, in which
+        each pseudo-gradient counts `momentum` times as much as the next one. The average is corrected for its start at
+        zero.
         """
         count, average_F = self._averages.get(where.start, (0, torch.zeros_like(delta_F)))
         average_F = average_F.mul_(self._momentum).add_(delta_F, alpha=1 - self._momentum)
@@ -269,8 +269,8 @@ class MemberMomentum:
 
 
 class HeldOutLoss:
-    """Measures committed states. `newest` is the last finite measurement. `on_done` is called with the outer step and
-    the loss after each measurement, in the event loop."""
+    """Measures the held-out loss of committed states. `newest` is the last finite measurement. `on_done` is called in
+    the event loop after each measurement, with the outer step and the loss."""
 
     def __init__(self, config: RunConfig, intervals: Intervals, on_done: Callable[[int, float], None]) -> None:
         self.newest: ValidationReport | None = None
@@ -279,7 +279,7 @@ class HeldOutLoss:
         self._on_done = on_done
 
     async def now(self, state: ReplicaState) -> None:
-        """Measure `state`. That the inner loop cannot is a warning, as it is for `soon`."""
+        """Measure `state`. A failure is only a warning, as in `soon`."""
         await self._report(state.outer_step, self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES))
 
     def soon(self, state: ReplicaState, tasks: asyncio.TaskGroup) -> None:

@@ -1,12 +1,11 @@
 """A replica's weights, gradient and moments on one device, and the inner steps that change them.
 
 Blocks; one call at a time. The parameters are views of one flat vector on the device, so a fragment is a slice here
-too. Where several devices share a step, their gradients are views of another one, so that one call sums them. Of a
-device alone, each parameter's gradient takes memory that activations have just left. Gradients have memory only during
-an interval, since a round needs as much for the pseudo-gradient.
+too. If several devices share a step, the gradients are views of another flat vector, so that one call sums them. On a
+single device, each parameter's gradient is allocated by itself, in memory that activations have just freed. Gradients
+are freed after an interval, since a round needs the memory for the pseudo-gradient.
 
-Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of the slice of it that a fragment is,
-M = N + 1.
+Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a fragment's slice of it, M = N + 1.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ logger = logging.getLogger(__name__)
 MAX_DEVICES = 64
 
 HELD_OUT_WINDOWS = 16
-"""Number of held-out windows that are measured at a time, where the member does not choose fewer."""
+"""Held-out windows that are measured at a time, unless `micro_batch_windows` is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """Says how one member computes its inner steps. Each member chooses for itself.
+    """How one member computes its inner steps. Each member chooses its own options.
 
-    All `devices` are one replica: several share each step's windows, each in a process of its own. A step processes
-    `micro_batch_windows` windows at a time and sums their gradients (0: all at once), which bounds memory. `autocast`
+    All `devices` are one replica: several share each step's windows, each in its own process. A step processes
+    `micro_batch_windows` windows at a time and sums their gradients (0: all at once), to bound memory. `autocast`
     computes matrix products in bfloat16; weights, gradients and moments stay fp32. `activation_checkpointing` keeps
-    only the layers' inputs, and computes the rest again for the gradient (Chen et al. 2016, arXiv 1604.06174).
-    `compile` is torch.compile's default mode: it takes a minute, which pays off in long runs on a GPU.
+    only the layers' inputs, and recomputes the rest for the gradient (Chen et al. 2016, arXiv 1604.06174). `compile` is
+    torch.compile's default mode: it takes a minute, which pays off in long runs on a GPU.
 
-    Every choice changes the last bits of a contribution; the committed state is the same for all members anyway.
-    Raises ConfigError for impossible values, and for a device that does not exist.
+    Each option changes the last bits of a contribution, but all members still commit the same state. Raises ConfigError
+    for impossible values, and for a device that does not exist.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -80,7 +79,7 @@ def _checked(name: str) -> torch.device:
         raise ConfigError(f"{name!r} is not a device", remedy="use cpu, or cuda:0 and the like") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"there is no device {name}: {torch.cuda.device_count()} CUDA devices are here", remedy="use cpu"
+            f"there is no device {name}: this machine has {torch.cuda.device_count()} CUDA devices", remedy="use cpu"
         )
     return device
 
@@ -98,10 +97,10 @@ def next_token_loss(model: nn.Module, x_BT: Tensor) -> Tensor:
 
 
 class OneDevice:
-    """Takes over `model`. It trains in fp32 and without dropout, which draws from torch's global generator, so that a
-    step could not be repeated.
+    """Trains `model`, which it then owns, in fp32 and without dropout. Dropout draws from torch's global generator, so
+    a step with it could not be repeated.
 
-    `all_reduce` replaces a vector by its sum over all devices of the replica; None: this is the only one. Raises
+    `all_reduce` replaces a vector by its sum over all devices of the replica; None: there is only this device. Raises
     ConfigError if the options do not fit the model.
     """
 
@@ -139,13 +138,13 @@ class OneDevice:
         self._theta_N.copy_(theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        """Replace the slice by `mixing` times itself plus 1 - `mixing` times `theta_F`. Raises ValueError if F
+        """Replace the slice `where` by `mixing` times itself plus 1 - `mixing` times `theta_F`. Raises ValueError if F
         differs."""
         local_F = self._theta_N[where]
         if local_F.shape != theta_F.shape:
-            raise ValueError(f"the slice has {local_F.numel()} values, and these are {tuple(theta_F.shape)}")
+            raise ValueError(f"the slice has {local_F.numel()} values, but the vector has shape {tuple(theta_F.shape)}")
         theta_F = theta_F.to(self._device)
-        # exact without mixing, and where both are equal
+        # exact without mixing, and for equal values
         local_F.copy_(torch.lerp(theta_F, local_F, mixing) if mixing else theta_F)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
@@ -153,8 +152,8 @@ class OneDevice:
         return self._theta_N[where].to("cpu", copy=True)
 
     def step(self, x_BT: Tensor, factor: float, num_windows: int = 0) -> float:
-        """Take one optimizer step on the gradient of `num_windows` windows of all devices, of which `x_BT` are this
-        device's (0: all are).
+        """Take one optimizer step on the gradient of all devices' `num_windows` windows. `x_BT` are this device's (0:
+        all are).
 
         The learning rate is multiplied by `factor`. Returns the mean loss before the step. Raises RoundError, and
         changes nothing, if the loss or the gradient is not finite.
@@ -189,8 +188,7 @@ class OneDevice:
         return total
 
     def release_gradient(self) -> None:
-        """Free the memory of the gradient and of activations, which glibc would keep. The next step allocates it
-        again."""
+        """Free the memory of gradients and activations, which glibc would keep. The next step allocates it again."""
         self._gradient_M = None
         for parameter in self._parameters:
             parameter.grad = None
@@ -203,7 +201,7 @@ class OneDevice:
         self._optimizer.load_state(state)
 
     def close(self) -> None:
-        """Do nothing, as there is nothing to end."""
+        """Do nothing."""
 
     def _point_at(self, theta_N: Tensor) -> None:
         """Make the model's parameters views of `theta_N`."""
@@ -212,8 +210,8 @@ class OneDevice:
             parameter.data = pieces[name]
 
     def _clear_gradient(self) -> None:
-        """Free the gradients; where there are several devices, make them views of zeros: [N + 1], whose last value is
-        free."""
+        """Free the gradients, or, with several devices, make them views of zeros [M]. The last value of that vector is
+        the loss."""
         if self._all_reduce is None:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -237,9 +235,9 @@ class OneDevice:
                 return self._accumulate(self._compiled, x_BT, num_windows)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # whatever a compiler raises, its own bugs included
+            except Exception as error:  # a compiler raises many kinds, for its own bugs too
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                logger.warning("the model cannot be compiled here, and trains without that: %s", reason)
+                logger.warning("the model cannot be compiled here, and trains without compilation: %s", reason)
                 self._compiled = None
         return self._accumulate(self._eager, x_BT, num_windows)
 
@@ -267,7 +265,7 @@ def check_fits(local: LocalOptions, model: nn.Module) -> None:
 
 
 def _checkpoint_layers(model: nn.Module) -> None:
-    """Checkpoint the layers' activations. transformers' own option works only with dropout on."""
+    """Checkpoint the layers' activations. transformers' own option works only in training mode."""
     for layer in _layers(model):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 

@@ -1,10 +1,10 @@
-"""One replica's inner optimizer with its learning rate, as its run describes it, and its state for a checkpoint.
+"""One replica's inner optimizer with its learning rate, from the run's settings, and its state for a checkpoint.
 
 "adamw" updates everything by AdamW. "muon" updates the hidden layers' matrices by Muon, and the embeddings, the head
 and all vectors by AdamW: one learning rate and weight decay serve both.
 
-AdamW, which most runs use, is called as a function: the first of torch's optimizer objects imports its compiler, which
-takes as long as importing torch, and 70 MB.
+AdamW, which most runs use, is called as a function. The first object of torch's optimizer classes would import torch's
+compiler, which takes as long as importing torch, and 70 MB.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from swarm.training.run.run_tables import InnerConfig
 NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 """The state of an optimizer that has taken no step."""
 RESTART_STEPS = 10
-"""The warm-up after the moments began anew, where they do so with each interval, but at most half of the interval:
-without, the first steps move every parameter by the whole learning rate (`tests/bench/test_bench_validation.py`)."""
+"""Steps of the warm-up after each reset of the moments (`fresh_moments`), at most half of the interval. Without it, the
+first steps move every parameter by the full learning rate (`tests/bench/test_bench_validation.py`)."""
 
 
 def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
-    """Return the schedule's factor of the learning rate, for the run's inner step `done_steps`, from 0 on, of
+    """Return the schedule's factor of the learning rate for the run's inner step `done_steps`, from 0, of
     `total_steps`.
 
-    It falls from 1 to `final_ratio` in the last step. "cosine" is half a period (Loshchilov and Hutter 2017, arXiv
-    1608.03983, without restarts). Steps after the last one, which slow members may take, have the last one's factor.
+    "linear" and "cosine" fall from 1 to `final_ratio` at the last step. "cosine" is half a period (Loshchilov and
+    Hutter 2017, arXiv 1608.03983, without restarts). Later steps, which slow members may take, have the factor of the
+    last one.
     """
     progress = min(1.0, done_steps / max(1, total_steps - 1))
     match config.schedule:
@@ -48,24 +49,23 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
 
 
 def restart_factor(steps_since: int, interval_steps: int) -> float:
-    """Return the factor of the learning rate `steps_since` steps after the moments began anew, in an interval of
+    """Return the factor of the learning rate `steps_since` steps after a reset of the moments, in an interval of
     `interval_steps`."""
     return min(1.0, (steps_since + 1) / (min(RESTART_STEPS, interval_steps // 2) + 1))
 
 
 def warmup_factor(config: InnerConfig, own_steps: int) -> float:
-    """Return the warm-up's factor for a replica that has taken `own_steps` steps: its moments are inaccurate at
-    first."""
+    """Return the warm-up's factor of the learning rate after `own_steps` steps. The first moments are inaccurate."""
     return min(1.0, (own_steps + 1) / (config.warmup_steps + 1))
 
 
 _EPSILON = 1e-8
-"""AdamW adds it to the root of the second moment, as torch's does."""
+"""AdamW adds it to the root of the second moment. torch has the same default."""
 
 
 class UpdateRule(ABC):
-    """Updates `parameters` from their gradients. `moments` has a tensor for each of them by the moment's name, and
-    nothing before the first step."""
+    """Updates `parameters` from their gradients. `moments` has, by the moment's name, a tensor for each parameter. It
+    is empty before the first step."""
 
     moment_names: ClassVar[tuple[str, ...]]
 
@@ -75,7 +75,7 @@ class UpdateRule(ABC):
         self._config = config
 
     def begin(self, _num_steps: int, moments: Mapping[str, Sequence[Tensor]]) -> None:
-        """Go on with these `moments`, which are those after `_num_steps`."""
+        """Continue from `moments`, which are those after `_num_steps` steps."""
         self.moments = moments
 
     @torch.no_grad()
@@ -92,8 +92,7 @@ class UpdateRule(ABC):
 
 
 class AdamW(UpdateRule):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), torch's. Vectors, which are norms and biases, do not
-    decay."""
+    """torch's AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101). Vectors (norms and biases) have no weight decay."""
 
     moment_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
@@ -103,7 +102,7 @@ class AdamW(UpdateRule):
 
     def begin(self, num_steps: int, moments: Mapping[str, Sequence[Tensor]]) -> None:
         super().begin(num_steps, moments)
-        # torch counts for each parameter, on its device
+        # torch has a step count for each parameter, on its device
         self._num_steps = [torch.tensor(float(num_steps), device=each.device) for each in self.parameters]
 
     def _update(self, gradients: list[Tensor], learning_rate: float) -> None:
@@ -133,7 +132,7 @@ class AdamW(UpdateRule):
 
 
 class Muon(UpdateRule):
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), torch's, of matrices. The learning rate is
+    """torch's Muon for matrices (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). The learning rate is
     scaled so that updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2)."""
 
     moment_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
@@ -159,7 +158,7 @@ class Muon(UpdateRule):
 
 
 class InnerOptimizer:
-    """Updates `parameters`, given by name, from their gradients. Frozen ones do not change."""
+    """Updates `parameters`, given by name, from their gradients, except frozen ones."""
 
     def __init__(self, config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> None:
         self._config = config
@@ -174,8 +173,8 @@ class InnerOptimizer:
             self._rules["muon"] = Muon(config, list(matrices.values()))
 
     def step(self, factor: float) -> None:
-        """Update the parameters, with the learning rate times `factor`, the schedule's, and this replica's warm-up;
-        with fresh moments `factor` holds all warm-ups."""
+        """Update the parameters with the learning rate times `factor`, and times this replica's warm-up unless
+        `fresh_moments` is set: `factor` then includes the warm-up."""
         warm_up = 1.0 if self._config.fresh_moments else warmup_factor(self._config, self._num_steps)
         rate = self._config.learning_rate * factor * warm_up
         for rule in self._rules.values():
@@ -183,8 +182,8 @@ class InnerOptimizer:
         self._num_steps += 1
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Return what a checkpoint holds: `num_steps` (int64 [1]), and each moment as one flat fp32 vector. Each is
-        given in flat pieces, one for each parameter. They are no copies: the next step changes them."""
+        """Return the state for a checkpoint: `num_steps` (int64 [1]), and each moment as a flat fp32 vector, in one
+        piece for each parameter. They are not copies: the next step changes them."""
         result = {"num_steps": [torch.tensor([self._num_steps])]}
         for kind, rule in self._rules.items():
             for moment, pieces in rule.moments.items():
@@ -192,8 +191,8 @@ class InnerOptimizer:
         return result
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore copies of what `state` returned, each in one piece. Raises IntegrityError, and changes nothing, if it
-        is of another model or optimizer."""
+        """Restore copies of what `state` returned, each vector in one piece. Raises IntegrityError, and changes
+        nothing, if it is of another model or optimizer."""
         num_steps = self._checked(state)
         for kind, rule in self._rules.items():
             names = rule.moment_names if num_steps else ()
@@ -220,7 +219,8 @@ class InnerOptimizer:
 
 
 def _as_pieces(values: Tensor, rule: UpdateRule) -> list[Tensor]:
-    """Return copies of the flat `values`, one in the shape of each of the rule's parameters, on its device."""
+    """Return copies of the pieces of the flat `values`, each with the shape and on the device of one of the rule's
+    parameters."""
     pieces = torch.split(values, [each.numel() for each in rule.parameters])
     return [
         piece.view(each.shape).to(each.device, copy=True) for piece, each in zip(pieces, rule.parameters, strict=True)

@@ -1,8 +1,8 @@
-"""Defines what an author brings to a run of a module of one's own, and its inner loop: plain steps of their optimizer.
+"""The inner loop of a run that trains an author's own module, with the author's optimizer, data and loss.
 
-The optimizer's state, buffers (such as a batch norm's means) and everything else that the module holds stay on this
-replica: only parameters are shared. `interval` calls the inner loop in the one thread that trains, so the author's
-functions run there too. What they raise ends the training, and reaches the author as it was raised.
+Only parameters are shared. The optimizer's state, buffers (such as a batch norm's means) and everything else in the
+module stay on this replica. `interval` calls the inner loop in the one thread that trains, so the author's functions
+run there too. An exception of theirs ends the training, and is raised unchanged to the author.
 
 Shapes: N values of the flat parameter vector, F of a slice of it.
 """
@@ -44,12 +44,12 @@ Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnModule:
-    """A module with everything that training it needs.
+    """A module, and what its training needs.
 
     With a map-style data set (`__len__` and `__getitem__`), the members share its samples, so that each is used exactly
     once in an epoch. A batch is `collate` of `inner.batch_windows` samples. With an iterable of batches, or a function
-    that makes one, each member iterates over its own, again and again: then leases only count the work, and each member
-    decides what its batches are.
+    that makes one, each member iterates over its own, again and again. Leases then only count the work, and each member
+    chooses its batches.
     """
 
     module: nn.Module
@@ -65,7 +65,7 @@ class ModuleInner:
     def __init__(self, run: RunConfig, own: OwnModule) -> None:
         if not is_module_run(run):
             raise ConfigError(
-                f"the run trains a {run.model.get('model_type')} that its file describes, and no module of your own",
+                f"the run trains a {run.model.get('model_type')} that its file describes, not a module of your own",
                 remedy="leave out model, optimizer and loss, or make a run for the module: swarm.trainer.module_run",
             )
         check_weights(run, own.module)
@@ -86,14 +86,16 @@ class ModuleInner:
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
         theta_N = self._layout.flatten(self._own.module)
         if theta_N[where].shape != theta_F.shape:
-            raise ValueError(f"the slice has {theta_N[where].numel()} values, and these are {tuple(theta_F.shape)}")
+            raise ValueError(
+                f"the slice has {theta_N[where].numel()} values, but the vector has shape {tuple(theta_F.shape)}"
+            )
         theta_N[where] = torch.lerp(theta_F, theta_N[where], mixing) if mixing else theta_F
         self._layout.set_parameters(self._own.module, theta_N)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
         theta_N = self._layout.flatten(self._own.module)
         theta_F = theta_N[where]
-        return theta_F if len(theta_F) == len(theta_N) else theta_F.clone()  # a view would keep all of them
+        return theta_F if len(theta_F) == len(theta_N) else theta_F.clone()  # a view would keep the whole vector
 
     def train(
         self,
@@ -107,9 +109,9 @@ class ModuleInner:
         try:
             result = take_steps(lambda ids, _: self._step(self._batches(ids)), sample_ids, num_steps, stop, self._run)
         except StopIteration as error:
-            # a future cannot carry StopIteration, so its caller would wait for ever
+            # a future cannot carry StopIteration, so its caller would wait forever
             raise RuntimeError("a function of the module's author raised StopIteration") from error
-        self._optimizer.zero_grad()  # a round needs as much for the pseudo-gradient
+        self._optimizer.zero_grad()  # a round needs the memory for the pseudo-gradient
         return result
 
     def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
@@ -117,7 +119,7 @@ class ModuleInner:
         return math.nan
 
     def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:  # noqa: ARG002
-        """Return nan, likewise."""
+        """Return nan, as `held_out_loss`."""
         return math.nan
 
     def state(self) -> Mapping[str, Tensor]:
@@ -125,7 +127,7 @@ class ModuleInner:
         return {}
 
     def close(self) -> None:
-        """Do nothing, as there is nothing to end."""
+        """Do nothing."""
 
     def _gradients(self) -> Iterator[Tensor]:
         for parameter in self._own.module.parameters():
@@ -155,7 +157,7 @@ def _batches_of(own: OwnModule, run: RunConfig) -> Callable[[Sequence[int]], Any
     if not isinstance(data, Dataset) or len(data) != num_samples:
         found = f"one of {len(data)}" if isinstance(data, Dataset) else "none with a length"
         raise ConfigError(
-            f"the run trains on a data set of {num_samples} samples, and this is {found}",
+            f"the run trains on a data set of {num_samples} samples, but this is {found}",
             remedy="bring the data set that the run was made for",
         )
     return lambda sample_ids: own.collate([data[int(at)] for at in windows_of(sample_ids, num_samples, run.seed)])
@@ -169,4 +171,4 @@ def _endless(data: Any) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise ValueError("the data gives no batches, or none any more: bring what can be walked through again")
+            raise ValueError("the data yields no batches, or no more: bring data that can be iterated again")

@@ -1,12 +1,11 @@
-"""Several devices of one node as one replica: one worker process for each, which share every step's windows.
+"""Several devices of one node as one replica: each has a worker process, and they share every step's windows.
 
 Data parallel: each worker has all weights and moments, computes the gradient of its share of the windows, and applies
 the sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's
-are the replica's. The parent keeps no weights: `load` must be the first call.
+weights are the replica's. The parent keeps no weights: `load` must be the first call.
 
-When a worker dies or fails, all workers end at once, and the call under way raises RoundError. The same happens when a
-worker takes far longer for a step than the steps before it took. `load` starts new workers, whose moments begin at
-zero. Blocks; one call at a time.
+If a worker dies or fails, or takes far longer for a step than earlier steps took, all workers end at once, and the
+running call raises RoundError. `load` then starts new workers, whose moments are zero. Blocks; one call at a time.
 
 Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V held-out windows.
 """
@@ -35,9 +34,10 @@ from swarm.training.run.layout import Layout
 from swarm.training.run.run_tables import InnerConfig
 
 ANSWER_S = 900.0
-"""The longest that a worker may take to answer: it may compile, or load a big model. Its death is noticed at once."""
+"""Time limit for an answer of a worker, which may compile or load a big model. The death of a worker is noticed at
+once."""
 STEP_S = 60.0
-"""The shortest time limit of a step: the machine may be busy with other work."""
+"""Minimum time limit of a step: the machine may be busy with other work."""
 SLOWER = 20.0
 """The time limit of a step, in durations of the longest step before it."""
 _SETTLE_S = 0.5
@@ -57,7 +57,7 @@ class _Failed(Exception):
 
 
 class SeveralDevices:
-    """Takes over `model` and drops its weights. See `OneDevice` for the meaning of the calls.
+    """Owns `model`, and drops its weights. See `OneDevice` for the meaning of the calls.
 
     Every call raises RoundError if a worker fails, and so does every later one until `load`.
 
@@ -79,7 +79,7 @@ class SeveralDevices:
         self._fragments = fragments
         self._layout = Layout.of(model, fragments)
         self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
-        self._meeting: TCPStore | None = None
+        self._store: TCPStore | None = None
         self._longest_step_s = 0.0  # of these workers; 0: they have taken none
         self._workers: list[_WorkerProcess] = []
         try:
@@ -95,7 +95,7 @@ class SeveralDevices:
     def load(self, theta_N: Tensor) -> None:
         self._layout.require(theta_N)
         if not self._workers:
-            logger.warning("the worker processes start again, and their optimizer's moments begin anew")
+            logger.warning("the worker processes start again, with the optimizer's moments at zero")
             try:
                 self._start()
             except _Failed as error:
@@ -104,7 +104,7 @@ class SeveralDevices:
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
         if theta_F.shape != (num_values := len(range(*where.indices(self._layout.num_values))),):
-            raise ValueError(f"the slice has {num_values} values, and these are {tuple(theta_F.shape)}")
+            raise ValueError(f"the slice has {num_values} values, but the vector has shape {tuple(theta_F.shape)}")
         self._ask("take_in", [(where, *first, mixing) for first in self._to_first(theta_F)])
 
     def flat(self, where: slice = slice(None)) -> Tensor:
@@ -144,21 +144,22 @@ class SeveralDevices:
             worker.process.join()
             worker.process.close()
             worker.pipe.close()
-        self._workers, self._meeting, self._longest_step_s = [], None, 0.0
+        self._workers, self._store, self._longest_step_s = [], None, 0.0
 
     def _start(self) -> None:
-        """Start all workers. Raises _Failed, and leaves none running, if one does not start."""
+        """Start all workers. If one does not start, raises _Failed and leaves none running."""
         try:
-            self._meeting = _meeting_on_loopback()
+            self._store = _store_on_loopback()
             for rank, device in enumerate(self._local.devices):
-                self._workers.append(_spawn(device, self._assignment(rank, self._meeting.port)))
+                self._workers.append(_spawn(device, self._assignment(rank, self._store.port)))
         except (OSError, dist.DistError) as error:
             self.close()
             raise _Failed(f"no process for each device: {reason_of(error)}") from error
         self._collect(self._workers, ANSWER_S)
 
     def _step_limit_s(self) -> float:
-        """Compilation takes minutes in the first step, and again in a step with another number of windows."""
+        """Return the time limit of a step. Compilation takes minutes in the first step, and for each new number of
+        windows."""
         if self._local.compile or not self._longest_step_s:
             return ANSWER_S
         return min(ANSWER_S, max(STEP_S, SLOWER * self._longest_step_s))
@@ -198,11 +199,12 @@ class SeveralDevices:
         except (_Failed, OSError) as error:
             raise RoundError(
                 f"training on several devices failed: {reason_of(error)}",
-                remedy="it goes on from the committed weights",
+                remedy="training goes on from the committed weights",
             ) from error
 
     def _collect(self, asked: Sequence[_WorkerProcess], limit_s: float) -> list[Any]:
-        """Return the answers. Raises _Failed, after which all workers have ended, or what all workers raised."""
+        """Return the answers. Raises the error that all workers raised, or _Failed, after which all workers have
+        ended."""
         answers: dict[int, Any] = {}
         try:
             while len(answers) < len(asked):
@@ -236,15 +238,15 @@ class SeveralDevices:
         except (EOFError, OSError) as error:
             raise _Failed(_end_of(worker)) from error
         if answer[0] == "broken":
-            # perhaps only because another worker is gone
+            # the cause may be that another worker died
             dead = connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
             cause = next((each for each in self._workers if each.process.sentinel in dead), None)
             raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
         return answer
 
 
-def _meeting_on_loopback() -> TCPStore:
-    """Return the store in which the workers find each other. By itself, it would listen on all interfaces."""
+def _store_on_loopback() -> TCPStore:
+    """Return the rendezvous store of the workers. Without the given socket, it would listen on all interfaces."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -267,7 +269,7 @@ def _end_of(worker: _WorkerProcess) -> str:
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
-    """Replace each parameter by one zero, expanded to its shape, so that pickling the model is cheap."""
+    """Replace each parameter by one zero, expanded to its shape, so that the model is cheap to pickle."""
     for parameter in model.parameters():
         parameter.data = parameter.new_zeros(1).expand(parameter.shape)
     return model

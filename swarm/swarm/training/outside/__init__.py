@@ -1,1 +1,1 @@
-"""Looks at a run without being a member of it: observers, and the author who resumes or endorses a run."""
+"""Access to a run without being a member: observers, and the author who resumes or endorses a run."""

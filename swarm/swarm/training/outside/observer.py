@@ -1,9 +1,9 @@
-"""Follows a run from outside: what its members have committed, with the proofs, what they report of themselves, and why
-the run waits for more of them.
+"""Follows a run from outside: the steps that its members commit, with proofs, what members report, and why the run
+waits for more of them.
 
-An observer trains nothing and is no member. It accepts what a joiner would: first the certificate that most of its
-voters show, of those that follow from the author's newest endorsement, and then those that follow from it. One task
-owns it.
+An observer does not train and is not a member. It accepts what a joiner would accept: first, of the certificates that
+follow from the author's newest endorsement, the one that most of its voters show; later, certificates that follow from
+that one. One task owns it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 logger = logging.getLogger(__name__)
 
 MAX_BANS_ASKED = 2
-"""Members that are asked for evidence at each look, drawn by chance."""
+"""Members that are asked for evidence at each look, drawn at random."""
 MAX_ASKED_AT_A_LOOK = 8
 """Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
 MAX_NAMED = 8
-"""Missing members that the words of a shortage name; they count the others."""
+"""Missing members that the text of a shortage names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedStep:
-    """An outer step that the run has taken. `num_trainers` are the `group` and the trainers whose work it brought;
-    `loss` is their mean training loss, weighted by tokens. `on_probation` are those of the group that are,
-    and `num_on_probation` counts them and the trainers."""
+    """An outer step that the run has taken. `num_trainers` counts the `group` and its followers; `loss` is their mean
+    training loss, weighted by tokens. `on_probation` are the group's members on probation; `num_on_probation` counts
+    followers too."""
 
     outer_step: int
     loss: float
@@ -73,7 +73,7 @@ class Observer:
 
     @property
     def outer_step(self) -> int:
-        """The last one that was seen; 0 before the first."""
+        """The last outer step that was seen; 0 before the first."""
         return self._last.outer_step if self._last else 0
 
     @property
@@ -83,7 +83,7 @@ class Observer:
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members that decide what follows the last step; empty before the first."""
+        """The members that decide the next step; empty before the first."""
         return tuple(self._last.roster) if self._last else ()
 
     async def members(self) -> Mapping[str, TrainerRecord]:
@@ -94,7 +94,7 @@ class Observer:
     async def look(self, members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
         """Return the steps since the last look that `members` still have proofs of, in order.
 
-        The first look returns only the last step before it. Raises SwarmError if nobody answers as members do.
+        The first look returns only the newest step. Raises SwarmError if no peer gives a valid answer.
         """
         admits = self._reader.signatures.admits
         claims = {peer: each.outer_step for peer, each in members.items() if each.digest and admits(peer)}
@@ -116,7 +116,7 @@ class Observer:
             if links and self._last is not None and links[0].sequence > self._last.sequence:
                 before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
             self._remember(links)
-            # a peer that claims to be further, and shows nothing new, does not hide what others show
+            # a peer that claims a later step, but shows nothing new, does not hide what others show
             if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
                 return steps
         if failure is not None and not has_answer:
@@ -124,8 +124,8 @@ class Observer:
         return []
 
     async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
-        """Return the step that most of its voters show (see `certificate`). Raises SwarmError if nobody answers as
-        members do."""
+        """Return the step that most of its voters show (see `certificate_history`). Raises SwarmError if all `peers`
+        fail."""
         shown, failures = await self._reader.newest_of(peers, self._request())
         newest = most_supported(await those_endorsed(self._reader, shown))
         if newest is None:
@@ -136,8 +136,8 @@ class Observer:
         return [_step(newest)] if newest.origin.num_tokens else []
 
     async def _is_endorsed(self, seen: Proof, claims: Mapping[str, int]) -> bool:
-        """Return whether what was `seen` can be of the history that the run's author endorses: it comes before the
-        newest endorsement, or one of these peers shows how it follows. Each endorsement is looked at once."""
+        """Return whether the state `seen` may belong to the history that the run's author endorses: it comes before the
+        newest endorsement, or one of these peers shows how it follows. Each endorsement is checked until one does."""
         endorsement = self.endorsement
         if endorsement is None or endorsement == self._confirmed or seen.rank[:3] < Anchor.at(endorsement).rank[:3]:
             return True
@@ -150,7 +150,7 @@ class Observer:
     def _remember(self, links: list[Proof]) -> None:
         for link in links:
             self._last = link
-            # as in `Replica.anchors`: the members of a run that lets one of them go on alone can diverge
+            # as in `Replica.anchors`: with a min_group of 1, members of a run can diverge
             kept = self._rosters if self._succession.min_group == 1 else []
             self._rosters = [*kept, link.roster][-MAX_HISTORY_LINKS:]
 
@@ -172,13 +172,13 @@ class Observer:
         return self._following(start, [*links, newest], peer)
 
     async def look_for_bans(self, members: Mapping[str, TrainerRecord]) -> tuple[Ban, ...]:
-        """Return the bans of the run, after asking some of `members` for evidence that is new here. All evidence has
-        been checked here; what proves nothing is not counted, and its sender not asked again."""
+        """Ask some of `members` for new evidence, and return the run's bans. The observer checks all evidence itself. A
+        peer that shows invalid evidence is not asked again."""
         step = self.outer_step + 1
         self._bans.lapse(step)
         roster, admits = self.roster, self._reader.signatures.admits
         claims = {peer: each.outer_step for peer, each in members.items() if admits(peer)}
-        # strangers have evidence against as many keys of their own as they like
+        # strangers can make evidence against any number of their own keys
         asked = [
             peer for peer in whom_to_ask(claims, roster, self._reader.network.peer_id) if not roster or peer in roster
         ]
@@ -201,8 +201,8 @@ class Observer:
             self._bans.add(verdict, data)
 
     def _verdict(self, data: bytes) -> Verdict | None:
-        """Return what the evidence in `data` proves; None if that is no news, or not of this run as far as it was seen.
-        Blocks, the first time for seconds."""
+        """Return what the evidence in `data` proves; None if it changes no ban, or is about a step or peer that was not
+        seen in this run. Blocks, the first time for seconds."""
         from swarm.training.evidence.evidence import KINDS, accused, check  # noqa: PLC0415 - torch, which takes seconds
 
         signatures, evidence = self._reader.signatures, Evidence.from_bytes(data)
@@ -217,8 +217,8 @@ class Observer:
         return StandingRequest(run=self._reader.run, step=self.outer_step + 1, watches=True)
 
     def _following(self, start: Proof, links: list[Proof], peer: str) -> list[Proof]:
-        """Return those of `links` that follow from `start`, one from the other. `start` is the state seen last, or a
-        later resume order. Raises PeerViolation if the newest link does not follow.
+        """Return the `links` that follow, each from the one before, from `start`: the state seen last, or a later
+        resume order. Raises PeerViolation if the newest link does not follow.
         """
         is_later = start is not self._last
         rank, rosters = start.rank, [start.roster] if is_later else self._rosters
@@ -254,9 +254,9 @@ def _step(proof: Proof) -> CommittedStep:
 class Shortage:
     """Too few members are ready for a step, by the records that have not expired.
 
-    A step needs `num_needed` members, of which `num_ready` are there; and of the last step's members it needs
-    `num_roster_needed`, of which `num_roster_ready` are there and `missing` are not. The latter alone is what the run's
-    author can change by an order (see `outside.resume`): if they are gone for good, no newcomer takes their place.
+    A step needs `num_needed` members, of which `num_ready` are there. Of the last step's members it needs
+    `num_roster_needed`; `num_roster_ready` are there, and `missing` are not. Newcomers cannot replace these: if they
+    are gone for good, only an order of the run's author helps (see `outside.resume`).
     """
 
     num_ready: int
@@ -268,11 +268,11 @@ class Shortage:
 
     @property
     def is_of_roster(self) -> bool:
-        """Return whether too few of the last step's members are there, so that newcomers alone do not help."""
+        """Whether too few of the last step's members are there, so that newcomers alone do not help."""
         return self.num_roster_ready < self.num_roster_needed
 
     def words(self, name_of: Callable[[str], str]) -> str:
-        """Return how many members are there of those that are needed, and who is missing; `name_of` names a peer."""
+        """Return in words how many of the needed members are there, and who is missing; `name_of` names a peer."""
         counts = self.num_ready, self.num_needed
         if self.is_of_roster:
             counts = self.num_roster_ready, self.num_roster_needed
@@ -285,17 +285,17 @@ class Shortage:
 
     @property
     def remedy(self) -> str:
-        """Return what lets the run go on if the missing members never come back; empty while others are joining."""
+        """What lets the run go on if the missing members never come back; empty if joining members will do."""
         if self.is_of_roster:
             return (
-                "if they are gone for good, the run's author lets the others go on: "
+                "if they are gone for good, the run's author can let the others go on: "
                 "swarm-node run resume FILE --peers ADDR"
             )
         return "" if self.num_joining else "it goes on once another node joins: swarm-node join --run FILE --peers ADDR"
 
 
 def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:
-    """Return why the run of `members` cannot take its next step, None if enough are ready.
+    """Return why the run of `members` cannot take its next step; None if enough are ready.
 
     `roster` are the members of the last step, empty before the first. A member that has finished counts as ready.
     """

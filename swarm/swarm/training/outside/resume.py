@@ -1,10 +1,10 @@
-"""Does what an outsider can do with a run: find its newest certified state, and as its author resume the run or endorse
-it.
+"""Finds a run's newest certified state from outside, and signs the author's orders to resume the run or to endorse a
+state.
 
-The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
-signs an order, and `deliver` sends it. The page "One history" of the documentation says what that costs if
-the others still train somewhere. `sign_survey` endorses the state that was found (see `endorsement`). Members check
-what the author signed and pass it on (`round_service`, `state_sync`), so one member is enough. No state.
+The author can let some members go on from a state without the others: `survey` finds the state, `sign_order` signs the
+order, and `deliver` sends it. The page "One history" of the documentation describes the cost if the others still train
+somewhere. `sign_survey` endorses the state that was found (see `endorsement`). Members check what the author signed,
+and send it on (`round_service`, `state_sync`), so one member is enough. No state.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RunSurvey:
     """The newest certified state that members show, and who has it.
 
     `holders` have this state. `absent` are the members of its roster that do not have it or do not answer; `answered`
-    are those of its roster that show any state. `sequence` is that of the latest resume order that any peer showed; 0
-    if there is none. The state follows from the author's newest `endorsement`, if there is one.
+    are those of its roster that show any state. `sequence` is that of the latest resume order that any peer showed, or
+    0. The state follows from the author's newest `endorsement`, if there is one.
     """
 
     proof: Proof
@@ -48,8 +48,8 @@ class RunSurvey:
 async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRecord] | Collection[str]) -> RunSurvey:
     """Ask `peers`, trainers of `run`, for their states, and then all members of the state that most of these show.
 
-    Where `peers` come with their records, those that say they have an endorsement are asked for it before. Raises
-    PeerTimeout if none shows a state that follows from it.
+    If `peers` come with records, those that claim an endorsement are first asked for it. Raises PeerTimeout if no peer
+    shows a state, or one that follows from the endorsement.
     """
     reader, request = ProofReader.of_outsider(network, run), StandingRequest(run=run.run_id, step=1, watches=True)
     admitted = dict.fromkeys(filter(reader.signatures.admits, peers), 0)
@@ -83,11 +83,11 @@ async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRe
 def sign_order(
     run: SignedRun, found: RunSurvey, roster: Collection[str], author: Identity, *, network_id: str, now: float
 ) -> bytes:
-    """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds,
-    unless a later one is in force: so the order that was signed last wins, even where the author did not see the
-    others.
+    """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds, or
+    one more than the one in force if that is later. So the order that was signed last wins, even if the author did not
+    see the earlier ones.
 
-    Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.
+    Raises ConfigError unless `author` signed the run, the run admits `roster`, and it is not finished.
     """
     if found.proof.outer_step >= run.config.outer_steps:
         raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
@@ -109,7 +109,8 @@ def sign_order(
 
 
 def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_id: str, now: float) -> bytes:
-    """Return an endorsement of the surveyed state. Its sequence is the time in seconds, unless a later one is known.
+    """Return an endorsement of the surveyed state. Its sequence is the time in seconds, or one more than the known one
+    if that is later.
 
     Raises ConfigError unless `author` signed the run and the state is of an outer step.
     """
@@ -134,8 +135,8 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
 
 
 async def deliver(network: Network, method: str, data: bytes, peers: Collection[str]) -> Mapping[str, str]:
-    """Call `method` of `peers` with what the author signed. Return each peer's reason to refuse it; an empty reason
-    means that it accepted."""
+    """Call `method` of `peers` with what the author signed. Return each peer's reason for refusal; an empty one means
+    that the peer accepted."""
     answers = dict[str, str]()
 
     async def give(peer: str) -> None:

@@ -1,8 +1,8 @@
-"""Encode tensors as few bytes, and decode them, for slow links.
+"""Encodes tensors as few bytes, and decodes them, for slow links.
 
-The package knows neither peers nor I/O. A codec is a value without state; `get_codec` returns one by name, and
-`get_row_codec` one that encodes each row on its own. Only `ErrorFeedback` has state. A new codec is a line in the
-tables here, its name where runs choose one, and a row in the tests' table.
+The package knows neither peers nor I/O. `get_codec` returns a codec by name, and `get_row_codec` one that encodes each
+row by itself. Codecs have no state; only `ErrorFeedback` has. To add a codec, add it to the tables here, its name to
+`run_config.CODECS`, and a row to the tests' table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface of a codec, the checks that every codec makes before it reads a value, and the float codecs.
 
 The float codecs (fp32, fp16, bf16) write each value as one little-endian float, rounded to nearest, ties to even. -0
-and denormals are kept as far as the format holds them. The relative error of a value in the format's normal range is at
-most 2^-11 (fp16) and 2^-8 (bf16); fp32 has none. `int8` and `four_bits` hold the other formats. Nothing here has state.
+and denormals are kept as far as the format can represent them. The relative error of a value in the format's normal
+range is at most 2^-11 (fp16) and 2^-8 (bf16); fp32 has none. The other formats are in `int8` and `four_bits`. No state.
 
 Shapes: N values of a flat vector.
 """
@@ -26,7 +26,7 @@ _WIRE = {"fp32": (torch.float32, "<i4"), "fp16": (torch.float16, "<i2"), "bf16":
 _BITS = {"<i4": torch.int32, "<i2": torch.int16}
 
 CUT_VALUES = 256
-"""Encoded vectors can be cut at multiples of this many values: the blocks of all codecs end there."""
+"""Encoded vectors can be cut at multiples of this number of values, where blocks of all codecs end."""
 
 
 class CodecError(ValueError):
@@ -37,8 +37,7 @@ class Codec(ABC):
     """Encodes flat fp32 vectors. The same vector gives the same bytes on every machine and device, with any number of
     threads; NaN and infinities are refused both ways.
 
-    The methods here make all checks, once; a codec adds `encoded_bytes`, `_write`, `_check` and
-    `_read`.
+    The public methods check their arguments. A codec implements `encoded_bytes`, `_write`, `_check` and `_read`.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,33 +45,33 @@ class Codec(ABC):
 
     @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
-        """Return the exact size of an encoded vector: it depends on nothing but `num_values`."""
+        """Return the exact size of an encoded vector, which depends only on `num_values`."""
 
     def pieces(self, data: Data, num_values: int, start: int, stop: int) -> tuple[memoryview, ...]:
-        """Return the pieces of `data`, an encoded vector, that are together the encoding of its values [start, stop).
-        `start` is a multiple of CUT_VALUES, and so is `stop`, unless it is the vector's end. Raises CodecError if the
-        size is wrong."""
+        """Return the pieces of `data`, an encoded vector, that together encode its values [start, stop). `start` and
+        `stop` are multiples of CUT_VALUES; `stop` may also be the vector's end. Raises CodecError if the size is
+        wrong."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         value_bytes = self.encoded_bytes(1)
         return (view[start * value_bytes : stop * value_bytes],)
 
     @property
     def is_quick(self) -> bool:
-        """Return whether values on the CPU are encoded and decoded at 5 GB/s or more on one core.
+        """Whether values on the CPU are encoded and decoded at 5 GB/s or more on one core.
 
-        Then 100,000 values take less time than a thread takes to get them and to report its end.
+        Then 100,000 values take less time than a handover to another thread and back.
         """
         return False
 
     def encode(self, x_N: Tensor) -> bytes:
-        """Encode `x_N`, which is fp32, one-dimensional, on any device. Raises CodecError if it is not, or not
-        finite."""
+        """Encode `x_N`: fp32, one-dimensional, on any device. Raises CodecError otherwise, and if it is not finite."""
         wire = np.empty(self.encoded_bytes(x_N.numel()), dtype=np.uint8)
         self._write(check_vector(x_N), wire)
         return wire.tobytes()
 
     def encode_into(self, x_N: Tensor, buffer: bytearray | memoryview) -> None:
-        """Write the bytes of `encode` to `buffer`, whose size must be exact. After CodecError it holds anything."""
+        """Write the bytes of `encode` to `buffer`, whose size must be exact. After a CodecError its contents are
+        undefined."""
         x_N = check_vector(x_N)
         view = check_size(buffer, x_N.numel(), self.encoded_bytes(x_N.numel()))
         if view.readonly:
@@ -80,30 +79,31 @@ class Codec(ABC):
         self._write(x_N, np.frombuffer(view, dtype=np.uint8))
 
     def check(self, data: Data, num_values: int) -> float:
-        """Return a bound on the magnitude of what `data` decodes to, at most 1.2 times that for what an encoder wrote.
-        Raises CodecError where `decode` would, for a fraction of its cost: no value is made."""
+        """Return an upper bound of the decoded magnitude; for an encoder's bytes it is at most 1.2 times too large.
+        Raises CodecError if `decode` would, at a fraction of its cost: no value is decoded."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         return self._check(np.frombuffer(view, dtype=np.uint8), num_values)
 
     def decode(self, data: Data, num_values: int) -> Tensor:
-        """Return a new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
-        size is wrong."""
+        """Return a new fp32 CPU tensor [num_values], all finite. Raises CodecError; for a wrong size before it
+        allocates memory."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         x_N = torch.empty(num_values)
         self._read(np.frombuffer(view, dtype=np.uint8), x_N)
         return x_N
 
     def decode_into(self, data: Data, x_N: Tensor) -> float:
-        """Overwrite `x_N`, a contiguous fp32 CPU vector. The bound of `check`. After CodecError it holds anything."""
+        """Decode into `x_N`, a contiguous fp32 CPU vector. Return the bound of `check`. After a CodecError `x_N` is
+        undefined."""
         _check_writable(x_N)
         view = check_size(data, x_N.numel(), self.encoded_bytes(x_N.numel()))
         return self._read(np.frombuffer(view, dtype=np.uint8), x_N)
 
     def accumulate(self, data: Data, weight: float, acc_N: Tensor) -> None:
-        """Add weight * decode(data) to `acc_N`: one rounding to fp32 after the product and one after the sum, `weight`
-        being rounded to fp32 before. `acc_N` is a contiguous fp32 CPU vector; a CodecError leaves it as it was.
+        """Add weight * decode(data) to `acc_N`, a contiguous fp32 CPU vector. `weight`, the product and the sum are
+        each rounded to fp32. A CodecError leaves `acc_N` unchanged.
 
-        That the sum is finite is up to the caller. Under `torch.set_flush_denormal` sums below 2^-126 may differ.
+        The caller must ensure that the sum is finite. Under `torch.set_flush_denormal` sums below 2^-126 may differ.
         """
         _check_writable(acc_N)
         if not abs(weight) <= torch.finfo(torch.float32).max:
@@ -127,30 +127,30 @@ class Codec(ABC):
 
     @abstractmethod
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
-        """Write `x_N` to `wire`. `x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError
-        if not finite."""
+        """Encode `x_N`, contiguous fp32 on any device, into `wire` of `encoded_bytes`. Raises CodecError if it is not
+        finite."""
 
     @abstractmethod
     def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
-        """Check `wire`, which has `encoded_bytes` from anyone, aligned to nothing. The bound of `check`. Raises
-        CodecError for what no encoder writes."""
+        """Check `wire`: `encoded_bytes` from anyone, unaligned. Return the bound of `check`. Raises CodecError for
+        bytes that no encoder writes."""
 
     @abstractmethod
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
-        """Read `wire` into `x_N`. `wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32
-        on the CPU. The bound of `check`."""
+        """Decode `wire`, `encoded_bytes` from anyone, unaligned, into `x_N`, contiguous fp32 on the CPU. Return the
+        bound of `check`."""
 
     def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
         x_N = torch.empty(acc_N.numel())
         self._read(wire, x_N)
-        # numpy, because torch's own weighted addition fuses the product where the CPU can
+        # numpy, because torch's weighted addition fuses product and sum if the CPU can
         product_N = x_N.numpy()
         np.multiply(product_N, weight, out=product_N)
         np.add(acc_N.numpy(), product_N, out=acc_N.numpy())
 
 
 def check_vector(x_N: Tensor) -> Tensor:
-    """Return `x_N`, contiguous and without its autograd history."""
+    """Return `x_N`, contiguous and detached from autograd. Raises CodecError unless it is a flat fp32 vector."""
     if x_N.dtype != torch.float32 or x_N.dim() != 1:
         raise CodecError(f"expected a flat float32 vector, got {tuple(x_N.shape)} of {x_N.dtype}")
     return x_N.detach().contiguous()
@@ -158,7 +158,7 @@ def check_vector(x_N: Tensor) -> Tensor:
 
 def magnitude(x_N: Tensor) -> float:
     """Return the largest absolute value: 0 for an empty tensor, NaN if any value is NaN."""
-    # both extremes of a vector with a NaN are NaN
+    # `aminmax` of a vector with a NaN returns NaN twice
     return max(abs(float(extreme)) for extreme in torch.aminmax(x_N)) if x_N.numel() else 0.0
 
 
@@ -171,7 +171,7 @@ def check_finite(x_N: Tensor, message: str) -> float:
 
 
 def check_size(data: Data, num_values: int, expected_bytes: int) -> memoryview:
-    """Return `data` as a flat view of bytes, once its size is what `num_values` values need."""
+    """Return `data` as a flat view of bytes. Raises CodecError unless it has `expected_bytes`."""
     if num_values < 0:
         raise CodecError(f"a vector cannot have {num_values} values")
     view = memoryview(data)
@@ -192,7 +192,8 @@ def _check_writable(x_N: Tensor) -> None:
 
 
 class FloatCodec(Codec):
-    """`name` says the format. Exact for values the format holds; larger ones than it holds are a CodecError."""
+    """The codec of the float format `name`. Exact for values that the format can represent; larger ones are a
+    CodecError."""
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values * _WIRE[self.name][0].itemsize
@@ -214,6 +215,6 @@ class FloatCodec(Codec):
     def _checked(self, wire: NDArray[np.uint8]) -> tuple[Tensor, float]:
         """Return the values [N], all finite, in the format's own type, and their magnitude."""
         dtype, bits = _WIRE[self.name]
-        # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
+        # astype copies: torch accepts neither foreign byte orders nor memory that is read-only or unaligned
         wire_N = torch.from_numpy(wire.view(bits).astype(bits[1:])).view(dtype)
         return wire_N, check_finite(wire_N, "a value is not finite")

@@ -1,19 +1,20 @@
 """Four bits a value, two values a byte, with one scale per block of 64: 0.53 bytes a value. `int4` and `e3m0`.
 
 Layout, little-endian: ceil(N / 64) scales as bf16, then ceil(N / 2) bytes: the value of even index in the low half, the
-next in the high half, which is 0 after the last of an odd number. A code is a sign bit and one of eight magnitudes:
+next one in the high half. If N is odd, the last high half is 0. A code is a sign bit and one of eight magnitudes:
 
 - int4: 0 to 7. scale = absmax / 7. |x - decoded| <= absmax / 14.
 - e3m0: 0, 2^-6, 2^-5 … 1: three bits of exponent and no mantissa. scale = absmax. |x - decoded| <= |x| / 3, or
   absmax / 128 if that is more. It keeps small values that int4 rounds to 0 (Streaming DiLoCo, Douillard et al. 2025,
   arXiv 2501.18512, sends this; the block's length is ours).
 
-Both bounds have rounding (1e-5 of them) on top, and hold where the block's absmax is at least 2^-100. A block under
-that becomes zeros, so that every number that matters is normal. A scale is cut to bf16's 8 significant bits, so
-code * scale is exact in fp32, and decoded values, the same on every machine, encode to the same bytes again.
+Rounding adds 1e-5 of either bound. Both hold if the block's absmax is at least 2^-100. A smaller block becomes zeros,
+so that all numbers used are normal. A scale is cut to bf16's 8 significant bits, so code * scale is exact in fp32. So
+decoded values are the same on every machine, and encode to the same bytes again.
 
-A value is x * (1 / scale), each operation rounded to fp32, and takes the nearest magnitude. A tie takes the even one in
-int4, the larger one in e3m0. -0 becomes 0, and its code is one that no encoder writes; NaN and infinities are refused.
+A value's code is the nearest magnitude to x * (1 / scale), each operation rounded to fp32. A tie goes to the even
+magnitude in int4, to the larger one in e3m0. -0 becomes 0, and no encoder writes the code of -0. NaN and infinities are
+refused.
 
 Shapes: N values, S values of a slab, M bytes of codes, K blocks, C values a block.
 """
@@ -36,7 +37,7 @@ _MINUS_ZERO = 8
 
 @dataclass(frozen=True, slots=True)
 class Magnitudes:
-    """The eight of a format, rising from 0, and the least value that takes each of the last seven."""
+    """The eight magnitudes of a format, ascending from 0, and the least value that rounds to each of the last seven."""
 
     values: tuple[float, ...]
     borders: tuple[float, ...]
@@ -48,7 +49,7 @@ def _above(value: float) -> float:
 
 INT4 = Magnitudes(
     tuple(range(8)),
-    # from an even magnitude the tie goes back down to it
+    # a tie above an even magnitude rounds down to it
     tuple(_above(low + 0.5) if low % 2 == 0 else low + 0.5 for low in range(7)),
 )
 E3M0 = Magnitudes(
@@ -66,7 +67,7 @@ class FourBitCodec(Codec):
         self._largest = np.float32(magnitudes.values[-1])
         value_of = np.array([*magnitudes.values, *(-value for value in magnitudes.values)], dtype=np.float32)
         byte = np.arange(256)
-        # both values of a byte as one element of 8 bytes, which is fast to look up
+        # both values of a byte as one element of 8 bytes, for a fast lookup
         self._pair_of = np.stack([value_of[byte & 15], value_of[byte >> 4]], axis=1).view(np.int64).reshape(256)
         self._min_scale_bits = _bits_of(MIN_ABSMAX / float(self._largest))
         self._max_scale_bits = _bits_of(float(np.finfo(np.float32).max) / float(self._largest))
@@ -92,9 +93,9 @@ class FourBitCodec(Codec):
             code_M[byte : byte + slab_codes.size] = slab_codes[: code_M.size - byte]
 
     def _encode_slab(self, x_KC: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Return the scales' bits [K], and the bytes of codes."""
+        """Return the scales' bits [K] and the bytes of codes."""
         work_KC = np.abs(x_KC)
-        # of bit patterns, which are ordered as the numbers >= 0 are, and whose maximum is found in vectors
+        # bit patterns of numbers >= 0 have the same order as the numbers, and a vectorized maximum
         absmax_K = work_KC.view(np.int32).max(axis=1).view(np.float32)
         if not np.isfinite(absmax_K).all():
             raise CodecError("a value is not finite")
@@ -153,5 +154,5 @@ def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.uint16]
 
 
 def _bits_of(scale: float) -> int:
-    """Return the upper half of an fp32's bits: positive numbers' bit patterns are ordered as the numbers are."""
+    """Return the upper half of an fp32's bits. Bit patterns of positive numbers have the same order as the numbers."""
     return int(np.float32(scale).view(np.int32)) >> 16

@@ -4,25 +4,25 @@ Layout, little-endian: ceil(N / 256) fp32 scales, then N int8 codes. A block's s
 cut to 16 significant bits. A code has 7 bits, so code * scale is exact in fp32. From this follow:
 
 - the bytes and the decoded values are the same on every machine: no product is rounded, so fusing the
-  multiplication into an addition, as compilers and GPUs like to, cannot change a result;
-- |x - decoded| <= absmax / 254 plus rounding (1e-5 of it), where the block's absmax is at least 2^-100;
+  multiplication into an addition, as compilers and GPUs do, cannot change a result;
+- |x - decoded| <= absmax / 254 plus rounding (1e-5 of it), if the block's absmax is at least 2^-100;
 - decoded values encode to the same bytes again: encode(decode(encode(x))) == encode(x).
 
 A code is x * (1 / scale), each operation rounded to fp32, then rounded to the nearest integer, ties to even. -0 becomes
-0. A block whose absmax is under 2^-100 becomes zeros, denormals among them: every number that matters is normal, so
-that machines which flush denormals agree with those that do not. NaN and infinities are refused. The absmax block
-format is that of Dettmers et al. 2021 (arXiv 2110.02861, section 2) with linear instead of dynamic codes.
+0. A block with an absmax under 2^-100 becomes zeros, which includes denormals: all numbers used are normal, so that
+machines that flush denormals agree with those that do not. NaN and infinities are refused. The absmax block format is
+that of Dettmers et al. 2021 (arXiv 2110.02861, section 2) with linear instead of dynamic codes.
 
-The loops run compiled by numba where it is there, else as `int8_plain`'s, and on a GPU as `int8_cuda`'s. Long vectors
-are cut at block borders over as many cores as `torch.get_num_threads()` says; the GIL is free meanwhile. No value
-depends on another block, so the cut changes nothing. The threads, which start when needed, are this module's.
+The loops are compiled by numba, if it is installed; otherwise those of `int8_plain` are used, and on a GPU those of
+`int8_cuda`. Long vectors are split at block borders over `torch.get_num_threads()` cores, without the GIL. No value
+depends on another block, so the split changes no byte. This module owns the threads, which start when needed.
 
 Compiling was chosen by measurement (tests/bench/test_bench_codecs.py): a fused loop reads and writes each value once,
-eager torch needs five passes over a block, and torch.compile needs a C++ compiler, which volunteers do not have. The
-fused functions are only the source of what numba compiles, at the first use and cached on disk. They are written so
-that LLVM vectorizes them: blocks are slices, so that no index can be negative, and the absmax is found among bit
-patterns, because a float's maximum has an order to keep. Without `fastmath` LLVM neither reorders nor fuses, so both
-ways give the same bytes, by operations that IEEE 754 defines to the last bit.
+eager torch needs five passes over a block, and torch.compile needs a C++ compiler, which volunteers do not have. numba
+compiles the fused functions at the first use, and caches them on disk. They are written so that LLVM vectorizes them:
+blocks are slices, so that no index can be negative, and the absmax is found among bit patterns, because a maximum of
+floats must keep an order. Without `fastmath` LLVM neither reorders nor fuses, and IEEE 754 defines all operations to
+the last bit, so both kinds of loops give the same bytes.
 
 Shapes: N values, K blocks, C values of a block. The loops' arrays are native, contiguous and aligned.
 """
@@ -65,7 +65,7 @@ T = TypeVar("T")
 _SLAB_BLOCKS = 1 << 7
 
 CORE_VALUES = 1 << 18
-"""The least that a core gets: 0.1 ms of work. Below that, waking a thread costs more than it brings."""
+"""Minimum values for each core: 0.1 ms of work. With fewer, waking a thread costs more than it saves."""
 
 _B = BLOCK_VALUES
 _MAX_CODE = np.float32(MAX_CODE)
@@ -75,19 +75,19 @@ _INFINITY = np.int32(0x7F800000)
 _MIN_SCALE_BITS = np.int32(MIN_SCALE_BITS)
 _MAX_SCALE_BITS = np.int32(MAX_SCALE_BITS)
 _MIN_ABSMAX_BITS = np.float32(MIN_ABSMAX).view(np.int32)
-# adding and subtracting 1.5 * 2^23 rounds what is under 2^22 to the nearest integer, ties to even, in vectors
+# adding and subtracting 1.5 * 2^23 rounds numbers under 2^22 to the nearest integer, ties to even, vectorized
 _ROUND = np.float32(1.5 * 2**23)
 
 
 class Int8Codec(Codec):
-    """Codec of one byte a value, and one scale for each block of 256 values."""
+    """The codec with one byte a value, and one scale for each block of 256 values."""
 
     def __init__(self) -> None:
         super().__init__("int8")
 
     @property
     def is_quick(self) -> bool:
-        return bool(chosen.cache_info().currsize) and chosen() is not PLAIN  # never waits for the compiler
+        return bool(chosen.cache_info().currsize) and chosen() is not PLAIN  # does not wait for the compiler
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
@@ -100,7 +100,7 @@ class Int8Codec(Codec):
     def combine(
         self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
     ) -> None:
-        # a slab's sum stays in the core's cache, and is all the memory that this takes
+        # a slab's sum stays in the core's cache; besides it, only the scales need memory
         kernels = chosen()
         wires = [_split(np.frombuffer(data, dtype=np.uint8), num_values) for data in encoded]
         scale_K = np.empty(_num_blocks(num_values), dtype=np.float32)
@@ -153,14 +153,14 @@ def _largest(scale_K: NDArray[np.float32]) -> float:
 
 
 def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """Return the scales' bits [K], aligned, whatever `wire` is, and codes [N]."""
+    """Return the scales' bits [K], aligned even if `wire` is not, and codes [N]."""
     num_scale_bytes = 4 * _num_blocks(num_values)
     return wire[:num_scale_bytes].view("<i4").astype(np.int32), wire[num_scale_bytes:].view(np.int8)
 
 
 def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Return scales [K] and codes [N]. Refuse all that no encoder writes before a value is touched: scales that are
-    negative, not finite, under the least or with over 16 significant bits, and the code -128."""
+    """Return scales [K] and codes [N]. Raises CodecError for anything that no encoder writes: the code -128, and scales
+    that are negative, not finite, below the minimum, or of over 16 significant bits."""
     bits_K, code_N = _split(wire, num_values)
     scales_are_sound, codes_are_sound = chosen().check(bits_K, code_N)
     if not scales_are_sound:
@@ -172,14 +172,14 @@ def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether Triton is installed: without it vectors on a GPU are encoded on the CPU."""
+    """Return whether Triton is installed. Without it, vectors on a GPU are encoded on the CPU."""
     return importlib.util.find_spec("triton") is not None
 
 
 def _fused_quantize(
     x_N: Floats, bits_N: NDArray[np.int32], scale_K: Floats, scale_bits_K: NDArray[np.int32], code_N: Codes
 ) -> bool:
-    """Quantize in one pass. `bits_N` and `scale_bits_K` are the memory of `x_N` and `scale_K`."""
+    """Quantize in one pass. `bits_N` and `scale_bits_K` are views of the memory of `x_N` and `scale_K`."""
     largest_bits = np.int32(0)
     for k in range(scale_K.size):
         x_C = x_N[k * _B : k * _B + _B]
@@ -233,7 +233,7 @@ def _fused_check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
 
 
 def load_fused() -> Kernels:
-    """Compile, or take from numba's cache. ImportError where numba cannot be used."""
+    """Compile the loops, or load them from numba's cache. Raises ImportError if numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     types = numba.types
@@ -256,16 +256,16 @@ def load_fused() -> Kernels:
 
 @functools.cache
 def chosen() -> Kernels:
-    """Return the fastest loops that this machine has. Blocks for about a second the first time on a machine."""
+    """Return the fastest loops on this machine. Blocks for about a second the first time on a machine."""
     try:
         return load_fused()
     except ImportError as error:
-        logger.warning("int8 is 2 to 3 times slower here than it could be, because numba cannot be used: %s", error)
+        logger.warning("int8 is 2 to 3 times slower on this machine, because numba cannot be used: %s", error)
         return PLAIN
 
 
 def warm_up() -> None:
-    """Compile what the first `encode` and `decode` would otherwise wait for. Blocks: run it off the event loop."""
+    """Compile the loops, so that the first `encode` and `decode` need not wait. Blocks: run it off the event loop."""
     chosen()
 
 
@@ -293,7 +293,7 @@ def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Float
 
 
 def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
-    """Run `cut(values, blocks)` over all of `num_values`, the last piece on the calling thread."""
+    """Run `cut(values, blocks)` over all of `num_values`, the last piece in the calling thread."""
     num_pieces = min(torch.get_num_threads(), num_values // CORE_VALUES)
     if num_pieces <= 1:
         return [cut(slice(None), slice(None))]
@@ -310,5 +310,5 @@ def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
 
 @functools.lru_cache(maxsize=1)
 def _threads(_pid: int) -> ThreadPoolExecutor:
-    """Return the threads of this process: those of the process that it was forked from do not exist in it."""
+    """Return the threads of this process. A forked process does not have those of its parent."""
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="int8")

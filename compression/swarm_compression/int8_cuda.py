@@ -1,11 +1,10 @@
-"""The int8 encoder on an NVIDIA GPU, so that a quarter of the bytes cross to the CPU, which decodes and reduces them.
+"""The int8 encoder on an NVIDIA GPU, so that a quarter of the bytes are copied to the CPU, which decodes and reduces.
 
-The bytes are to be those of the CPU: every operation is one that IEEE 754 defines (`div_rn`, not Triton's approximate
-division), and fusing is off, since multiplying and adding in a single rounding has other ties. Under Triton's
-interpreter that holds, and compiled for sm_90 it has `div.rn` and no `fma`. On a GPU it has not been run yet: until
-`tests/compression/test_int8_cuda.py` has passed on one, equal bytes are what this is written for and not a guarantee,
-and there is no figure. Triton, which must be there when this module is imported, comes with torch's CUDA wheels for
-Linux.
+The bytes should equal the CPU's: IEEE 754 defines every operation (`div_rn`, not Triton's approximate division), and
+fusing is off, since a fused multiply-add rounds ties differently. The bytes are equal under Triton's interpreter, and
+the code compiled for sm_90 has `div.rn` and no `fma`. It has not run on a GPU yet: until
+`tests/compression/test_int8_cuda.py` has passed on one, equal bytes are not guaranteed, and the speed is not measured.
+This module needs Triton, which comes with torch's CUDA wheels for Linux.
 
 Shapes: N values, K blocks, C values of a block; one program for each block.
 """
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from swarm_compression.int8_plain import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Floats
 
-# what a kernel reads of its module has to be of this type
+# globals that a kernel reads must be of this type
 _BLOCK_VALUES = tl.constexpr(BLOCK_VALUES)
 _MAX_CODE = tl.constexpr(float(MAX_CODE))
 _SCALE_MASK = tl.constexpr(SCALE_MASK)
@@ -36,7 +35,7 @@ def _quantize_block(x_ptr, scale_ptr, code_ptr, num_values):
     place_C = block.to(tl.int64) * _BLOCK_VALUES + tl.arange(0, _BLOCK_VALUES)
     inside_C = place_C < num_values
     x_C = tl.load(x_ptr + place_C, mask=inside_C, other=0.0)
-    # among bit patterns, because a maximum of floats passes over NaN
+    # among bit patterns, because a maximum of floats ignores NaN
     absmax_bits = tl.max(x_C.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
     unscaled = tl.div_rn(absmax_bits.to(tl.float32, bitcast=True), _MAX_CODE)
     used = absmax_bits >= _MIN_ABSMAX_BITS
@@ -57,7 +56,7 @@ def quantize_on_gpu(x_N: Tensor, wire: NDArray[np.uint8]) -> tuple[Floats, bool]
 
 
 def _launch(x_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales [K], infinite for a block with a value that is not finite, and codes [N], on the device of
+    """Return scales [K] (infinite for a block with a value that is not finite) and codes [N], on the device of
     `x_N`."""
     num_blocks = -(-x_N.numel() // BLOCK_VALUES)
     scale_K = torch.empty(num_blocks, dtype=torch.float32, device=x_N.device)

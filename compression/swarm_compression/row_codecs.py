@@ -1,12 +1,11 @@
-"""Activations as bytes: each row on its own, so that rows can be cut anywhere and sent again as they are.
+"""Codecs of activations: each row is encoded by itself, so that rows can be split anywhere and sent again unchanged.
 
-`raw` is fp32, `bf16` half of it. `int8` has blocks of 64 columns with a scale each: a row is its scales as bf16, then
-its codes, 1.03 bytes a value where 64 divides the columns. A scale is the block's largest magnitude / 127, rounded up
-to bf16, so that no code is beyond 127 and, with 7 bits of code and 8 of scale, code * scale is exact in fp32: decoded
-values are the same on every machine. |x - decoded| <= absmax / 254 * (1 + 2^-7), where absmax is at least 2^-100. A
-block under that becomes zeros, which keeps every number normal; one over 127 * 2^114 is refused. Everything is
-little-endian; rounding is to nearest, ties to even. (Absmax blocks as in Dettmers et al. 2021, arXiv 2110.02861,
-section 2, with linear codes.)
+`raw` is fp32, `bf16` half of that. `int8` has a scale for each block of 64 columns: a row is its scales as bf16, then
+its codes, 1.03 bytes a value if 64 divides the columns. A scale is the block's largest magnitude / 127, rounded up to
+bf16, so that no code exceeds 127. With 7 bits of code and 8 of scale, code * scale is exact in fp32, so decoded values
+are the same on every machine. |x - decoded| <= absmax / 254 * (1 + 2^-7), if absmax is at least 2^-100. A smaller block
+becomes zeros, so that all numbers are normal; one over 127 * 2^114 is refused. Everything is little-endian; rounding is
+to nearest, ties to even. (Absmax blocks as in Dettmers et al. 2021, arXiv 2110.02861, section 2, with linear codes.)
 
 Shapes: R rows, C columns, K blocks of a row, B columns of a block.
 """
@@ -27,11 +26,11 @@ MAX_CODE = 127
 MIN_ABSMAX = 2.0**-100
 MAX_SCALE = 2.0**114
 _FLOAT = np.dtype("<f4")
-_MAX_SCALE_BITS = (114 + 127) << 7  # positive numbers' bit patterns are ordered as they are
+_MAX_SCALE_BITS = (114 + 127) << 7  # bit patterns of positive numbers have their order
 
 
 class RowCodec(Protocol):
-    """The same rows give the same bytes, alone or beside others."""
+    """Encodes rows. A row gives the same bytes, whatever rows are beside it."""
 
     @property
     def name(self) -> str: ...
@@ -40,16 +39,16 @@ class RowCodec(Protocol):
         """Return the exact size of each row."""
 
     def encode(self, x_RC: Tensor) -> bytes:
-        """Encode `x_RC`, which is fp32, on any device. Raises CodecError if it is not, or not finite."""
+        """Encode `x_RC`: fp32, on any device. Raises CodecError otherwise, and if it is not finite."""
 
     def decode(self, data: Data, num_rows: int, num_columns: int) -> Tensor:
-        """Return a new fp32 CPU tensor [num_rows, num_columns], all finite. Raises CodecError, before anything is
-        allocated if the size is wrong."""
+        """Return a new fp32 CPU tensor [num_rows, num_columns], all finite. Raises CodecError; for a wrong size before
+        it allocates memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of a codec whose values do not depend on each other."""
+    """Rows of a codec that encodes each value independently."""
 
     name: str
     codec: Codec
@@ -65,7 +64,7 @@ class FlatRows:
 
 
 class RawRows:
-    """fp32 as it is. By numpy alone: of a single row, which is what decoding sends, calls are most of the cost."""
+    """Unchanged fp32. Only numpy, since calls are most of the cost for a single row, which decoding sends."""
 
     name = "raw"
 
@@ -82,7 +81,7 @@ class RawRows:
 
     def decode(self, data: Data, num_rows: int, num_columns: int) -> Tensor:
         view = check_size(data, num_rows * num_columns, num_rows * self.row_bytes(num_columns))
-        # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
+        # astype copies: torch accepts neither foreign byte orders nor memory that is read-only or unaligned
         values = np.frombuffer(view, dtype=_FLOAT).reshape(num_rows, num_columns).astype(np.float32)
         if not np.isfinite(values).all():
             raise CodecError("a value is not finite")
@@ -90,7 +89,7 @@ class RawRows:
 
 
 class Int8Rows:
-    """Rows of one byte a value, and one bf16 scale for each block of 64 columns."""
+    """Rows with one byte a value, and one bf16 scale for each block of 64 columns."""
 
     name = "int8"
 
@@ -136,5 +135,5 @@ def _num_blocks(num_columns: int) -> int:
 
 
 def _rounded_up(x: Tensor) -> Tensor:
-    """Round up to the next fp32 that bf16 can hold. `x` is not negative and far from the largest."""
+    """Round up to the next fp32 that bf16 can represent. `x` is not negative, and far below the maximum."""
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)

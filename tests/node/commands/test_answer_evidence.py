@@ -92,7 +92,7 @@ def test_wrong_answer_is_listed_unjudged_and_proved_by_the_model(
     assert listed["event"] == proved["event"] == "served_evidence"
     assert (listed["is_proven"], proved["is_proven"]) == (False, True)
     assert {each["peer_id"] for each in (listed, proved)} == {SERVER.peer_id}
-    assert "times what is tolerated" in proved["reason"]
+    assert "times the tolerance" in proved["reason"]
 
 
 def test_right_answer_proves_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

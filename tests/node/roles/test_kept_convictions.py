@@ -69,7 +69,7 @@ def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.Cap
     ConvictedServersFolder(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
     (path,) = files_of_networks(tmp_path)
     assert cli.run(["evidence", "verify", str(path)]) == 1
-    assert "proves nothing: the statement is right" in capsys.readouterr().err
+    assert "proves nothing: the statement is correct" in capsys.readouterr().err
 
 
 def test_folder_gives_what_it_kept_of_its_network_and_removes_what_a_crash_left(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Spot checks: a client asks other servers to compute parts of an answer again, and compares."""
+"""Spot checks: a client has other servers recompute parts of an answer, and compares the results."""

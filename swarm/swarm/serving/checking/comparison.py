@@ -1,9 +1,9 @@
-"""Compare what a server gave with what another server computes from the same inputs.
+"""Compares a server's outputs with those that another server computes from the same inputs.
 
-Honest servers of one revision differ by rounding alone: they batch differently, use other kernels and numbers of
-threads, and decode where a check runs the whole sequence. As in TOPLOC (Ong et al. 2025, arXiv 2501.16007), thresholds
-say how far values may be off. Two things are simpler here. Between servers the client has all rows, so whole rows are
-compared and not their largest values; and errors are relative to a row's norm, where TOPLOC counts equal exponents and
+Honest servers of one revision differ only by rounding: they use different batches, kernels and numbers of threads, and
+decode step by step where a check runs the whole sequence. As in TOPLOC (Ong et al. 2025, arXiv 2501.16007), thresholds
+say how far values may be off. Two things are simpler here. The client has all rows between servers, so whole rows are
+compared, not only their largest values. Errors are relative to a row's norm, where TOPLOC counts equal exponents and
 averages differences of mantissas.
 
 Pure, and without torch. Legend of shapes: T positions, H hidden size, K largest logits.
@@ -26,19 +26,19 @@ from swarm.serving.checking.finished_answer import Draw
 Floats = NDArray[np.float64]
 
 MAX_OUTLIERS = 0.02
-"""Share of rows that may be off by more than `Tolerance.row`: a router in half precision sends single rows to another
+"""Share of rows whose error may exceed `Tolerance.row`: in half precision, a router sends single rows to another
 expert."""
 
 MAX_DEPTH = 64.0
-"""Blocks beyond which errors are not expected to grow."""
+"""Number of blocks after which errors are not expected to grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Says how far honest servers may differ after one block; after n blocks it is the root of n times as much.
+    """How far honest servers may differ after one block; after n blocks, sqrt(n) times as much.
 
-    `median_row` and `row` are norms of differences relative to the row's. `fingerprint` is the mean difference of the
-    largest logits, `draw` the noise that a draw needs, both relative to the largest logit.
+    `median_row` and `row` are norms of a row's difference relative to the row's norm. `fingerprint` is the mean
+    difference of the largest logits, and `draw` the noise that a draw needs, both relative to the largest logit.
     """
 
     median_row: float
@@ -56,7 +56,7 @@ class Tolerance:
         )
 
     def with_codec(self, codec: str) -> Tolerance:
-        """Return it for rows that came in a codec, whose loss comes on top."""
+        """Return the tolerance for rows that were encoded with `codec`, whose loss is added."""
         lost = CODEC_LOSS[codec]
         return Tolerance(
             median_row=self.median_row + lost, row=self.row + 2 * lost, fingerprint=self.fingerprint, draw=self.draw
@@ -70,24 +70,25 @@ TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float32": Tolerance(median_row=1e-4, row=1e-3, fingerprint=1e-4, draw=1e-3),
         "float16": Tolerance(median_row=4e-3, row=2e-2, fingerprint=2e-3, draw=1e-2),
         "bfloat16": _HALF,
-        # few rows take another product than many
+        # few rows use another matrix product than many
         "int8": Tolerance(median_row=3e-2, row=6e-2, fingerprint=7e-3, draw=2e-2),
         "int4": _HALF,
     }
 )
-"""By the kind of the revision's weights. int8 and int4 compute in bfloat16.
+"""By the dtype of the revision's weights. int8 and int4 compute in bfloat16.
 
-`tests/bench/test_bench_spot_checks.py` measures what honest servers need of these, in 100,000 comparisons of each kind:
-see docs/explanation/measurements.md, "Spot checks". Each limit is at least twice the most that was seen.
+`tests/bench/test_bench_spot_checks.py` measures the differences of honest servers, in 100,000 comparisons of each kind:
+see docs/explanation/measurements.md, "Spot checks". Each limit is at least twice the largest difference seen.
 """
 
 CODEC_LOSS: Mapping[str, float] = MappingProxyType({"raw": 0.0, "bf16": 4e-3, "int8": 2e-2})
-"""The most that a codec loses of a row, relative to its norm, and a margin: 2^-9, and 1/254 of a block's largest."""
+"""Maximum error of a codec in a row, relative to the row's norm, with a margin: 2^-9, and 1/254 of a block's largest
+value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Says how far two servers' outputs of one span are apart, as shares of what is tolerated: above 1 is a mismatch.
+    """The difference of two servers' outputs of one span. `share` is relative to the tolerance: above 1 is a mismatch.
 
     `what` names the measure that is largest.
     """
@@ -101,16 +102,16 @@ class Difference:
 
 
 def row_errors(given_TH: Floats, expected_TH: Floats) -> Floats:
-    """Return the norm of each row's difference relative to the expected row's: [T]."""
+    """Return [T]: the norm of each row's difference, relative to the norm of the expected row."""
     norms_T = np.linalg.norm(expected_TH, axis=1)
     errors_T: Floats = np.linalg.norm(given_TH - expected_TH, axis=1) / np.maximum(norms_T, 1e-30)
     return errors_T
 
 
 def compare_rows(given_TH: Floats, expected_TH: Floats, tolerance: Tolerance) -> Difference:
-    """Compare the rows that a span gave with those that were computed again."""
+    """Compare the rows that a span gave with recomputed ones."""
     errors_T = row_errors(given_TH, expected_TH)
-    # the largest error that is no outlier
+    # the largest error without outliers
     num_outliers = int(MAX_OUTLIERS * len(errors_T))
     largest = float(np.sort(errors_T)[len(errors_T) - 1 - num_outliers])
     return _worst(
@@ -122,9 +123,9 @@ def compare_rows(given_TH: Floats, expected_TH: Floats, tolerance: Tolerance) ->
 def compare_draws(
     draws: Sequence[Draw], logits: Sequence[LargestLogits], tolerance: Tolerance, *, has_plain_draws: bool
 ) -> Difference:
-    """Compare the tokens that were drawn, and their fingerprints, with the logits that were computed again.
+    """Compare drawn tokens and their fingerprints with recomputed logits.
 
-    Without `has_plain_draws` only the fingerprints are compared, which are of the model's own logits.
+    Without `has_plain_draws`, only the fingerprints are compared, which are of the unchanged logits.
     """
     measures = [("a token", 0.0)]
     if has_plain_draws:
@@ -144,7 +145,7 @@ def compare_draws(
 def fingerprint_error(fingerprint: bytes, logits: LargestLogits) -> float:
     """Return the mean difference of the fingerprint's logits, relative to the largest one.
 
-    A token that is not among the largest counts as the last of them.
+    A token that is not among the largest logits counts as the last of them.
     """
     half = len(fingerprint) // 2
     ids_K = np.frombuffer(fingerprint[:half], dtype="<i4")
@@ -157,8 +158,8 @@ def fingerprint_error(fingerprint: bytes, logits: LargestLogits) -> float:
 
 
 def decoded_rows(rows: bytes, codec: str, num_columns: int) -> Floats:
-    """Decode rows of activations: [T, H]. They are of a size that fits; as for `swarm_compression`, which needs
-    torch."""
+    """Decode rows of activations to [T, H]. The caller has checked the size. The formats are those of
+    `swarm_compression`, which needs torch."""
     if codec == "raw":
         return np.frombuffer(rows, dtype="<f4").reshape(-1, num_columns).astype(np.float64)
     if codec == "bf16":

@@ -1,12 +1,12 @@
-"""Follow a draw from recomputed logits: how much would the logits have to be off for this token to be drawn?
+"""Checks a draw against recomputed logits: how far would the logits have to be off for this token to be drawn?
 
-A draw follows from the logits and from a number that the client's seed and the token's place in the answer decide
-(`swarm.serving.sampling.drawing`). Honest servers' logits differ a little, so a token near the edge of its range may
-come out on one server and its neighbour on another. `draw_noise` is the least noise, the same bound for each logit,
-with which the token can come. It is never more than the true noise: a token drawn from logits that are off by at most d
-has a `draw_noise` of at most d.
+A draw depends on the logits, and on a number that follows from the client's seed and the token's place in the answer
+(`swarm.serving.sampling.drawing`). Honest servers' logits differ a little, so if the number is near the edge of a
+token's range, servers may draw different tokens. `draw_noise` is the least bound on the error of each logit with which
+the token can be drawn. It never exceeds the true error: a token drawn from logits that are off by at most d has a
+`draw_noise` of at most d.
 
-Pure, and without torch: clients follow draws. Legend of shapes: K largest logits.
+Pure, and without torch, which clients lack. Legend of shapes: K largest logits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from swarm_protocol.session_frames import TokenDraw
 from swarm.serving.sampling.sampling import uniform
 
 NUM_STEPS = 24
-"""Halvings of the range in which the noise is looked for: it is found to a millionth of the logits' spread."""
+"""Bisection steps of the search for the noise, which give a precision of a millionth of the logits' spread."""
 
 SLACK = 1e-9
-"""Rounding of sums in float64, relative."""
+"""Relative rounding error of sums in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestLogits:
-    """The largest logits of one position, the largest first, their token ids, and all logits' `log_sum`.
-
-    That is the logarithm of the sum of exp(logit / temperature) of the draw.
+    """The largest logits of one position in descending order, their token ids, and the `log_sum` of all logits: the
+    logarithm of the sum of exp(logit / temperature), with the draw's temperature.
     """
 
     values_K: NDArray[np.float64]
@@ -40,12 +39,13 @@ class LargestLogits:
 
     @property
     def scale(self) -> float:
-        """Return the largest magnitude, of which noise is a share."""
+        """The largest magnitude, to which noise is relative."""
         return float(np.abs(self.values_K).max()) or 1.0
 
 
 def draw_noise(logits: LargestLogits, draw: TokenDraw, token_id: int) -> float:
-    """Return the least noise of the logits with which `draw` gives the token; infinity if none of a sensible size."""
+    """Return the least noise of the logits with which `draw` gives the token; infinity if none up to the logits' range
+    does."""
     at = np.flatnonzero(logits.ids_K == token_id)
     own = float(logits.values_K[at[0]]) if len(at) else float(logits.values_K[-1])
     if not draw.temperature:
@@ -64,9 +64,9 @@ def draw_noise(logits: LargestLogits, draw: TokenDraw, token_id: int) -> float:
 
 
 class _Weighed:
-    """The logits as weights exp((logit - largest) / temperature), and the range of the draw's number they leave.
+    """The logits as weights exp((logit - largest) / temperature), and the range that they leave for the draw's number.
 
-    `own` is the token's logit, or at most its logit where it is not among the largest.
+    `own` is the token's logit, or the least of the largest logits if it is not among them.
     """
 
     def __init__(self, logits: LargestLogits, draw: TokenDraw, own: float, *, is_known: bool) -> None:
@@ -95,7 +95,7 @@ class _Weighed:
         return number * high * ratio >= before * (1 - SLACK) and number * low <= (before + beside) * ratio
 
     def _is_kept(self, noise: float, ratio: float, num_before: int, before: float) -> bool:
-        """Return whether no cut takes the token away for sure."""
+        """Return whether the token may pass top_k, min_p and top_p."""
         draw = self._draw
         if draw.top_k and num_before >= draw.top_k:
             return False
@@ -104,7 +104,7 @@ class _Weighed:
         return before <= draw.top_p * self._mass(noise)[1] * ratio * (1 + SLACK)
 
     def _mass(self, noise: float) -> tuple[float, float]:
-        """Return bounds of the weight that min_p and top_k keep."""
+        """Return bounds of the total weight that min_p and top_k keep."""
         draw, spread = self._draw, 2 * noise / self._draw.temperature
         cut = math.log(draw.min_p) if draw.min_p else -math.inf
         num_sure = int((self._scaled_K >= cut + spread + SLACK).sum())
@@ -123,12 +123,12 @@ class _Weighed:
         return low + tail_low, max(low, float(self._weights_K[:num_maybe].sum())) + tail_high
 
     def _kept_mass(self, noise: float, ratio: float) -> tuple[float, float]:
-        """Return bounds of the weight that all cuts keep."""
+        """Return bounds of the total weight that min_p, top_k and top_p keep."""
         low, high = self._mass(noise)
         top_p = self._draw.top_p
         if top_p == 1.0:
             return low, high
-        # the fewest tokens that reach top_p: at most one token's weight more than that share
+        # top_p keeps the fewest tokens that reach it: at most one token's weight above that share
         reached = int(np.searchsorted(np.cumsum(self._weights_K), top_p * low / ratio))
         last = float(self._weights_K[min(reached, len(self._weights_K) - 1)])
         return min(low, top_p * low), min(high, top_p * high + last * ratio)

@@ -1,8 +1,8 @@
-"""Holds what a client has of an answer that ended: of each span its inputs, the outputs or draws of its server, and
-what came of checking it.
+"""What a client has of a finished answer: for each span its inputs, the server's outputs or draws, and the result of
+its check.
 
-The rows are those of the replay buffers, as they were on the wire. They come from the server before, which pushed the
-same rows on; what a server took is known by its commitment only. Plain values.
+The rows are those of the replay buffers, as they were on the wire. The previous server sent them to the client, and
+pushed the same rows to the span's server. Only the commitment of a server says which inputs it took. Plain values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.trust.reputation import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """The token that was drawn after the input at `position`, and how."""
+    """The token that was drawn after the input at `position`, and the parameters of the draw."""
 
     position: int
     draw: TokenDraw
@@ -28,14 +28,14 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSpan:
-    """Blocks `[start, end)` as `peer_id` ran them: `num_rows` inputs from position 0 on.
+    """Blocks `[start, end)` that `peer_id` ran on `num_rows` inputs from position 0.
 
-    `outputs` are the rows from position `outputs_from` on that this server gave, or else `draws` its draws.
+    `outputs` are this server's rows from position `outputs_from`; the last server has `draws` in their place.
     `previous_peer_id` is the server whose outputs were the inputs. `signed` is the server's commitment in its envelope,
-    or no bytes if none came; `was_cut_off`: its connection ended before that.
+    or empty; `was_cut_off`: the connection ended before it came.
 
-    `is_taken_over`: the server began with keys and values of another one. Without that its first input came at position
-    `takes_from` at the latest. `dtype` is what it said that it computes in, or "".
+    `is_taken_over`: the server began with another server's keys and values. Otherwise its first input came at position
+    `takes_from` at the latest. `dtype` is the one in which it says that it computes, or "".
     """
 
     peer_id: str
@@ -56,7 +56,7 @@ class AnsweredSpan:
 
 
 Result: TypeAlias = Literal["passed", "failed", "disputed", "unchecked"]
-"""`unchecked`: no other server has the blocks, or none of them would compute them."""
+"""`unchecked`: the span was not compared; see `Reason`."""
 
 Reason: TypeAlias = Literal[
     "",
@@ -74,24 +74,24 @@ Reason: TypeAlias = Literal[
     "taken over",
     "no dtype",
 ]
-"""Why a span has its result, for people; "" for one that passed. `alone`: no other server has the blocks; `nothing`:
-the server gave nothing new; `no inputs`: the server before it did not give all; `replayed`: it got inputs from a server
-that was replaced; `busy`: others have the blocks, and would not compute them; `cut off`: its connection ended before it
-had signed; `taken over`: it began with what another server had computed; `no dtype`: it does not say what it computes
-in."""
+"""Why a span has its result, for people; "" if it passed everywhere. `rows`, `draws`: these differ. `commitment`: the
+server signed other outputs than it gave. `withheld`: its commitment or rows are missing, incomplete or unusable.
+`inputs`: it signed other inputs than the client knows. `alone`: no other server has the blocks. `nothing`: the server
+gave nothing new. `no inputs`: the previous server did not give all inputs. `replayed`: some inputs came from a server
+that was replaced. `busy`: other servers did not compute the blocks. `cut off`: the connection ended before the server
+signed. `taken over`: it began with another server's cache. `no dtype`: its dtype is not known."""
 
 
 Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
-"""Lists what reputations are to note, by peer."""
+"""The outcomes to note in reputations, by peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """Holds what came of checking blocks `[start, end)` of `peer_id`. `outcomes` are what reputations are to note, by
-    peer.
+    """The result of checking blocks `[start, end)` of `peer_id`. `outcomes` are to be noted in reputations.
 
-    `named` is the server that was proved to have lied: to this client. `evidence` is the ServedEvidence by which others
-    that have the model's files can find the same, if there is any.
+    `named` is the server that, for this client, is proved to have lied. `evidence` is the ServedEvidence with which
+    others that have the model's files can check this; it may be empty.
     """
 
     peer_id: str
@@ -117,9 +117,10 @@ class CheckReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAnswer:
     """`codec` is that of the rows. `has_plain_draws`: no penalty, bias or grammar changed the logits before draws.
-    `was_replayed`: a server was replaced, so that others may have got rows from it that the client has from another.
+    `was_replayed`: a server was replaced, so other servers may have received its rows, while the client has those of
+    its replacement.
 
-    `on_report` hears of each span that was checked.
+    `on_report` is called with the report of each span.
     """
 
     model: ModelShape
@@ -131,7 +132,7 @@ class FinishedAnswer:
 
 
 class AnswerToCheck(Protocol):
-    """An answer that has ended, of `num_bytes`, of which servers still send the last."""
+    """An ended answer of `num_bytes`. `finished` waits for the last messages of its servers."""
 
     @property
     def num_bytes(self) -> int: ...

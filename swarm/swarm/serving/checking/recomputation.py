@@ -1,7 +1,7 @@
-"""Have blocks of an answer computed again by other servers, as one pass over the whole sequence (`serving.forward`).
+"""Has other servers recompute blocks of an answer, as one pass over the whole sequence (`serving.forward`).
 
-A server is told neither what is expected of it nor that it is a check. Its answer may take RECOMPUTE_S, and as many
-bytes as the rows and logits asked for. Used in the client's loop; without torch.
+The server is told neither the expected result nor that this is a check. Its answer may take RECOMPUTE_S, and as many
+bytes as the rows or logits asked for. Used on the client's event loop; without torch.
 
 Legend of shapes: T positions, H hidden size, N draws, K largest logits.
 """
@@ -25,10 +25,10 @@ from swarm.serving.checking.draw_noise import LargestLogits
 from swarm.serving.model.shape import ModelShape
 
 RECOMPUTE_S = 120.0
-"""A check is in no hurry, and a server may compute for others first."""
+"""A check is not urgent, and a server may serve other requests first."""
 
 NUM_TOP = 64
-"""Logits that are asked for of each draw. What lies below is bounded by the sum over all."""
+"""Logits that are asked for per draw. The sum over all logits bounds the others."""
 
 PIECE_BYTES = 2**20
 
@@ -37,7 +37,7 @@ PIECE_BYTES = 2**20
 class SpanInputs:
     """The inputs of blocks `[start, end)`: token ids for block 0, else hidden states [T, H] as fp32.
 
-    `num_draws` tokens were drawn after the last positions, at this `temperature`; 0 for blocks in the middle.
+    `num_draws` tokens were drawn after the last positions, at `temperature`; 0 for spans without the last block.
     """
 
     start: int
@@ -49,9 +49,9 @@ class SpanInputs:
 
 
 async def recompute(network: Network, model: ModelShape, peer_id: str, inputs: SpanInputs) -> Floats:
-    """Return the outputs [T, H], or what `Compute` says of the largest logits: [N, 2 K + 1].
+    """Return the outputs [T, H], or the largest logits [N, 2 K + 1] as `Compute` defines them.
 
-    Raises PeerError or what the server refuses it with, and PeerViolation for numbers that are not finite.
+    Raises PeerError, also the server's own error, and PeerViolation for numbers that are not finite.
     """
     asked = Compute(
         revision=model.revision,
@@ -85,7 +85,7 @@ async def recompute(network: Network, model: ModelShape, peer_id: str, inputs: S
 
 
 def largest_logits(answer_NC: Floats) -> list[LargestLogits]:
-    """Read the rows of largest logits."""
+    """Parse the rows of largest logits."""
     num_top = answer_NC.shape[1] // 2
     return [
         LargestLogits(

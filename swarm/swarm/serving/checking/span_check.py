@@ -1,10 +1,11 @@
-"""Check one span of an answer: its server's commitment against the client's rows, and the rows against other servers.
+"""Checks one span of an answer: its server's commitment against the client's rows, and the rows against other servers.
 
-A mismatch alone names nobody: the checking server may be the liar. A third server decides between two. Without a third,
-or where a server committed to other inputs than the server before it gave the client, the two are in a dispute. What a
-server held in its cache before the answer began it did not commit to, so a mismatch there is a dispute, too.
+A mismatch alone does not prove who lied: it may be the checking server. A third server decides between the two. Without
+a third, or if a server committed to other inputs than the previous server gave the client, the two are in a dispute. A
+server does not commit to rows that were in its cache before the answer began, so a mismatch after such rows is a
+dispute, too.
 
-Runs in the client's loop; the heavy comparison is done in a thread.
+Runs on the client's event loop; heavy comparisons run in a thread.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from swarm.trust.reputation import Outcome
 logger = logging.getLogger(__name__)
 
 MAX_CANDIDATES_ASKED = 3
-"""Servers that are asked for one recomputation before the span stays unchecked."""
+"""Maximum servers that are asked for one recomputation. If all refuse, the span stays unchecked."""
 
 Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
-"""Have a peer compute; raises SwarmError."""
+"""Have a peer compute the outputs of inputs. Raises SwarmError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """Holds what a check needs of its client: the `network_id` and time for signatures, who else has the blocks, and
-    how to compute them there. `candidates` are in the order in which they are asked."""
+    """What a check needs of its client: `network_id` and time for signatures, the span's `dtype`, and the `candidates`,
+    other servers of the blocks, in the order in which `recompute` asks them."""
 
     network_id: str
     now: float
@@ -54,7 +55,7 @@ class CheckContext:
 async def check_span(  # noqa: PLR0911 a result each
     answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext
 ) -> CheckReport:
-    """Check one span. Raises nothing but cancellation."""
+    """Check one span. Raises only CancelledError."""
     is_last = span.end == answer.model.num_blocks
     if span.outputs_from >= span.num_rows or (is_last and not span.draws):
         return CheckReport.unchecked(span, "nothing")
@@ -64,12 +65,12 @@ async def check_span(  # noqa: PLR0911 a result each
         return CheckReport.unchecked(span, "cut off")
     complaint = await asyncio.to_thread(commitment_complaint, answer, span, context.network_id, context.now)
     if complaint and complaint[0] == "inputs" and answer.was_replayed:
-        # rounding alone makes such rows differ, and nobody is to blame
+        # rounding alone makes such rows differ, so no server is at fault
         return CheckReport.unchecked(span, "replayed")
     if complaint:
         return _unproved(span, *complaint)
     if span.is_taken_over:
-        # what it was handed is another server's work, and cannot be checked against anything
+        # the cache that it took over is another server's work, and there is nothing to check it against
         return CheckReport.unchecked(span, "taken over")
     if context.dtype not in TOLERANCES:
         return CheckReport.unchecked(span, "no dtype")
@@ -79,7 +80,7 @@ async def check_span(  # noqa: PLR0911 a result each
 
 
 class _Comparison:
-    """One span's outputs against those of other servers."""
+    """Compares one span's outputs with those of other servers."""
 
     def __init__(self, answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> None:
         self._answer = answer
@@ -100,19 +101,19 @@ class _Comparison:
         if not difference.is_mismatch:
             return _report(span, "passed", outcomes=((span.peer_id, "passed"),))
         what: Reason = "draws" if span.draws else "rows"
-        detail = f"{difference.what} differs by {difference.share:.1f} times what is tolerated"
+        detail = f"{difference.what} differs by {difference.share:.1f} times the tolerance"
         second = await self._computed(inputs)
         if second is None:
             return _disputed(span, what, detail, (span.peer_id, checker))
         return await asyncio.to_thread(self._decided, what, detail, (checker, expected), second)
 
     def _decided(self, what: Reason, detail: str, first: tuple[str, Floats], second: tuple[str, Floats]) -> CheckReport:
-        """Decide with the third server's outputs."""
+        """Decide by the third server's outputs."""
         span, (checker, expected), (third, other) = self._span, first, second
         agree, third_confirms = self._agree(expected, other), not self._difference(other).is_mismatch
         if third_confirms and agree:
-            # rounding alone takes the server so far from the first checker, with the third in between
-            return _disputed(span, what, f"{detail} at {checker}, and at {third} it does not", (span.peer_id, checker))
+            # the third server is between the two, so rounding alone may explain the difference
+            return _disputed(span, what, f"{detail} at {checker}, but not at {third}", (span.peer_id, checker))
         if third_confirms:
             # the span's server and the third agree: the first checker computed something else
             outcomes: Outcomes = ((span.peer_id, "passed"), (checker, "failed"))
@@ -126,10 +127,10 @@ class _Comparison:
         return _report(span, "failed", what, detail, named=span.peer_id, outcomes=outcomes, evidence=evidence)
 
     def _is_from_cache(self) -> bool:
-        """Return whether the server held something that it did not commit to, and may have.
+        """Return whether the server may legitimately have begun with cached rows that it did not commit to.
 
-        Before block 0 that follows from tokens. A server that says so although its first input came earlier has only
-        left out what it took.
+        Block 0 has no such rows, since its inputs are tokens. A server that claims a cache although its first input
+        came earlier has left out inputs from its commitment.
         """
         if not self._span.start:
             return False
@@ -137,7 +138,7 @@ class _Comparison:
         return 0 < stated.inputs_from <= self._span.takes_from
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
-        """Have the next candidate that is willing compute the span; None if none of MAX_CANDIDATES_ASKED is."""
+        """Have the next willing candidate compute the span; None if MAX_CANDIDATES_ASKED refuse."""
         for _ in range(min(MAX_CANDIDATES_ASKED, len(self._left))):
             peer_id = self._left.pop(0)
             try:
@@ -170,7 +171,7 @@ class _Comparison:
         return compare_rows(given, expected[span.outputs_from :], self._tolerance)
 
     def _agree(self, first: Floats, second: Floats) -> bool:
-        """Return whether two recomputations are the same but for rounding."""
+        """Return whether two recomputations differ only by rounding."""
         if not self._span.draws:
             return not compare_rows(first, second, self._tolerance).is_mismatch
         num_top = first.shape[1] // 2
@@ -182,9 +183,9 @@ class _Comparison:
 
 
 def _unproved(span: AnsweredSpan, reason: Reason, detail: str) -> CheckReport:
-    """Report a commitment that is missing or contradicts what the client has."""
+    """Report a commitment that is missing or contradicts the client's data."""
     if reason == "commitment":
-        # the client knows what it got, and who sent it
+        # the client knows what it received, and from whom
         return _report(span, "failed", reason, detail, named=span.peer_id, outcomes=((span.peer_id, "failed"),))
     between = (span.peer_id, span.previous_peer_id) if reason == "inputs" and span.previous_peer_id else (span.peer_id,)
     return _disputed(span, reason, detail, between)

@@ -1,4 +1,4 @@
-"""Compares what a server signed of a span with what the client has of it, and makes evidence that others can judge.
+"""Compares a server's commitment for a span with the client's data, and makes evidence that others can check.
 
 Pure, and without torch.
 """
@@ -23,7 +23,7 @@ from swarm.serving.model.shape import ModelShape
 def commitment_complaint(  # noqa: PLR0911 a fault each
     answer: FinishedAnswer, span: AnsweredSpan, network_id: str, now: float
 ) -> tuple[Reason, str] | None:
-    """Return what is wrong with the commitment of a span's server, or None."""
+    """Return what is wrong with the commitment of a span's server: the reason and a sentence. None if it is right."""
     if not span.signed:
         return "withheld", "the server did not sign what it had computed"
     if not span.draws and len(span.outputs) < (span.num_rows - span.outputs_from) * span_row_bytes(answer, span.end):
@@ -68,13 +68,13 @@ def _outputs_digest(answer: FinishedAnswer, span: AnsweredSpan) -> bytes:
 
 
 def span_row_bytes(answer: FinishedAnswer, block: int) -> int:
-    """Return the size of a row at the beginning of `block`, or at the end of the block before it."""
+    """Return the size in bytes of an input row of `block`, which is an output row of the block before it."""
     return row_bytes(answer.codec, answer.model.hidden_size) if block else row_bytes(TOKENS, 0)
 
 
 def evidence_of(answer: FinishedAnswer, span: AnsweredSpan, network_id: str) -> bytes:
-    """Return the evidence against the server of `span`; no bytes if it would be too large, or if the server did not
-    sign all of its inputs, so that others could not tell what its outputs must be."""
+    """Return the evidence against the server of `span`. Empty if it would be too large, or if the server did not sign
+    all inputs, so that others could not recompute its outputs."""
     _, stated = signed_by(span.signed, network_id)
     if stated.inputs_from:
         return b""
@@ -91,16 +91,15 @@ def evidence_of(answer: FinishedAnswer, span: AnsweredSpan, network_id: str) -> 
 
 
 def signed_by(signed: bytes, network_id: str) -> tuple[str, AnswerCommitment]:
-    """Return the server whose commitment is in an envelope, and what it stated, however old it is. Raises PeerViolation
-    or IntegrityError."""
+    """Return the signer and the commitment in an envelope of any age. Raises PeerViolation or IntegrityError."""
     envelope = unseal(signed, purpose=COMMITMENT_PURPOSE, network_id=network_id, now=issued_at(signed))
     return envelope.peer_id, AnswerCommitment.from_bytes(envelope.payload)
 
 
 def answer_of(evidence: ServedEvidence, network_id: str, model: ModelShape) -> FinishedAnswer:
-    """Return what the evidence shows of an answer of `model`: one span. Raises PeerViolation or IntegrityError unless
-    its server has signed just these inputs and outputs, and all of them. That they do not follow from each other shows
-    only who computes them with the model's files: `swarm.serving.server.answer_replay`."""
+    """Return the answer of `model` in the evidence, which has one span. Raises PeerViolation or IntegrityError unless
+    its server signed exactly these inputs and outputs. Whether the outputs follow from the inputs needs a recomputation
+    with the model's files: `swarm.serving.server.answer_replay`."""
     peer_id, stated = signed_by(evidence.commitment, network_id)
     if (stated.model, stated.revision) != (model.name, model.revision) or stated.end > model.num_blocks:
         raise PeerViolation("evidence is of another model or revision", peer_id=peer_id)
@@ -111,7 +110,7 @@ def answer_of(evidence: ServedEvidence, network_id: str, model: ModelShape) -> F
     num_rows = len(evidence.inputs) // each
     draws = _draws(evidence)
     if len(evidence.inputs) % each or not num_rows or is_last != bool(draws):
-        raise PeerViolation("evidence has not the rows that its server signed", peer_id=peer_id)
+        raise PeerViolation("evidence does not have the rows that its server signed", peer_id=peer_id)
     if [draw.position for draw in draws] != list(range(num_rows - len(draws), num_rows)):
         raise PeerViolation("evidence has draws that do not follow its inputs", peer_id=peer_id)
     span = AnsweredSpan(
@@ -138,4 +137,4 @@ def _draws(evidence: ServedEvidence) -> tuple[Draw, ...]:
     try:
         return tuple(Draw(position=each.position, draw=each.draw, token=each.token) for each in evidence.draws)
     except ValueError as error:
-        raise PeerViolation(f"evidence has a draw that nobody can have asked for: {error}") from error
+        raise PeerViolation(f"evidence has an impossible draw: {error}") from error

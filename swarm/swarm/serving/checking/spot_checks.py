@@ -1,9 +1,9 @@
-"""Check a drawn share of a client's answers, in the background, once they have ended.
+"""Checks a random share of a client's answers, in the background, after they have ended.
 
-The client draws, after the answer, with the operating system's randomness: no server can know which answers are
-checked. All spans of a drawn answer are checked, one after another, and one answer at a time. Answers that are drawn
-while MAX_WAITING others or MAX_WAITING_BYTES of rows wait are skipped, so that checks never hold up a request. `run` is
-one task, begun with the first drawn answer and ended by `close`.
+The client draws after the answer, with the operating system's randomness, so no server can know which answers are
+checked. All spans of a drawn answer are checked, one after another, one answer at a time. While MAX_WAITING answers or
+MAX_WAITING_BYTES of rows wait, further drawn answers are skipped, so that checks never delay a request. One task does
+the checks, from the first drawn answer until `close`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from swarm.trust.reputation import Reputation
 logger = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.01
-"""300 answers find 95 % of the servers that lie in each answer, for less than one percent of what they cost."""
+"""Within 300 answers, 95 % of servers that lie in each answer are found, for less than one percent of the answers'
+cost."""
 
 MAX_WAITING = 8
 
 MAX_WAITING_BYTES = 256 * 2**20
-"""The size of the store of prefixes."""
+"""Maximum bytes of rows that wait, as much as the store of prefixes."""
 
 MAX_REPORTS = 256
 
 CHECK_S = 300.0
-"""Time for one span: two servers compute, and each may let others go first."""
+"""Time limit for one span: two servers compute, and each may serve others first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCheckOptions:
-    """`share` of the answers are checked, 0 for none. Raises ConfigError.
+    """`share` of the answers are checked; 0: none. Raises ConfigError.
 
-    `reputation` is what is known from earlier; `on_report` hears of each span that was checked; `draw` returns a random
+    `reputation` is from earlier runs. `on_report` is called with the report of each span. `draw` returns a random
     number in [0, 1).
     """
 
@@ -68,8 +69,8 @@ class SpotCheckOptions:
 
 
 class SpotChecks:
-    """One client's checks. `num_results` counts the spans by result; `num_skipped` answers were drawn while too much
-    waited."""
+    """One client's checks. `num_results` counts spans by result. `num_skipped` counts drawn answers that were
+    skipped."""
 
     def __init__(
         self,
@@ -94,15 +95,15 @@ class SpotChecks:
 
     @property
     def is_on(self) -> bool:
-        """Return whether servers are to sign what they took and gave of each answer."""
+        """Whether servers must sign commitments for each answer."""
         return self._options.share > 0
 
     def draws(self) -> bool:
-        """Draw whether an answer that has just ended is checked."""
+        """Draw whether to check an answer that has just ended."""
         return self.is_on and self._options.draw() < self._options.share
 
     def submit(self, answer: AnswerToCheck) -> bool:
-        """Check the answer soon and return True, unless too much waits."""
+        """Queue the answer for a check and return True, or return False if too much waits."""
         if self._waiting.full() or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
             self.num_skipped += 1
             return False
@@ -113,11 +114,11 @@ class SpotChecks:
         return True
 
     async def settled(self) -> None:
-        """Wait until no answer waits or is checked."""
+        """Wait until no answer is queued or being checked."""
         await self._waiting.join()
 
     async def close(self) -> None:
-        """Drop what waits and end the running check."""
+        """Drop queued answers, and cancel the running check."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -159,7 +160,8 @@ class SpotChecks:
     def _able(
         self, answer: FinishedAnswer, span: AnsweredSpan, servers: Mapping[str, ServeRecord]
     ) -> dict[str, ServeRecord]:
-        """Return the other servers that have all blocks of the span in the same revision, in random order."""
+        """Return the other servers of all blocks of the span in the same revision, in random order, without barred and
+        convicted ones."""
         now = time.time()
         found = [
             (peer_id, record)
@@ -196,10 +198,11 @@ class SpotChecks:
 
 
 def dtype_of(own: str, revision: str, others: Collection[ServeRecord]) -> str:
-    """Return what a server computes in, by whose tolerance it is checked; "" if it is not known.
+    """Return the dtype in which a server computes, which determines the tolerance; "" if it is not known.
 
-    The revision of a published model proves it. Otherwise the server's `own` record says so, and those of the `others`
-    that can check it: of what they say, what tolerates most counts, so that no lie makes an honest server fail.
+    The revision of a published model proves the dtype. Otherwise it comes from the server's record (`own`) and the
+    records of the `others` that can check it. The dtype with the largest tolerance counts, so that no lie makes an
+    honest server fail.
     """
     if manifest := next(filter(None, map(manifest_of, others)), b""):
         return manifest_dtype(manifest, revision)

@@ -1,1 +1,1 @@
-"""Evidence that convicts servers: keeping it, and passing it on."""
+"""Evidence that convicts servers: how it is kept, and sent to others."""

@@ -1,7 +1,7 @@
-"""The servers whom evidence convicts: each with its verdict, the evidence, and until when it is not asked.
+"""The servers that evidence convicts: each with the verdict and its evidence.
 
-Everybody who holds the evidence derives the same time from it. Bounded: anyone can make keys that convict themselves,
-so servers that nobody lists have few places, and never those of others. Values only; times are Unix seconds.
+The end of a ban follows from the evidence, so it is the same for all nodes. Anyone can make keys that convict
+themselves, so bans of servers that are not listed are few, and displace no others. Values only; times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from swarm_protocol import limits
 from swarm.serving.manifest.possession import ServerVerdict
 
 MAX_UNLISTED = 32
-"""Bans beyond which none is added of a server that is not listed: it may be away, and is listed when it is back."""
+"""Maximum bans of servers that are not listed. Such a server may be away, and be listed again when it returns."""
 
 MAX_EVIDENCE_BYTES = 16 * 2**20
-"""A manifest has some kilobytes, 512 KiB at most."""
+"""Maximum evidence in all. Each piece contains a manifest of some kilobytes, 512 KiB at most."""
 
 RENEWAL_S = 86400.0
-"""A later statement replaces one that is older by this much: a liar signs ever new ones."""
+"""A statement replaces one that is older by at least this much. A liar may sign new ones all the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +32,23 @@ class ServerBan:
 
 
 class ServerBans:
-    """The bans of one node. A ban that is over at the time that is given is as if it were not there."""
+    """The bans of one node. Methods ignore bans that have ended at `now`."""
 
     def __init__(self) -> None:
         self._bans: dict[str, ServerBan] = {}
 
     def is_news(self, peer_id: str, at: float) -> bool:
-        """Return whether a lie of the peer at `at` would make a ban that is not here, or make one longer."""
+        """Return whether a lie of the peer at `at` would make a new ban, or extend one by RENEWAL_S or more."""
         held = self._bans.get(peer_id)
         return held is None or at >= held.verdict.at + RENEWAL_S
 
     def add(self, ban: ServerBan, listed: Collection[str]) -> frozenset[str] | None:
-        """Add a ban in place of an earlier one of its server; return the servers that gave way to it, those first that
-        are not `listed`, and then those of the earliest lies.
+        """Add a ban, in place of an earlier one of its server, and return the servers whose bans it displaced: first
+        those that are not `listed`, then those of the earliest lies.
 
-        Return None, and change nothing, if it has no place: it would itself give way first, or is of one server more
-        that is not listed than MAX_UNLISTED. The order is one of all bans, so that no two displace each other in turn,
-        which would be news to every node each time.
+        Return None, and change nothing, if there is no room: the ban itself would be displaced first, or there are
+        MAX_UNLISTED bans of other servers that are not listed. All bans have one order, so no two can displace each
+        other in turn, which would be news to every node each time.
         """
         peer_id = ban.verdict.peer_id
         bans = {peer: held for peer, held in self._bans.items() if peer != peer_id}
@@ -66,15 +66,15 @@ class ServerBans:
         return displaced
 
     def at(self, now: float) -> tuple[ServerBan, ...]:
-        """Return the bans that hold, newest evidence last."""
+        """Return the bans that hold at `now`, newest evidence last."""
         return tuple(ban for ban in self._bans.values() if ban.verdict.until > now)
 
     def peers(self, now: float) -> frozenset[str]:
-        """Return who is banned."""
+        """Return the servers that are banned at `now`."""
         return frozenset(ban.verdict.peer_id for ban in self.at(now))
 
     def lapse(self, now: float) -> frozenset[str]:
-        """Forget the bans that are over, and return whose they were."""
+        """Forget the bans that have ended, and return their servers."""
         lapsed = frozenset(self._bans) - self.peers(now)
         for peer_id in lapsed:
             del self._bans[peer_id]

@@ -1,16 +1,17 @@
-"""The servers whom evidence convicts, as far as this node knows: evidence comes in, is checked, kept, and passed on.
+"""The servers that evidence convicts, as far as this node knows: evidence is received, checked, stored and sent to
+others.
 
-Servers of published models give and show it to each other and to every node that asks, and clients ask them with their
-first request for a model and again every few minutes. So all who use or serve a model come to hold what one of them
-has found. Nothing follows from a peer's word: evidence is checked before it is kept, and a peer whose evidence proves
-nothing is not listened to again.
+Servers of published models send new evidence to each other, and show their evidence to every node that asks. Clients
+ask with their first request for a model, and again every few minutes. So evidence that one node finds reaches all that
+use or serve the model. Evidence is checked before it is kept. Once a peer's evidence proves nothing, its further
+evidence is refused.
 
-The path of a byte: it comes in by `take` (from a peer, or found by this node), `learn` (shown by servers that were
-asked), or `recall` (from the disk). `_take` checks it (`check_possession`) and adds the ban (`server_bans`),
-`_keep` writes it to the store, `_spread` gives it to some servers of each model that this node serves or uses, and
-`_answer` shows it to who asks.
+Evidence comes in by `take` (from a peer, or found by this node), `learn` (shown by servers that were asked), or
+`recall` (from the disk). `_take` checks it (`check_possession`) and adds the ban (`server_bans`), `_keep` writes it to
+the store, `_spread` sends it to some servers of each model that this node serves or uses, and `_answer` shows it to
+peers that ask.
 
-One for each node, on its event loop; checks and the store are in threads. `close` ends its tasks.
+One for each node, on its event loop; checks and the store run in threads. `close` ends its tasks.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from swarm.serving.manifest.possession import MAX_AGE_S, accused, check_possessi
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 300.0
-"""Time until servers of a model are asked again what they hold, on average."""
+"""Average time until servers of a model are asked again for their evidence."""
 
 NUM_ASKED = 2
-"""Servers that are asked at a time: one may be the liar."""
+"""Servers that are asked at a time. One of them may be the liar."""
 
 SPREAD = 8
-"""Servers of a model that are given new evidence, each of which gives it to as many: all of 10,000 in five hops."""
+"""Servers of a model to which new evidence is sent. Each sends it to as many, so it reaches 10,000 in five hops."""
 
 GIVE_TIMEOUT_S = 10.0
 """Time for a peer to take evidence, to open a stream of it, and to say what it asks for."""
@@ -54,42 +55,43 @@ GIVE_TIMEOUT_S = 10.0
 SHOW_TIMEOUT_S = 60.0
 
 LISTED_S = 60.0
-"""Time for which a lookup of a model's servers counts when evidence comes in: anyone can make keys that convict
-themselves, and so have all who use a model look it up."""
+"""Time for which a lookup of a model's servers is reused when evidence comes in. Anyone can make keys that convict
+themselves, and so make all users of a model look it up."""
 
 NONE_LISTED_S = 10.0
-"""The same, if the lookup failed, where what the one before it found counts meanwhile, or if it found no server: the
-first one may have just begun."""
+"""The same for a lookup that failed, after which the previous result is used, or that found no server: the first one
+may have just started."""
 
 MAX_MODELS = 8
-"""Models that this node served or used last: evidence goes to their servers."""
+"""Models that this node served or used last, to whose servers it sends evidence."""
 
 MAX_PEERS = 1024
 
 MAX_TAKEN = 32
-"""Bans that one peer may add within an hour: anyone can make keys that convict themselves."""
+"""Pieces of evidence that are checked for one peer within an hour. Anyone can make keys that convict themselves."""
 
 HOUR_S = 3600.0
 MAX_SHOWING = 4
 SHOWN_AGAIN_S = 30.0
-"""Pause before the same peer is shown everything again."""
+"""Minimum time before the same peer is shown all evidence again."""
 
 
 class ServerEvidenceStore(Protocol):
-    """Keeps evidence about servers beyond the end of the process. All methods block, and none raises."""
+    """Keeps evidence about servers after the process ends. All methods block, and none raises."""
 
     def read(self) -> list[bytes]:
-        """Return the encoded evidence that is kept, in no order."""
+        """Return all stored evidence, encoded, in any order."""
 
     def keep(self, peer_id: str, evidence: bytes) -> None:
-        """Keep the evidence against `peer_id`, in place of earlier evidence against it."""
+        """Store the evidence against `peer_id`, replacing earlier evidence against it."""
 
     def forget(self, peer_id: str) -> None:
         """Drop the evidence against `peer_id`, if there is any."""
 
 
 class ServerConvictions:
-    """Holds one node's evidence. `store` outlives the process. `num_refused` counts evidence that proved nothing."""
+    """One node's evidence about servers. `store` keeps it for the next process. `num_refused` counts evidence that
+    proved nothing."""
 
     def __init__(self, network: Network, membership: Membership, *, store: ServerEvidenceStore | None = None) -> None:
         self.num_refused = 0
@@ -116,45 +118,45 @@ class ServerConvictions:
 
     @property
     def peers(self) -> frozenset[str]:
-        """The servers that are not asked now."""
+        """The servers that are not used now."""
         return self._bans.peers(self._network.now())
 
     def watch(self, listener: Callable[[ServerBan], None]) -> Callable[[], None]:
-        """Call `listener` with each new ban from now on, also those that `recall` finds, until the function that is
-        returned is called: what watches may end before this does."""
+        """Call `listener` with each new ban from now on, also those that `recall` finds. Return a function that ends
+        this."""
         self._listeners.add(listener)
         return partial(self._listeners.discard, listener)
 
     async def recall(self) -> None:
-        """Take what was kept before this process started."""
+        """Take the evidence in the store."""
         if self._store is None:
             return
         for data in await asyncio.to_thread(self._store.read):
             try:
                 await self._take(data, sender=self._network.peer_id, was_kept=True)
             except (PeerViolation, IntegrityError) as error:
-                logger.warning("evidence about a server that was kept proves nothing: %s", error)
+                logger.warning("stored evidence about a server proves nothing: %s", error)
 
     async def serve(self, model: str) -> None:
-        """Take evidence, and show it, as a server of `model`."""
+        """Receive and show evidence as a server of `model`."""
         self._models[model] = None
         await self._network.serve(f"{SERVER_EVIDENCE_METHOD}/{model}", self._on_evidence)
         await self._network.serve_stream(f"{SERVER_BANS_METHOD}/{model}", self._answer)
 
     @staticmethod
     def methods_of(model: str) -> tuple[str, ...]:
-        """Return the methods by which a server of `model` takes evidence."""
+        """Return the methods by which a server of `model` receives and shows evidence."""
         return f"{SERVER_EVIDENCE_METHOD}/{model}", f"{SERVER_BANS_METHOD}/{model}"
 
     def found(self, data: bytes) -> None:
-        """Take evidence that this node has found, soon, and pass it on."""
+        """Take evidence that this node found, and send it to others, in a task."""
         self._spawn(self._take_own(data))
 
     async def take(self, data: bytes, sender: str) -> bool:
-        """Take encoded Evidence from a peer and return whether it is new. Raises PeerViolation or IntegrityError if it
-        proves nothing, and PeerRefused if the peer gives too much."""
+        """Take encoded Evidence from a peer, and return whether it adds a ban. Raises PeerViolation or IntegrityError
+        if it proves nothing, and PeerRefused if the peer sends too much."""
         if sender in self._ignored:
-            raise PeerViolation("its evidence has proved nothing before", peer_id=sender)
+            raise PeerViolation("its earlier evidence proved nothing", peer_id=sender)
         try:
             return await self._take(data, sender=sender)
         except (PeerViolation, IntegrityError):
@@ -164,8 +166,8 @@ class ServerConvictions:
             raise
 
     async def learn(self, model: str, servers: Mapping[str, ServeRecord], *, within_s: float = 0.0) -> None:
-        """Ask some of a model's `servers` for the evidence that they hold, if it is time; wait at most `within_s` for
-        their answers, and only the first time."""
+        """Ask some of a model's `servers` for their evidence, if it is due. The first time for a model, wait at most
+        `within_s` for the answers."""
         now_s = asyncio.get_running_loop().time()
         is_first = model not in self._asked_s
         self._models[model] = None
@@ -182,7 +184,7 @@ class ServerConvictions:
             await asyncio.wait(asking, timeout=within_s)
 
     async def close(self) -> None:
-        """End what is under way. What is held stays, and more may be taken."""
+        """Cancel running tasks. Bans stay, and further evidence may be taken."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -197,7 +199,7 @@ class ServerConvictions:
         try:
             await self.take(data, self._network.peer_id)
         except (PeerViolation, IntegrityError) as error:
-            logger.warning("what a server has signed does not convict it: %s", error)
+            logger.warning("evidence that this node found proves nothing: %s", error)
 
     async def _take(self, data: bytes, *, sender: str, was_kept: bool = False) -> bool:
         is_own = sender == self._network.peer_id
@@ -205,7 +207,8 @@ class ServerConvictions:
             wrong = read_possession(data)
             peer_id, at = accused(wrong)
             now = self._network.now()
-            # one that is dated ahead counts once it is time: clocks differ, and an honest peer may have passed it on
+            # a later date is no violation: clocks differ, and an honest peer may have sent it on; it counts once it is
+            # due
             if not self._bans.is_news(peer_id, at) or at > now + MAX_AGE_S:
                 return False
             if not is_own:
@@ -214,7 +217,7 @@ class ServerConvictions:
             await self._forget(self._bans.lapse(now))
             listed = await self._listed_servers() | ({peer_id} if is_own else frozenset())
             if verdict.until <= now:
-                await self._forget({peer_id})  # what a process that has ended kept of it
+                await self._forget({peer_id})  # an earlier process may have stored it
                 return False
             ban = ServerBan(verdict=verdict, data=data)
             displaced = self._bans.add(ban, listed)
@@ -231,14 +234,14 @@ class ServerConvictions:
         return True
 
     def _count(self, sender: str) -> None:
-        """Count evidence that is checked for a peer. Raises PeerRefused if it has given enough."""
+        """Count a piece of evidence that is checked for a peer. Raises PeerRefused if the peer has sent too many."""
         now_s = asyncio.get_running_loop().time()
         since_s, num = self._taken.get(sender, (now_s, 0))
         if now_s - since_s >= HOUR_S:
             since_s, num = now_s, 0
         if num >= MAX_TAKEN:
             raise PeerRefused(
-                "enough evidence of that peer was taken",
+                "too much evidence came from this peer",
                 remedy="ask again later",
                 retry_after_s=since_s + HOUR_S - now_s,
             )
@@ -262,7 +265,7 @@ class ServerConvictions:
         return servers
 
     async def _spread(self, data: bytes, left_out: Collection[str]) -> None:
-        """Give evidence to some servers of each model that this node serves or uses."""
+        """Send evidence to some servers of each model that this node serves or uses."""
         chosen: set[str] = set()
         for model in tuple(self._models):
             others = (await self._servers_of(model)) - self.peers - chosen - {self._network.peer_id, *left_out}
@@ -277,7 +280,7 @@ class ServerConvictions:
             logger.info("%s did not take evidence about a server: %s", peer_id, error)
 
     async def _ask(self, peer_id: str, model: str) -> None:
-        """Take what a server of `model` shows."""
+        """Ask a server of `model` for its evidence, and take it."""
         request = ServerBansRequest(known=tuple(self.peers))
         try:
             async with (
@@ -291,16 +294,19 @@ class ServerConvictions:
         except EndOfStream:
             return
         except (SwarmError, TimeoutError) as error:
-            logger.info("%s does not show whom evidence convicts: %s", peer_id, error)
+            logger.info("%s does not show its evidence about servers: %s", peer_id, error)
 
     async def _answer(self, peer_id: str, stream: Stream) -> None:
-        """Show a peer the evidence that it does not know. Raises PeerRefused if it asks too often, or many ask."""
+        """Show a peer the evidence that it does not know. Raises PeerRefused if it asks too often, or too many ask at
+        once."""
         async with asyncio.timeout(GIVE_TIMEOUT_S):
             request = ServerBansRequest.from_bytes(await stream.receive())
         now_s = asyncio.get_running_loop().time()
         wait_s = self._shown_s.get(peer_id, now_s - SHOWN_AGAIN_S) + SHOWN_AGAIN_S - now_s
         if wait_s > 0 or self._num_showing >= MAX_SHOWING:
-            raise PeerRefused("it shows its evidence to others now", remedy="ask again", retry_after_s=max(1.0, wait_s))
+            raise PeerRefused(
+                "it is showing its evidence to others now", remedy="ask again", retry_after_s=max(1.0, wait_s)
+            )
         self._shown_s[peer_id] = now_s
         self._num_showing += 1
         try:

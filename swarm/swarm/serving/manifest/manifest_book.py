@@ -1,9 +1,9 @@
-"""The signed manifests of the models that a client meets, by digest, got from the servers that announce them.
+"""The signed manifests of models, by digest, which a client fetches from the servers that announce them.
 
-There is one book per client, on its event loop. It keeps MAX_BOOK_BYTES of manifests, those used last. What a server
-gives is checked before it is kept: signature, digest and name.
+Each client has one book, on its event loop. It keeps the last used manifests, up to MAX_BOOK_BYTES. It checks
+signature, digest and name of a manifest before it keeps it.
 
-Any server that announces the digest will do: the digest names the manifest.
+Any server that announces the digest may be asked, since the digest identifies the manifest.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
 
 MAX_BOOK_BYTES = 2 * 2**20
-"""A manifest has some kilobytes. In memory it takes up to thirty times its bytes."""
+"""A manifest has some kilobytes, and takes up to thirty times as much in memory."""
 
 MAX_FETCHED = 4
-"""Manifests of one model that are asked for at a time. Anyone can announce more."""
+"""Manifests of one model that are fetched at a time. Anyone can announce more."""
 
 RETRY_S = 60.0
-"""A manifest that nobody gave is asked for again after this time."""
+"""Time after which a manifest that no server gave is asked for again."""
 
 MAX_FAILED = 256
 
@@ -48,11 +48,11 @@ MAX_ASKED_FOR_A_MANIFEST = 3
 
 
 async def fetch_manifest(network: Network, model: str, digest: bytes, peer_ids: Iterable[str]) -> PublishedManifest:
-    """Return the manifest of `model` with that digest from the first of a few servers that gives it.
+    """Return the manifest of `model` with `digest` from the first of a few servers that gives it.
 
-    Raises PeerError, the last server's.
+    Raises the PeerError of the last server.
     """
-    failure: PeerError = PeerUnreachable(f"nobody gave the manifest of {model}", remedy="try again in a moment")
+    failure: PeerError = PeerUnreachable(f"no server gave the manifest of {model}", remedy="try again in a moment")
     for peer_id in list(peer_ids)[:MAX_ASKED_FOR_A_MANIFEST]:
         try:
             return await _from(network, model, digest, peer_id)
@@ -84,7 +84,7 @@ async def _from(network: Network, model: str, digest: bytes, peer_id: str) -> Pu
 
 
 class ManifestBook:
-    """Keeps manifests, and fetches those that servers announce; `close` ends what is under way."""
+    """Keeps manifests, and fetches those that servers announce. `close` cancels running fetches."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -94,15 +94,15 @@ class ManifestBook:
         self._warned_s = NewestItems[str, float](MAX_FAILED)
 
     def known(self, digest: bytes) -> PublishedManifest | None:
-        """Return the manifest with that digest, if it is here."""
+        """Return the manifest with `digest` if the book has it."""
         if (published := self._known.pop(digest, None)) is not None:
             self._known[digest] = published
         return published
 
     async def learn(self, model: str, servers: Mapping[str, ServeRecord], *, within_s: float) -> None:
-        """Fetch the manifests of `model` that these servers announce and that are not here; wait at most `within_s`.
+        """Fetch the manifests of `model` that these servers announce and the book lacks; wait at most `within_s`.
 
-        What takes longer comes later.
+        Slower fetches go on in the background.
         """
         now_s = asyncio.get_running_loop().time()
         holders: dict[bytes, list[str]] = {}
@@ -110,7 +110,7 @@ class ManifestBook:
             if record.manifest and record.state == "serving" and record.manifest not in self._known:
                 holders.setdefault(record.manifest, []).append(peer_id)
         due = [each for each in holders if now_s - self._failed_s.get(each, now_s - RETRY_S) >= RETRY_S]
-        # those that most announce before others
+        # manifests that most servers announce come first
         for digest in sorted(due, key=lambda each: -len(holders[each]))[:MAX_FETCHED]:
             if digest not in self._fetching:
                 self._fetching[digest] = asyncio.create_task(

@@ -1,15 +1,14 @@
-"""Proofs that a server holds the files it announces: which chunks are drawn, one request, and what an answer shows.
+"""Proofs that a server holds the files that it announces: the draw of chunks, one request, and the check of an answer.
 
-This is provable data possession (Ateniese et al. 2007) in its simplest form, by Merkle trees: the one that asks needs
-the manifest alone. A server that lacks a share p of the bytes of its blocks passes k draws with probability (1 - p)^k.
-What a proof shows is that the server could get the publisher's bytes within the deadline; not that it computes with
-them, nor that it made its quantized weights of them.
+This is provable data possession (Ateniese et al. 2007) in its simplest form, with Merkle trees: the asker needs only
+the manifest. A server that lacks a share p of its blocks' bytes passes k draws with probability (1 - p)^k. A proof
+shows that the server could get the publisher's bytes within the deadline. It does not show that the server computes
+with them, or that it made its quantized weights from them.
 
-A wrong proof convicts a server, and anybody who has the evidence can judge it, since that holds the publisher's
-manifest. An honest server checks its files against the manifest before it serves them, and signs paths in the trees
-that it has checked, so that it signs no wrong one, no matter who made the manifest. A server without the files need not
-sign: it can send a wrong chunk with a right path, or nothing. That convicts nobody, and only who asked knows it. No
-state.
+A wrong proof convicts a server. Anyone can check the evidence, since it contains the publisher's manifest. An honest
+server checks its files against the manifest before it serves them, and signs only paths in the checked trees, so it
+never signs a wrong one, whoever made the manifest. A server without the files need not sign: it can send a wrong chunk
+with a correct path, or nothing. This convicts nobody, and only the asker knows it. No state.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ from swarm.network.interface import Network
 from swarm.trust.reputation import BAR_S
 
 NUM_DRAWN = 4
-"""Chunks of one proof: 256 KiB."""
+"""Chunks of one proof, 256 KiB together."""
 
 STATEMENT_LIFETIME_S = 30 * 86400.0
 """Time for which a signed answer is valid."""
 
 MAX_AGE_S = limits.MAX_RECORD_LIFETIME_S
-"""Maximum age of an answer: one that is dated back would convict its signer for a shorter time. A server whose clock is
-so far behind is in no listing either."""
+"""Maximum age of an answer: a backdated answer would convict its signer for a shorter time. A server whose clock is
+that far behind is not listed anyway."""
 
 DEADLINE_S = 30.0
-"""256 KiB over 70 kbit/s. A server that takes longer is of no use for answers either."""
+"""256 KiB at 70 kbit/s. A slower server is useless for answers, too."""
 
 ProofOutcome: TypeAlias = Literal["proven", "failed", "unanswered"]
 
@@ -82,8 +81,8 @@ def check_answer(
 ) -> bytes:
     """Return the signed statement of an answer that proves possession.
 
-    Raises PeerViolation for an answer that is malformed or to another request, OutOfTime for one of another time than
-    `now`, and IntegrityError for one whose chunks are not those of the manifest.
+    Raises PeerViolation for an answer that is malformed or to another request, OutOfTime for one that is not valid at
+    `now`, and IntegrityError for one whose chunks differ from the manifest.
     """
     response = PossessionResponse.from_bytes(answer)
     envelope, statement = read_statement(response.statement, network_id, now)
@@ -91,7 +90,7 @@ def check_answer(
         raise OutOfTime("the answer was signed long ago, or a clock is wrong", peer_id=peer_id)
     asked = (request.manifest, request.nonce, asker, request.drawn)
     if envelope.peer_id != peer_id:
-        raise PeerViolation("the answer is signed by another", peer_id=peer_id)
+        raise PeerViolation("the answer is signed by another peer", peer_id=peer_id)
     if (statement.manifest, statement.nonce, statement.asker, statement.drawn) != asked:
         raise PeerViolation("the answer is to another request", peer_id=peer_id)
     if not len(statement.paths) == len(response.chunks) == len(request.drawn):
@@ -107,8 +106,8 @@ def check_answer(
 
 
 def read_statement(data: bytes, network_id: str, now: float) -> tuple[Envelope, PossessionStatement]:
-    """Return the signed statement in `data`, with its envelope. Raises PeerViolation, IntegrityError for what nobody
-    has signed for this network, or not for `now`."""
+    """Return the signed statement in `data`, with its envelope. Raises PeerViolation or IntegrityError unless it is
+    signed for this network and valid at `now`."""
     envelope = unseal(
         data,
         purpose=POSSESSION_PURPOSE,
@@ -121,7 +120,7 @@ def read_statement(data: bytes, network_id: str, now: float) -> tuple[Envelope, 
 
 
 def wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequence[ChunkPath]) -> str | None:
-    """Return the name of the first file to whose root a path does not lead."""
+    """Return the name of the first file whose root does not follow from its path; None if all do."""
     for each, path in zip(drawn, paths, strict=True):
         if each.file >= len(manifest.weights):
             return f"file {each.file}"
@@ -137,8 +136,8 @@ def wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProof:
-    """Says what a request came to. `failed` is a wrong or unusable `answer`, and `evidence` what convicts the server by
-    it, empty if nothing does; `error` says why a proof failed, or why there was no answer."""
+    """The result of a request. It `failed` if the `answer` is wrong or unusable. `evidence` convicts the server by the
+    answer, and is empty if nothing does. `error` is the reason why the proof failed or is missing."""
 
     outcome: ProofOutcome
     answer: bytes = b""
@@ -155,8 +154,8 @@ async def ask_for_proof(
     *,
     num_drawn: int = NUM_DRAWN,
 ) -> AskedProof:
-    """Ask the server of `record` for `num_drawn` chunks of its blocks, within DEADLINE_S. One that announces blocks
-    that the manifest does not have has failed, and is not asked."""
+    """Ask the server of `record` for `num_drawn` chunks of its blocks, within DEADLINE_S. A server that announces
+    blocks beyond the manifest has failed, and is not asked."""
     if record.end > published.manifest.num_blocks:
         error = PeerViolation(
             f"it announces blocks up to {record.end} of {published.manifest.num_blocks}", peer_id=peer_id
@@ -189,7 +188,7 @@ async def ask_for_proof(
         )
     except (IntegrityError, PeerViolation) as error:
         evidence = possession_evidence(published, peer_id, answer, network.network_id)
-        # the wrong clock may be this one's, and all servers would fail
+        # this node's clock may be wrong, and then all servers would fail
         is_failed = bool(evidence) or not isinstance(error, OutOfTime)
         return AskedProof(
             outcome="failed" if is_failed else "unanswered", answer=answer, evidence=evidence, error=error
@@ -199,8 +198,8 @@ async def ask_for_proof(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
-    """Holds what evidence proves: at `at`, in Unix seconds, the server `peer_id` signed what is not so. `reason` says
-    it in words."""
+    """What evidence proves: at `at`, in Unix seconds, the server `peer_id` signed something false. `reason` says what,
+    in words."""
 
     peer_id: str
     model: str
@@ -209,15 +208,16 @@ class ServerVerdict:
 
     @property
     def until(self) -> float:
-        """Return until when the server is not asked, in Unix seconds. No later proof ends it: see `docs/decisions`."""
+        """The time until which the server is not used, in Unix seconds. A later proof does not end it: see
+        `docs/decisions`."""
         return self.at + BAR_S
 
 
 def possession_evidence(published: PublishedManifest, peer_id: str, answer: bytes, network_id: str) -> bytes:
-    """Return the encoded Evidence that `answer`, a PossessionResponse that `peer_id` gave, amounts to.
+    """Return encoded Evidence from `answer`, a PossessionResponse of `peer_id`.
 
-    No bytes if it does not convict that server: it is malformed, signed by nobody or by another, or its paths are
-    right.
+    Empty if the answer does not convict that server: it is malformed, unsigned or signed by another peer, or its paths
+    are correct.
     """
     try:
         statement = PossessionResponse.from_bytes(answer).statement
@@ -229,7 +229,7 @@ def possession_evidence(published: PublishedManifest, peer_id: str, answer: byte
 
 
 def read_possession(data: bytes) -> WrongPossession:
-    """Return what encoded Evidence about a server holds, unchecked. Raises PeerViolation."""
+    """Return the contents of encoded Evidence about a server, unchecked. Raises PeerViolation."""
     if len(data) > WrongPossession.MAX_BYTES:
         raise PeerViolation(f"evidence about a server has {len(data)} bytes, more than {WrongPossession.MAX_BYTES}")
     evidence = Evidence.from_bytes(data)
@@ -239,8 +239,7 @@ def read_possession(data: bytes) -> WrongPossession:
 
 
 def accused(wrong: WrongPossession) -> tuple[str, float]:
-    """Return whom the evidence is against, and when that says that it signed, before anything is checked. Raises
-    PeerViolation."""
+    """Return the accused and the claimed time of its signature, unchecked. Raises PeerViolation."""
     try:
         envelope = Envelope.parse(wrong.statement)
     except ValueError as error:
@@ -252,15 +251,15 @@ def check_possession(wrong: WrongPossession, network_id: str) -> ServerVerdict:
     """Return what the evidence proves, however old it is. Blocks for milliseconds.
 
     Raises PeerViolation or IntegrityError if it proves nothing: it is malformed, of another network, not signed, or
-    right.
+    correct.
     """
     published = open_manifest(wrong.manifest)
     envelope, signed = read_statement(wrong.statement, network_id, issued_at(wrong.statement))
     if signed.manifest != published.digest or len(signed.paths) != len(signed.drawn):
-        raise PeerViolation("the statement is of another manifest, or not whole", peer_id=envelope.peer_id)
+        raise PeerViolation("the statement is of another manifest, or incomplete", peer_id=envelope.peer_id)
     name = wrong_file(published.manifest, signed.drawn, signed.paths)
     if name is None:
-        raise PeerViolation("the statement is right", peer_id=envelope.peer_id)
+        raise PeerViolation("the statement is correct", peer_id=envelope.peer_id)
     return ServerVerdict(
         peer_id=envelope.peer_id,
         model=published.manifest.name,

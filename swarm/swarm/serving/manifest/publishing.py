@@ -1,6 +1,7 @@
-"""Make and sign the manifest of a model's directory: digests of its files, and where the tensors of its blocks are.
+"""Makes and signs the manifest of a model's directory: digests of its files, and the byte ranges of its blocks'
+tensors.
 
-Blocking: every byte of the model is read once.
+Blocks: every byte of the model is read once.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ def publish(
 ) -> PublishedManifest:
     """Sign the manifest of the model in `directory`, under `name`, as `identity`.
 
-    `origin` says where the model is from, and `on_bytes` is called as the weights are read. Returns the `earlier` one
-    if all but the time is the same: a new digest is a new revision, and servers of different revisions never work
-    together. Raises ConfigError for a model that cannot be served or a name that none can have, IntegrityError for
-    damaged files.
+    `origin` says where the model comes from. `on_bytes` is called while the weights are read. Returns `earlier` if only
+    the time differs: a new digest is a new revision, and servers of different revisions never work together. Raises
+    ConfigError for a model that cannot be served or an invalid name, IntegrityError for damaged files.
     """
     try:
         check_name(name, "name")
@@ -87,7 +87,7 @@ def _weight_file(path: Path, on_bytes: OnBytes) -> WeightFile:
 def _block_ranges(
     files: ModelFiles, shards: Sequence[Path]
 ) -> tuple[tuple[ByteRange, ...], list[tuple[ByteRange, ...]], tuple[ByteRange, ...]]:
-    """Return the ranges before the first block, of each block, and after the last one."""
+    """Return the byte ranges before the first block, of each block, and after the last one."""
     stored = {name: (path, tensor) for path in shards for name, tensor in stored_tensors(path).items()}
     index_of = {path: index for index, path in enumerate(shards)}
     of_block: dict[int, list[ByteRange]] = {block: [] for block in range(files.num_blocks)}
@@ -119,7 +119,7 @@ def _block_ranges(
 
 
 def merged(ranges: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
-    """Return the ranges in order, with those that touch each other as one."""
+    """Return the ranges in order, with adjacent and overlapping ones merged."""
     found: list[ByteRange] = []
     for each in sorted(set(ranges), key=lambda each: (each.file, each.start)):
         last = found[-1] if found else None

@@ -1,6 +1,6 @@
-"""Check a model's files against its manifest, by name: sha256, and the hash tree over a weight file's chunks. Blocking.
+"""Checks a model's files against its manifest: by sha256, and by the hash tree over a weight file's chunks. Blocks.
 
-Files are read in segments by a few threads, since a model has many gigabytes and hashing takes as long as reading them.
+A few threads read a file in segments, since a model has many gigabytes, and hashing takes as long as reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 SEGMENT_BYTES = 256 * CHUNK_BYTES
 NUM_THREADS = min(4, os.cpu_count() or 1)
 OnBytes = Callable[[int], None]
-"""Called with the number of bytes that were read since the last call."""
+"""Called with the number of bytes read since the last call."""
 
 
 def sha256_of(path: Path) -> bytes:
@@ -35,7 +35,7 @@ def sha256_of(path: Path) -> bytes:
 
 
 def tree_and_sha256(path: Path, on_bytes: OnBytes) -> tuple[PackedHashTree, bytes]:
-    """Return the hash tree over the chunks of a file, and the sha256 of the whole. Raises IntegrityError."""
+    """Return the hash tree over the chunks of a file, and the sha256 of the file. Raises IntegrityError."""
     whole, leaves = hashlib.sha256(), []
     for segment in _segments(path):
         whole.update(segment)
@@ -45,8 +45,7 @@ def tree_and_sha256(path: Path, on_bytes: OnBytes) -> tuple[PackedHashTree, byte
 
 
 def tree_of(path: Path) -> PackedHashTree:
-    """Return the hash tree over the chunks of a file. It is kept while the file stays as it is. Raises
-    IntegrityError."""
+    """Return the hash tree over the chunks of a file, cached until the file changes. Raises IntegrityError."""
     try:
         about = path.stat()
     except OSError as error:
@@ -56,8 +55,8 @@ def tree_of(path: Path) -> PackedHashTree:
 
 @lru_cache(maxsize=256)
 def _tree_at(path: Path, _inode: int, num_bytes: int, _changed_ns: int) -> PackedHashTree:
-    """Return the file's hash tree. Blocks for a second for each gigabyte: a server that moves to other blocks of the
-    same file need not wait again."""
+    """Return the file's hash tree. Blocks for a second per gigabyte; the cache spares a server that moves to other
+    blocks of the same file."""
     starts = range(0, num_bytes, SEGMENT_BYTES)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="swarm-hash") as threads:
         return _tree(path, list(threads.map(lambda start: _leaves(_read(path, start)), starts)))
@@ -104,14 +103,14 @@ _REMEDY = f"get the model's files again; or remove {MANIFEST_FILE} to serve them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldFile:
-    """A weight file on this machine that is the one in the manifest."""
+    """A weight file on this machine that matches the manifest."""
 
     path: Path
     tree: PackedHashTree
 
 
 def complaint_about(manifest: ModelManifest, files: Mapping[str, bytes]) -> str:
-    """Say which of a model's small files, as a server gave them, are not those of the manifest; "" if all are."""
+    """Return in words how a model's small files from a server differ from the manifest; "" if they do not."""
     listed = {each.name: each for each in manifest.files if each.name in SMALL_FILES}
     for name in listed.keys() - files.keys():
         return f"its {name} is missing"
@@ -124,7 +123,8 @@ def complaint_about(manifest: ModelManifest, files: Mapping[str, bytes]) -> str:
 
 
 def check_small_files(directory: Path, published: PublishedManifest) -> None:
-    """Check config, tokenizer, chat template and index. Raises IntegrityError for one that differs or is not listed."""
+    """Check config, tokenizer, chat template and index. Raises IntegrityError for a file that differs, is missing or is
+    not listed."""
     listed = {each.name: each for each in published.manifest.files}
     for name in sorted(listed.keys() | {*SMALL_FILES, INDEX}):
         path = directory / name
@@ -151,7 +151,7 @@ def held_files(directory: Path, published: PublishedManifest, names: Collection[
 
 
 def check_directory(directory: Path, published: PublishedManifest, on_bytes: OnBytes) -> None:
-    """Check every file of a whole model, weights by both their digests. Raises IntegrityError for the first that
+    """Check every file of a complete model, weights by both digests. Raises IntegrityError for the first that
     differs."""
     check_small_files(directory, published)
     for each in published.manifest.weights:

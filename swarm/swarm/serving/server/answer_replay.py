@@ -91,7 +91,7 @@ def replay_answer(evidence: ServedEvidence, network_id: str, directory: Path) ->
     start, end = shown.start, shown.end
     span = load_span(files, start, end, dtype=options.compute_dtype, bits=options.bits)
     share, what = _compare(answer, shown, span, dtype)
-    reason = f"{what} of blocks {start}:{end} differs by {share:.1f} times what is tolerated"
+    reason = f"{what} of blocks {start}:{end} differs by {share:.1f} times the tolerance"
     return WrongAnswer(peer_id=shown.peer_id, model=model.name, start=start, end=end, reason=reason)
 
 
@@ -133,7 +133,7 @@ def _compare(answer: FinishedAnswer, asked: AnsweredSpan, span: Span, dtype: Dty
     if found.share <= max(MARGIN, STEADINESS * noise):
         raise PeerViolation(
             f"evidence shows outputs that an honest server may give: {found.what} differs by {found.share:.2f} times "
-            f"what is tolerated, and by {noise:.2f} for a rounding of the inputs",
+            f"the tolerance, and by {noise:.2f} for a rounding of the inputs",
             peer_id=asked.peer_id,
         )
     return found.share, found.what

@@ -118,7 +118,7 @@ def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_it
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda at: against_nobody(LIAR, NETWORK, at), "the statement is right"),
+        (lambda at: against_nobody(LIAR, NETWORK, at), "the statement is correct"),
         (lambda at: against(LIAR, "another", at), "for network"),
         (lambda at: against(LIAR, NETWORK, at)[:-1], "."),
         (lambda at: Evidence(kind=WRONG_ANSWER, body=b"x").to_bytes(), "not about a server's files"),

@@ -96,7 +96,7 @@ def _scaled(directory: Path, into: Path) -> Path:
 def test_answer_with_other_weights_is_proved_wrong_by_the_published_files(found: Found) -> None:
     verdict = replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
     assert (verdict.peer_id, verdict.model) == (found.liar, "tiny")
-    assert "times what is tolerated" in verdict.reason
+    assert "times the tolerance" in verdict.reason
 
 
 def test_answers_of_honest_servers_prove_nothing(found: Found) -> None:

@@ -1,6 +1,5 @@
-"""Shares a server's sequences and pages, and its places for grammars, among the peers that ask for sessions. It runs no
-tasks; the engine and the grammars ask it.
-"""
+"""Shares a server's sequences, pages and places for grammars among the peers that ask for sessions. Decisions only, for
+the engine and the grammars."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from typing import Protocol
 from swarm_protocol.errors import PeerRefused
 
 RETRY_AFTER_S = 5.0
-"""A typical answer takes some seconds, and then its pages are free."""
+"""A typical answer takes some seconds. Then its pages are free."""
 
 WAIT_S = 2 * RETRY_AFTER_S
-"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
+"""Time for which a refused client counts as waiting: until it has asked again, and some more."""
 
 
 class Held(Protocol):
-    """A thing of the server that a client holds: a sequence with its pages, or the place of a grammar, as one page."""
+    """A part of the server that a client uses: a sequence with its pages, or the place of a grammar, as one page."""
 
     @property
     def client(self) -> str: ...
@@ -27,12 +26,12 @@ class Held(Protocol):
 
 
 class PeerShares:
-    """Share a server of `max_sequences` and `num_pages` among the peers that ask for sessions.
+    """Shares `max_sequences` and `num_pages` of a server among the peers that ask for sessions.
 
-    Alone, a peer may take everything. While another peer has a session, or was lately refused for lack of room, no peer
-    gets more than half of the sessions and half of the pages by what is opened from then on; every peer may have one
-    session of any size that fits. No session is ended for this: answers take seconds, so room comes back soon. A peer
-    is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
+    A peer that is alone may take everything. While another peer has a session, or was recently refused for lack of
+    room, a peer may open no session beyond half of the sessions or half of the pages, except that each may have one
+    session of any size that fits. Running sessions are not ended for this: answers take seconds, so room is soon free.
+    A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
     def __init__(self, max_sequences: int, num_pages: int) -> None:
@@ -42,13 +41,14 @@ class PeerShares:
         self._waits_until_s = 0.0
 
     def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
-        """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
+        """Check that the client may have another sequence of `num_pages` beside those `held`. Does not check for free
+        room.
 
         Raises PeerRefused.
         """
         if num_pages > self._num_pages:
             raise PeerRefused(
-                f"a session of {num_pages} pages is over the {self._num_pages} that this server has",
+                f"a session of {num_pages} pages is over the {self._num_pages} pages of this server",
                 remedy="ask another server, or for fewer tokens",
             )
         own = [sequence for sequence in held if sequence.client == client]
@@ -62,7 +62,7 @@ class PeerShares:
             )
 
     def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
-        """Return the refusal for a client for whom there is no room now, and let it wait."""
+        """Return the refusal for a client for which there is no room now, and call `wait`."""
         self.wait(client, held, now_s=now_s)
         return PeerRefused(
             f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
@@ -72,7 +72,7 @@ class PeerShares:
         )
 
     def wait(self, client: str, held: Collection[Held], *, now_s: float) -> None:
-        """Note that a client was refused for lack of room. If it has nothing here, it counts as waiting."""
+        """Note that a client was refused for lack of room. If it holds nothing, it counts as waiting."""
         if all(sequence.client != client for sequence in held):
             self._waiting, self._waits_until_s = client, now_s + WAIT_S
 

@@ -269,14 +269,14 @@ def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(
 def test_tools_for_a_model_whose_template_has_no_place_for_them_are_refused(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 4)) as swarm:
-            with pytest.raises(api.BadRequestError, match="takes no tools") as refused:
+            with pytest.raises(api.BadRequestError, match="does not support tools") as refused:
                 await swarm.openai.chat.completions.create(
                     model="small",
                     messages=[{"role": "user", "content": "hi"}],
                     tools=[{"type": "function", "function": {"name": "f"}}],
                 )
             assert refused.value.param == "tools"
-            with pytest.raises(api.BadRequestError, match="knows no mood") as refused:
+            with pytest.raises(api.BadRequestError, match="does not use mood") as refused:
                 await swarm.openai.chat.completions.create(
                     model="small",
                     messages=[{"role": "user", "content": "hi"}],

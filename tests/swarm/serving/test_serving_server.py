@@ -112,7 +112,7 @@ def test_server_whose_blocks_go_while_they_are_measured_again_goes_on_to_announc
             [found] = (await box.membership.servers("tiny")).values()
             assert found.tokens_per_s > 0
 
-    measure_again = AsyncMock(side_effect=PeerRefused("the server computes no more"))
+    measure_again = AsyncMock(side_effect=PeerRefused("the server has stopped computing"))
     monkeypatch.setattr(Deployment, "measure_again", measure_again)
     virtual_time.run(scenario())
 
@@ -271,7 +271,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
             assert closing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await closing
-            with pytest.raises(PeerRefused, match="computes no more"):
+            with pytest.raises(PeerRefused, match="has stopped computing"):
                 await engine.in_thread(int)
 
     virtual_time.run(scenario(), jobs="threads")

@@ -1,1 +1,1 @@
-"""Runs the steps of all sessions of one server: what comes next, and who gets cache room."""
+"""Runs the steps of all sessions of one server: schedules them, and allocates the cache."""

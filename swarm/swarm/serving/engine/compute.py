@@ -1,8 +1,9 @@
-"""Run one pass over a span's weights for the rows of many sequences. Blocking: for the engine's thread.
+"""Runs one pass over a span's weights for the rows of many sequences. Blocks: for the engine's thread.
 
-A sequence whose numbers are not finite fails alone. When a whole pass fails, each sequence is tried alone, since keys
-and values of a position may be written twice. Legend: N rows of all sequences,
-H hidden size, V vocabulary.
+If a sequence's numbers are not finite, only that sequence fails. If a whole pass fails, each sequence is tried alone,
+which is possible because keys and values of a position may be written twice.
+
+Legend of shapes: T rows of a sequence, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RunnableSpan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPiece:
-    """One sequence's rows: x int64 [T] or float [T, H]. Its `rows` want what `want` and `pick` need."""
+    """One sequence's rows: x is int64 [T] or float [T, H]. `rows.want` covers what `want` and `pick` need."""
 
     x: Tensor
     rows: SequenceRows
@@ -50,7 +51,7 @@ class BatchPiece:
 
 @dataclass(slots=True, kw_only=True)
 class PieceResult:
-    """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or the error."""
+    """The wanted `output` (float32 on the CPU) and the picked `token`, if any, or the error."""
 
     output: Tensor | None = None
     token: SampledToken | None = None
@@ -60,11 +61,11 @@ class PieceResult:
 def compute(
     span: RunnableSpan, pool: KVPool, pieces: Sequence[BatchPiece], blocks: tuple[int, int]
 ) -> tuple[list[PieceResult], float | None]:
-    """Return the result of each piece, and the milliseconds of the pass, if there was one for all."""
+    """Return the result of each piece, and the milliseconds of the pass, or None if pieces ran alone."""
     since = time.perf_counter()
     try:
         computed = _compute_together(span, pool, pieces, blocks)
-    except Exception as error:  # a bug or an exhausted device: the session's to report
+    except Exception as error:  # a bug or an exhausted device, which the session reports
         if len(pieces) == 1:
             failure = SessionError(f"the server could not compute a step: {type(error).__name__}: {error}")
             return [PieceResult(error=failure)], None
@@ -84,7 +85,9 @@ def _compute_together(
     )
     outputs = span.run(batch, pool)
     if pool.device.type != "cpu":
-        torch.accelerator.synchronize(pool.device)  # else a pass without a result takes its time in the next one
+        torch.accelerator.synchronize(
+            pool.device
+        )  # else the time of a pass without a result would count in the next one
     computed = [PieceResult() for _ in pieces]
     found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
     _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])
@@ -118,8 +121,9 @@ def _check_finite(found: PieceResult, *, is_finite: bool) -> None:
 
 
 def _finite(rows: Tensor, sizes: Sequence[int]) -> list[bool]:
-    """Return for each group of rows whether its sums are finite: so are its numbers, and not absurdly large."""
-    # numpy does not wake other threads for what is done before they are awake
+    """Return for each group of rows whether its sums are finite, and so its numbers are finite and not extremely
+    large."""
+    # numpy wakes no other threads, which would take longer than this
     each = [math.isfinite(total) for total in rows.numpy().sum(axis=1)]
     ends = itertools.accumulate(sizes)
     return [all(each[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

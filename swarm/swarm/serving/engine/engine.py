@@ -1,8 +1,8 @@
-"""Run the steps of all sequences of one server together, in one thread of its own.
+"""Runs the steps of all sequences of one server together, in one thread.
 
-`run` is the task that owns the sequences and their pages: between two passes over the weights it takes in what has
-come, asks the scheduler what is next, and hands out what was computed. All methods are called in its loop. What touches
-the model or the pool runs in the thread, one after another.
+The task `run` owns the sequences and their pages. Between two passes over the weights it takes in new steps, asks the
+scheduler for the next pass, and delivers results. All methods are called in its loop. All work on the model or the pool
+runs in the thread, one piece after another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Sequences whose step is computed now, those whose step waits, and the reserved share of the cache (1 is full)."""
+    """The sequences whose step is running, those whose step waits, and the reserved share of the cache (1: full)."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -42,10 +42,10 @@ class EngineLoad:
 class EngineOptions:
     """The limits of a span's computation.
 
-    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
-    the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
-    sends nothing for `evict_idle_s` is evicted when another peer needs room. `on_step` is called in the loop for every
-    computed step, with its positions and its compute and queue milliseconds.
+    A pass computes the next tokens of at most `max_batch` sessions, and also prompt tokens for `max_step_ms`. If there
+    is only one session, it computes prompt tokens for `max_alone_ms`, for which a new session may have to wait. A
+    session that sends nothing for `evict_idle_s` is evicted when another peer needs room. `on_step` is called in the
+    loop for every computed step, with its positions and its compute and queue milliseconds.
     """
 
     max_sessions: int = 64
@@ -58,7 +58,8 @@ class EngineOptions:
 
 
 class Engine:
-    """`num_done` counts steps of sequences, `num_tokens` the positions in them, `num_passes` those over the weights."""
+    """The engine of one span. `num_done` counts steps of sequences, `num_tokens` their positions, and `num_passes`
+    passes over the weights."""
 
     def __init__(
         self,
@@ -70,10 +71,9 @@ class Engine:
         speed: SpanSpeed | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """The `speed` that was measured on the span gives the first prompt's steps the right length, and `observed`
-        is kept.
+        """If the `speed` of the span was measured, the first steps have the right size, and `observed` is kept.
 
-        `thread`, of one worker, is where the span was loaded; the engine owns it from now on.
+        `thread` has one worker, in which the span was loaded. The engine owns it from now on.
         """
         self.span = span
         self.pool = pool
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences whose step is not done."""
+        """The number of sequences with an unfinished step."""
         return len(self._scheduler)
 
     @property
@@ -121,13 +121,13 @@ class Engine:
 
     @property
     def free_tokens(self) -> int:
-        """Positions that can still be reserved."""
+        """The number of positions that can still be reserved."""
         return self.pages.num_free * PAGE_TOKENS
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run work that must not run beside a step: measuring, moving a cache.
+        """Run work that must not overlap with a step, such as a measurement or the transfer of a cache.
 
-        Raises PeerRefused once it is closed, also where the work waited for its turn.
+        Raises PeerRefused if the engine is closed, also while the work waits for its turn.
         """
         try:
             running = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -142,17 +142,17 @@ class Engine:
             raise _over() from None
 
     def close(self, *, wait: bool = True) -> None:
-        """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""
+        """Compute nothing more. With `wait`, block until the thread's work has ended. Call it after `run` has ended."""
         self._prefault.close(wait=wait)
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def open(
         self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
     ) -> EngineSequence:
-        """Open a sequence with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
-        `page_keys`. It is the caller's to close.
+        """Open a sequence with room for `max_tokens` on blocks [start, end). It begins with the pages of `page_keys`
+        that are still cached. The caller must close it.
 
-        Raises PeerRefused, with `retry_after_s` if it may be asked again, and PeerViolation.
+        Raises PeerRefused, with `retry_after_s` if a retry may succeed, and PeerViolation.
         """
         if self._has_ended:
             raise _over()
@@ -187,7 +187,8 @@ class Engine:
         return self.pages.reserve(num_pages, names.wanted)
 
     def _evict_idle(self, client: str, num_pages: int, now_s: float) -> bool:
-        """End others' sequences that were not used for long, the longest unused first; none if that is not enough."""
+        """End sequences of other peers that have been idle for long, the longest idle first; none if that is not
+        enough."""
         others = [sequence for sequence in self._sequences if sequence.is_idle and sequence.client != client]
         idle = [sequence for sequence in others if now_s - sequence.idle_since_s >= self._evict_idle_s]
         num_free, chosen = self.pages.num_free, list[EngineSequence]()
@@ -202,7 +203,7 @@ class Engine:
         return False
 
     def submit(self, step: SequenceStep) -> None:
-        """Queue a step. Called by its sequence."""
+        """Queue a step. Called by the step's sequence."""
         self._scheduler.add(step)
         self._ready.set()
 
@@ -211,7 +212,7 @@ class Engine:
         self._scheduler.remove(step)
 
     def end(self, sequence: EngineSequence, error: SwarmError) -> None:
-        """Free the sequence's pages, once no pass writes them, and fail the step that it waits for."""
+        """Free the sequence's pages once no pass writes them, and fail its unfinished step."""
         if sequence.end_error is not None:
             return
         del self._sequences[sequence]
@@ -220,12 +221,12 @@ class Engine:
         sequence.end(error)
 
     async def run(self) -> None:
-        """Run until cancelled. Every sequence is ended then, and also when a defect ends the engine."""
+        """Run until cancelled. Then, and when a defect ends the engine, all sequences are ended."""
         try:
             self._prefault.keep_ahead(0)
             while True:
                 await self._ready.wait()
-                # steps that came in one message are submitted one after another, and belong in one pass
+                # steps of one message are submitted one after another, and belong in one pass
                 await asyncio.sleep(0)
                 await self._pass()
         finally:
@@ -289,7 +290,7 @@ class Engine:
         if result.error is not None:
             self._scheduler.remove(step)
             if sequence.blocks[0]:
-                # rows that nobody checks may be to blame, and then also what earlier ones have left in the cache
+                # the client's unchecked rows may be the cause, and earlier ones may have spoiled the cache, too
                 self.pages.unregister(sequence.page_table)
             self.end(sequence, result.error)
             return
@@ -317,4 +318,4 @@ def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
 
 
 def _over() -> PeerRefused:
-    return PeerRefused("the server computes no more", remedy="ask another server")
+    return PeerRefused("the server has stopped computing", remedy="ask another server")

@@ -1,11 +1,10 @@
-"""Allocate the pages of the KV pool: reservations, shared pages, pages kept for prefixes, and their names.
+"""Allocates the pages of the KV pool: reservations, shared pages, pages kept for prefixes, and their names.
 
-A sequence reserves all the pages it may ever need and is given them one by one, so it never lacks room half way. A page
-kept for a prefix is given up only when its room is really used. Once registered under a key, a page holds what the key
-says and is never written again. `peer_shares.PeerShares` decides how the peers that ask a server for sessions share
-them.
+A sequence reserves all pages that it may need, and gets them one by one, so it cannot run out of room. A page kept for
+a prefix is given up only when a new page is needed. Once a page is registered under a key, it has the content that the
+key names, and is never written again. `peer_shares.PeerShares` decides how peers share the pages.
 
-This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks; the engine uses it in its loop.
+Bookkeeping only: `KVPool` has the memory. No clock and no tasks; used in the engine's loop.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class PageInputs:
 
     @property
     def after(self) -> bytes:
-        """Return the digest of all positions up to the end of the page."""
+        """The digest of all positions up to the end of the page."""
         return hashlib.blake2b(self.before + self.digests, digest_size=KEY_BYTES).digest()
 
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one sequence, in the order of positions. The first `num_shared` are not written; `num_promised` more
-    are reserved."""
+    """The pages of one sequence, in the order of positions. The first `num_shared` must not be written. `num_promised`
+    more are reserved."""
 
     pages: list[int]
     num_shared: int
@@ -48,22 +47,22 @@ class PageTable:
 
 
 class PageAllocator:
-    """Allocates the pages 0 … `num_pages` - 1. A page is blank, held by one page table or more, or kept for its key
-    and held by none.
+    """Allocates the pages 0 … `num_pages` - 1. A page is blank, held by at least one page table, or held by none and
+    kept for its key.
 
-    The first `num_touched` of them, and no others, have ever been held.
+    Only the first `num_touched` pages have ever been held.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        # of those that have been held: a large cache of a small model has a hundred thousand that never are
+        # only pages that were held before: a large cache of a small model has a hundred thousand that never are
         self._blank: list[int] = []
         self._num_holders: list[int] = []
         self._num_promised = 0
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._inputs_of: dict[int, PageInputs] = {}
-        # held by none, the longest unused first
+        # pages held by none, least recently used first
         self._kept: dict[int, None] = {}
 
     @property
@@ -81,9 +80,9 @@ class PageAllocator:
         return len(self._kept)
 
     def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> PageTable | None:
-        """Reserve `num_pages`. The first of them are those registered under `keys`, up to the first key that is not.
+        """Reserve `num_pages`. The first of them are the pages registered under `keys`, up to the first unknown key.
 
-        Return None, and change nothing, if there is not that much room.
+        Return None, and change nothing, if there is not enough room.
         """
         shared = []
         for key in keys[:num_pages]:
@@ -100,7 +99,7 @@ class PageAllocator:
         return PageTable(pages=shared, num_shared=len(shared), num_promised=num_promised)
 
     def grow(self, page_table: PageTable, num_pages: int) -> None:
-        """Give the table pages to write, up to `num_pages` in all. What it reserved is always there."""
+        """Give the table writable pages, up to `num_pages` in all, from its reservation."""
         num_new = max(0, num_pages - len(page_table.pages))
         assert num_new <= page_table.num_promised, "more pages than were reserved"
         for _ in range(num_new):
@@ -117,9 +116,9 @@ class PageAllocator:
         self._num_promised -= num_new
 
     def shrink(self, page_table: PageTable, num_pages: int) -> bool:
-        """Give back the pages from `num_pages` on, and reserve as many again.
+        """Give back the pages from index `num_pages`, and reserve as many again.
 
-        Return False, and change nothing, if others hold them too and there is no room for as many of one's own.
+        Return False, and change nothing, if other tables also hold some of them and there is no room to replace these.
         """
         dropped = page_table.pages[num_pages:]
         if sum(self._num_holders[page] > 1 for page in dropped) > self.num_free:
@@ -132,8 +131,8 @@ class PageAllocator:
         return True
 
     def register(self, page_table: PageTable, index: int, key: bytes, inputs: PageInputs | None = None) -> None:
-        """Record that the table's page at `index` holds all that `key` names, computed from `inputs` if these are
-        known. The page is not written again."""
+        """Record that the table's page at `index` has the content that `key` names, computed from `inputs` if these are
+        known. The page must not be written again."""
         page = page_table.pages[index]
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
@@ -142,29 +141,29 @@ class PageAllocator:
                 self._inputs_of[page] = inputs
 
     def unregister(self, page_table: PageTable) -> None:
-        """Let nobody else find the table's pages: what they hold is in doubt."""
+        """Remove the keys of the table's pages, since their content may be wrong."""
         for page in page_table.pages:
             if (key := self._key_of.pop(page, None)) is not None:
                 del self._page_of[key]
                 self._inputs_of.pop(page, None)
 
     def inputs_of(self, page_table: PageTable) -> list[PageInputs | None]:
-        """Return what the table's shared pages were computed from; None for a page of which that is not known."""
+        """Return the inputs of the table's shared pages; None for each page whose inputs are not known."""
         return [self._inputs_of.get(page) for page in page_table.pages[: page_table.num_shared]]
 
     def release(self, page_table: PageTable) -> None:
-        """Free the table's pages and what it reserved; of an empty table, do nothing."""
+        """Free the table's pages and its reservation. Does nothing for an empty table."""
         self._drop(page_table.pages)
         page_table.pages.clear()
         self._num_promised -= page_table.num_promised
         page_table.num_shared = page_table.num_promised = 0
 
     def num_freed_by(self, page_table: PageTable) -> int:
-        """Return by how much releasing it raises `num_free`."""
+        """Return by how much a release of the table raises `num_free`."""
         return page_table.num_promised + sum(self._num_holders[page] == 1 for page in page_table.pages)
 
     def _drop(self, pages: Sequence[int]) -> None:
-        # the last first: without its beginning a prefix is of no use, so its end is forgotten earlier
+        # the last page first: a prefix without its beginning is useless, so its end must be forgotten earlier
         for page in reversed(pages):
             self._num_holders[page] -= 1
             if self._num_holders[page]:
@@ -182,13 +181,13 @@ class PageAllocator:
 
 
 class PageNames:
-    """The names under which the pages of one sequence on blocks [start, end) are registered as they fill, so that other
-    sequences find them again.
+    """The names under which the pages of one sequence on blocks [start, end) are registered when they are full, so that
+    later sequences find them.
 
-    Before block 0 content follows from the tokens, so that all clients can share it: the keys are computed from the
-    tokens that were really run. Further on it follows from what the client sent, which is not checked: the keys are
-    those that the client has `given`, and only this client finds them again. A name has the key of the page before,
-    too: a client that gives keys in another order would have others find what was computed after the wrong pages.
+    If `start` is 0, the content follows from the tokens, so all clients can share it: keys are computed from the tokens
+    that were run. Otherwise it follows from the client's rows, which are not checked: the keys are those that the
+    client has `given`, and only this client finds them. A name also has the key of the page before: otherwise a client
+    that gives keys in another order could make others use pages that were computed after the wrong ones.
     """
 
     def __init__(self, revision: str, client: str, start: int, end: int, given: Sequence[bytes]) -> None:
@@ -199,11 +198,11 @@ class PageNames:
 
     @property
     def wanted(self) -> list[bytes]:
-        """The names of the content that the client expects in its first pages."""
+        """The names of the content that the client wants in its first pages."""
         return [self._name(before, key) for before, key in itertools.pairwise((b"", *self._given))]
 
     def begin(self, num_pages: int) -> None:
-        """Pages are named from `num_pages` on; those before hold what was `wanted`."""
+        """Start to name pages at index `num_pages`. The pages before have the `wanted` content."""
         self._num_named = num_pages
         self._before = self._given[num_pages - 1] if num_pages and self._given else b""
         self._chain = None
@@ -211,14 +210,14 @@ class PageNames:
             self._chain = PageKeyChain(self._before or self._root)
 
     def stop(self) -> None:
-        """Name no more pages: what they hold came from elsewhere."""
+        """Name no more pages: their content comes from another server."""
         self._root, self._chain, self._given = None, None, ()
 
     def filled(self, tokens: Sequence[int], length: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the index and name of each page that is full now that `length` positions are held, `tokens` the last
-        ones.
+        """Yield the index and name of each page that has become full. `length` positions are held, the last ones with
+        `tokens`.
 
-        Without block 0 there are no tokens.
+        There are no tokens if the sequence does not begin at block 0.
         """
         if self._chain is not None:
             keys: Sequence[bytes] = self._chain.extend(tokens)

@@ -1,12 +1,12 @@
-"""Choose the sequences whose rows the next pass computes.
+"""Chooses the sequences whose rows the next pass computes.
 
-Every pass takes all decodes that are ready, up to `max_batch`, and fills up with prompt tokens to the budget that
-`StepCost` gives. A decode therefore waits for at most one pass of bounded time, and a prompt advances in each pass.
-Where there is more than fits, clients take turns: decodes one by one, prompts by deficit round robin (Shreedhar and
-Varghese, 1995) in tokens, so that a client gains nothing by many sequences or long prompts.
+Every pass takes all ready decodes, up to `max_batch`, and adds prompt tokens up to the budget of `StepCost`. So a
+decode waits for at most one pass of bounded time, and prompts advance in each pass. If not everything fits, clients
+take turns: decodes one by one, prompts by deficit round robin in tokens (Shreedhar and Varghese, 1995), so that many
+sequences or long prompts give a client no advantage.
 
-A pass runs one range of blocks. Where sequences use different parts of a span, the ranges of each client take turns,
-and every pass takes all rows that are ready on its range.
+A pass runs one range of blocks. If sequences use different parts of a span, clients take turns to choose the range, and
+every pass takes all rows that are ready on it.
 
 Decisions only: no clock, no tasks, no tensors. The engine calls it in its loop, between steps.
 """
@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 QUANTUM_TOKENS = 256
-"""Prompt tokens of a client's turn: most questions fit, and a long document waits for them a few steps."""
+"""Prompt tokens of a client's turn. Most questions fit in one turn, for which a long document waits only a few
+steps."""
 
 MAX_REMEMBERED = 1024
-"""Clients whose last decode is remembered while they have none ready, as between any two tokens."""
+"""Clients whose last decode is remembered while they have none ready, as happens between two tokens."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SchedulableStep:
-    """One step of a sequence: `num_tokens` are left to compute in `blocks`, [start, end)."""
+    """One step of a sequence: `num_tokens` are left to compute on `blocks` [start, end)."""
 
     client: str
     blocks: tuple[int, int]
@@ -45,7 +46,7 @@ W = TypeVar("W", bound=SchedulableStep)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan(Generic[W]):
-    """The next step: each work at most once, with its number of tokens. Empty if there is none."""
+    """The next pass: steps with their number of tokens, each step at most once. Empty if there is none."""
 
     parts: tuple[tuple[W, int], ...]
     num_decodes: int = 0
@@ -57,7 +58,8 @@ class BatchPlan(Generic[W]):
 
 @dataclass(slots=True, eq=False)
 class _ClientQueue(Generic[W]):
-    """`led`: when it last chose the blocks. `deficit`: the prompt tokens that are left of its turn."""
+    """The ready steps of one client. `led`: when it last chose the blocks. `deficit`: prompt tokens left in its
+    turn."""
 
     led: int
     works: dict[W, None] = field(default_factory=dict)
@@ -69,10 +71,10 @@ class Scheduler(Generic[W]):
 
     def __init__(self, *, max_batch: int) -> None:
         self._max_batch = max_batch
-        # in the order of their turns for prompt tokens
+        # in the order of turns for prompt tokens
         self._clients: dict[str, _ClientQueue[W]] = {}
         self._turns = itertools.count(1)
-        # the client whose last decode ran the longest time ago first
+        # ordered by the last decode of each client, the oldest first
         self._decoded: dict[str, int] = {}
         self._ran: dict[tuple[int, int], int] = {}
 
@@ -80,14 +82,14 @@ class Scheduler(Generic[W]):
         return sum(len(client.works) for client in self._clients.values())
 
     def add(self, work: W) -> None:
-        """Add a step that is ready. A client that had none ready is the last in turn for prompt tokens."""
+        """Add a ready step. A client that had none is the last in turn for prompt tokens."""
         work.turn = next(self._turns)
         if work.client not in self._clients:
             self._clients[work.client] = _ClientQueue(led=work.turn)
         self._clients[work.client].works[work] = None
 
     def remove(self, work: W) -> None:
-        """Remove a step that is done, or no longer wanted. A second call does nothing."""
+        """Remove a step that is done or not wanted any more. A second call does nothing."""
         client = self._clients.get(work.client)
         if client is not None:
             client.works.pop(work, None)
@@ -95,7 +97,7 @@ class Scheduler(Generic[W]):
                 del self._clients[work.client]
 
     def plan(self, budget_tokens: int) -> BatchPlan[W]:
-        """Choose what runs next, with at most `budget_tokens`, at least one, of prompts. Steps stay until they are
+        """Choose the next pass, with at most `budget_tokens` prompt tokens (at least one). Steps stay until they are
         removed."""
         if not self._clients:
             return BatchPlan(parts=())
@@ -106,7 +108,7 @@ class Scheduler(Generic[W]):
         return BatchPlan(parts=(*((work, 1) for work in decodes), *chunks.items()), num_decodes=len(decodes))
 
     def _next_blocks(self) -> tuple[int, int]:
-        """Return the range that ran the longest time ago, of the client whose turn it is to choose."""
+        """Return the least recently run range of the client whose turn it is to choose."""
         present = {work.blocks for client in self._clients.values() for work in client.works}
         if len(present) == 1:
             return present.pop()
@@ -117,7 +119,7 @@ class Scheduler(Generic[W]):
         return chosen
 
     def _next_decodes(self, ready: dict[str, list[W]]) -> list[W]:
-        """Choose client by client, beginning with the one that had none run for the longest time."""
+        """Choose decodes client by client, from the least recently served client on."""
         queues = deque(
             (name, decodes)
             for name in sorted(ready, key=lambda name: self._decoded.get(name, 0))
@@ -136,7 +138,8 @@ class Scheduler(Generic[W]):
         return chosen
 
     def _next_chunks(self, ready: dict[str, list[W]], budget_tokens: int) -> dict[W, int]:
-        """Deficit round robin: a client that has not used up its turn continues with it in the next pass."""
+        """Choose prompt tokens by deficit round robin. A client that has not used up its turn continues it in the next
+        pass."""
         chunks: dict[W, int] = {}
         queues = deque(
             (name, prefills)

@@ -1,6 +1,6 @@
 """One session's sequence on one server: the pages reserved for it, and the one step that it may have running.
 
-`page_allocator` decides on room, `scheduler` on turns, and `compute` runs the steps. Used in the engine's loop.
+`page_allocator` allocates the pages, `scheduler` orders the steps, and `compute` runs them. Used in the engine's loop.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from swarm.serving.engine.engine import Engine
 
 EXPORT_BYTES = 2**20
-"""About this much of a cache is read at once, between two steps of the others."""
+"""Bytes of a cache that are read at once, between two steps of other sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """`output` as wanted, float32 on the CPU; `token` if one was to be picked.
+    """The wanted `output` (float32 on the CPU), and the picked `token`, if any.
 
-    `queue_ms` until the first of its rows ran, `compute_ms` of all steps it was part of, `batch_size` of the last.
+    `queue_ms` is the time until its first rows ran, `compute_ms` the time of all passes with its rows, `batch_size`
+    that of the last.
     """
 
     output: Tensor | None
@@ -46,8 +47,8 @@ class StepOutput:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SequenceStep(SchedulableStep):
-    """The step that a sequence waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it
-    has any."""
+    """The step that a sequence waits for. `since_s` and `begun_s` are times of the loop's clock. `tokens` are the token
+    ids in `x`, if any."""
 
     sequence: EngineSequence
     x: Tensor
@@ -63,10 +64,10 @@ class SequenceStep(SchedulableStep):
 
 
 class EngineSequence:
-    """`length` positions are held, at most `max_tokens`. Once `end_error` is set, every call raises that error.
+    """Holds `length` positions, at most `max_tokens`. Once `end_error` is set, every call raises that error.
 
-    `on_ended` is called, if set, when the sequence is ended by anything but `close`: eviction, a failure, the engine's
-    end. `inputs_of` returns what a page that has just been filled was computed from, None if that is not known.
+    `on_ended`, if set, is called when the sequence is ended without `close`: by eviction, a failure, or the engine's
+    end. `inputs_of` returns the inputs of a page that has just become full, or None if they are not known.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class EngineSequence:
 
     @property
     def shared_inputs(self) -> list[PageInputs | None]:
-        """Return what the pages that it shares with others were computed from, None where that is not known."""
+        """The inputs of the pages that the sequence shares with others; None for each page whose inputs are not
+        known."""
         return self._engine.pages.inputs_of(self.page_table)
 
     @property
@@ -108,10 +110,10 @@ class EngineSequence:
         return self._step is None and not self._num_moving
 
     def rewind(self, position: int) -> None:
-        """Hold only the first `position` positions; before the first step.
+        """Keep only the first `position` positions. Only before the first step.
 
-        Raises PeerViolation for a position beyond `length`, or within a page that others share, and PeerRefused where
-        there is no room for pages of one's own.
+        Raises PeerViolation for a position beyond `length` or within a shared page, and PeerRefused if there is no room
+        to replace shared pages.
         """
         self._check_open()
         num_pages = -(-position // PAGE_TOKENS)
@@ -125,7 +127,7 @@ class EngineSequence:
             return
         if not self._engine.pages.shrink(self.page_table, num_pages):
             raise PeerRefused(
-                "the server has no room to compute again what others share",
+                "the server has no room to recompute shared positions",
                 remedy="begin later in the prompt, or ask another server",
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -133,13 +135,13 @@ class EngineSequence:
         self._names.begin(num_pages)
 
     async def step(self, x: Tensor, want: Want, pick: Pick | None = None) -> StepOutput:
-        """Append the rows of `x` (int64 ids [T] before block 0, else float [T, H]) and give what is wanted of them.
+        """Append the rows of `x` (int64 token ids [T] at block 0, else float [T, H]), and return the wanted outputs.
 
-        `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or [1,
-        V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue; if
-        some of its rows have run the sequence is closed, since its content is not known then.
+        `want` selects the outputs: hidden states [T, H] or [1, H], or after the last block logits [T, V] or [1, V].
+        With `pick`, the next token is picked as well. Only one step may run at a time. Cancellation removes the step
+        from the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
 
-        Raises PeerViolation for what does not fit, SessionError if it cannot be computed, or the error that ended the
+        Raises PeerViolation for invalid rows, SessionError if they cannot be computed, or the error that ended the
         sequence.
         """
         self._check_open()
@@ -171,10 +173,10 @@ class EngineSequence:
             self._step = None
             self.idle_since_s = loop.time()
             if step.future.done() and not step.future.cancelled():
-                step.future.exception()  # seen, also where a cancellation was faster
+                step.future.exception()  # marks the exception as retrieved, also after a cancellation
 
     def advance(self, step: SequenceStep, num_tokens: int, computed: PieceResult) -> None:
-        """Note that `num_tokens` more of the step's rows are in the cache. Called by the engine."""
+        """Record that `num_tokens` more of the step's rows are in the cache. Called by the engine."""
         tokens = step.tokens[step.num_run : step.num_run + num_tokens]
         self.length += num_tokens
         step.num_run += num_tokens
@@ -185,7 +187,7 @@ class EngineSequence:
             self._engine.pages.register(self.page_table, index, name, self.inputs_of(index))
 
     def end(self, error: SwarmError) -> None:
-        """Fail what waits. Called by the engine, which takes back the pages."""
+        """End with `error`, and fail the unfinished step. Called by the engine, which frees the pages."""
         self.end_error = error
         if self._step is not None:
             self._engine.withdraw(self._step)
@@ -195,16 +197,16 @@ class EngineSequence:
             self.on_ended(error)
 
     def close(self) -> None:
-        """Give the pages back now, or, where a step of it runs, at that step's end. A second call does nothing."""
+        """Free the pages now, or at the end of a running step. A second call does nothing."""
         if self.end_error is None:
             self.on_ended = None
             self._engine.end(self, SessionError("the session is closed"))
 
     async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Yield what its pages hold of blocks [start, end), for `adopt` on a server of these blocks: the layout, then
-        pieces of whole pages.
+        """Yield the cache of blocks [start, end), for `adopt` on a server of these blocks: the layout, then pieces of
+        whole pages.
 
-        Raises PeerViolation for blocks that it is not on.
+        Raises PeerViolation for blocks that the sequence does not have.
         """
         self._check_open()
         if not self.blocks[0] <= start < end <= self.blocks[1]:
@@ -228,10 +230,10 @@ class EngineSequence:
             self.idle_since_s = asyncio.get_running_loop().time()
 
     async def adopt(self, length: int, pieces: AsyncIterable[bytes]) -> None:
-        """Hold `length` positions, as another server exported them; before the first step.
+        """Take over `length` positions that another server exported. Only before the first step.
 
-        Raises PeerViolation for a length that does not fit, IntegrityError for damaged content, another amount of it
-        or one with a different layout. The sequence is then empty again. What was adopted is not shared.
+        Raises PeerViolation for an impossible length, IntegrityError for content that is damaged, of another size or of
+        another layout. The sequence is then empty again. Adopted pages are not shared with other sequences.
         """
         if not 0 <= length <= self.max_tokens:
             raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
@@ -257,10 +259,10 @@ class EngineSequence:
             raise IntegrityError("the cache has a different layout", remedy="run the session again")
         async for piece in pieces:
             self._check_open()
-            if not piece:  # else their number has no bound, and each takes a turn in the thread
+            if not piece:  # else there could be any number of pieces, and each takes a turn in the thread
                 raise IntegrityError("received an empty piece of a cache")
             num_new = len(piece) // self._page_bytes
-            # fewer than `num_new` where they are more than the session has, which the pool refuses
+            # fewer than `num_new` if the session has no more, which the pool refuses
             pages = self.page_table.pages[num_written : num_written + num_new]
             await self._engine.in_thread(self._engine.pool.write, pages, *self._blocks_in_pool, piece)
             num_written += num_new
@@ -282,7 +284,7 @@ class EngineSequence:
             raise self.end_error
 
     def _check_step(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
-        """Return the token ids of `x`, if that is what it holds. Raises PeerViolation."""
+        """Check `x`, and return its token ids at block 0, else (). Raises PeerViolation."""
         span, is_first, num_rows = self._engine.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
         if is_first and (x.ndim != 1 or x.dtype != torch.int64):
             raise PeerViolation("block 0 takes token ids")
@@ -293,7 +295,7 @@ class EngineSequence:
                 f"{num_rows} rows at position {self.length} of a session that reserved {self.max_tokens} positions"
             )
         if pick is not None and self.blocks[1] != span.num_blocks:
-            raise PeerViolation("only the last block's output says which token comes next")
+            raise PeerViolation("a token can only be picked after the last block")
         tokens = x.tolist() if is_first else ()
         if is_first and not (min(tokens) >= 0 and max(tokens) < span.vocab_size):
             raise PeerViolation(f"token ids are not within the vocabulary of {span.vocab_size}")
@@ -301,7 +303,7 @@ class EngineSequence:
 
 
 def _blank(pool: KVPool, page: int, length: int) -> None:
-    """Clear the positions of the last page that are not used: they may hold what a sequence before had there."""
+    """Clear the unused positions of the last page, which may have data of an earlier sequence."""
     end = (page + 1) * PAGE_TOKENS
     for tensor_SKD in (*pool.keys_SKD, *pool.values_SKD):
         tensor_SKD[end - PAGE_TOKENS + length % PAGE_TOKENS : end] = 0

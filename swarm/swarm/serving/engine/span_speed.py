@@ -1,5 +1,5 @@
-"""Estimates how long passes over a span take: measured before it is announced, observed at work, and the step sizes
-from that.
+"""Estimates the time of passes over a span, measured before the announcement and observed at work, and sizes steps by
+it.
 
 `measure` runs a prompt and some decodes on the span's own blocks; it blocks and runs in the engine's thread.
 `ObservedSpeed` and `StepCost` are bookkeeping without a clock, owned by the engine.
@@ -32,35 +32,35 @@ chosen while the machine was busy, as when several servers load at once."""
 WINDOW_PASSES = 64
 
 MEASURED_PASSES = 16
-"""Weight of a measurement, in passes: after that many passes that differ, the passes begin to count more."""
+"""Weight of a measurement in passes: after more than this many observed passes, the passes count more."""
 
 MIN_PROMPT_TOKENS = PREFILL_TOKENS // 2
-"""Least prompt tokens of a pass that measures the time of one: with fewer, reading the weights dominates."""
+"""Minimum prompt tokens of a pass that measures the time per token: with fewer, reading the weights dominates."""
 
 FIRST_TOKENS = 64
-"""A step before anything was measured: a fraction of a second on a slow machine."""
+"""Prompt tokens of a step before any measurement: a fraction of a second on a slow machine."""
 
 MIN_TOKENS = 16
-"""Least prompt tokens of a step: prompts must advance on slow machines too, and a pass for fewer is wasted."""
+"""Minimum prompt tokens of a step: prompts must advance on slow machines, too, and a pass for fewer is wasteful."""
 
 ROUND_TOKENS = 64
-"""Kernels take rows in groups of this size (`packing`): a last group that is not full costs as much as a full one."""
+"""Kernels process rows in groups of this size (`packing`): a partial group costs as much as a full one."""
 
 WEIGHT = 0.3
-"""Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
-the next step."""
+"""Weight of a measurement that is faster than expected. A slower one counts fully, so that the next step keeps the time
+limit."""
 
 
 _WORTH = 0.8
-"""Share of the time to which doubling the threads has to bring it."""
+"""A doubling of threads is worthwhile if it reduces the time at least to this share."""
 
 _MOST_FAILED = 2
-"""Numbers of threads in a row that are not worth it: then larger ones are not tried."""
+"""After this many consecutive thread counts that are not worthwhile, larger ones are not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSpeed:
-    """Milliseconds of one block for one token, and bytes of cache that one token takes on the whole span."""
+    """Milliseconds per block and token, and bytes of cache per token on the whole span."""
 
     prefill_ms: float
     decode_ms: float
@@ -68,15 +68,15 @@ class SpanSpeed:
 
 
 def measure(span: Span) -> SpanSpeed:
-    """Run one long prefill to warm up and one to measure, then take the best of some decodes.
+    """Measure a span: run one prefill to warm up and one to measure, then take the best of several decodes.
 
-    The span decodes from then on with as many threads as were found worthwhile.
+    Sets the number of threads with which the span decodes to the worthwhile one.
     """
     num_blocks = span.end - span.start
     trials = StepTrials(span)
     trials.prefill_ms()
     prefill_ms = trials.prefill_ms()
-    step_ms = cache(partial(trials.step_ms, num_steps=NUM_STEPS))  # the number that is chosen has been measured
+    step_ms = cache(partial(trials.step_ms, num_steps=NUM_STEPS))  # the chosen number was measured already
     if span.device.type == "cpu":
         for num_rows in STEPS:
             counts = thread_counts(span.num_threads)
@@ -89,7 +89,8 @@ def measure(span: Span) -> SpanSpeed:
 
 
 class StepTrials:
-    """Time a prompt, and decodes of up to `max(STEPS)` sequences that share it. Blocking: for the engine's thread."""
+    """Measures a prompt, and decodes of up to `max(STEPS)` sequences that share it. All calls block; the engine's
+    thread makes them."""
 
     def __init__(self, span: Span) -> None:
         num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
@@ -111,7 +112,7 @@ class StepTrials:
     def step_ms(self, num_rows: int, num_threads: int | None = None, *, num_steps: int) -> float:
         """Return the milliseconds of the best of `num_steps` steps, with the chosen number of threads or another one.
 
-        The best, because other work on the machine, such as loading, says nothing of later steps.
+        Other work at the same time, such as loading, does not last, so the best step counts.
         """
         chosen = self._span.step_threads[num_rows]
         self._span.step_threads[num_rows] = num_threads or chosen
@@ -127,18 +128,18 @@ def thread_counts(most: int) -> list[int]:
 
 
 def thread_counts_near(chosen: int, most: int) -> list[int]:
-    """Return the numbers of threads that are tried again: half of those `chosen`, as many, and up to four times as
-    many. One thread takes too long where many are the right number."""
+    """Return the numbers of threads that are tried again: from half to four times the `chosen` number. One thread is
+    not always among them, since it would take too long where many are right."""
     counts = thread_counts(most)
     place = counts.index(chosen)
     return counts[max(0, place - 1) : place + 3]
 
 
 def worthwhile(time_ms: Callable[[int], float], counts: Sequence[int]) -> int:
-    """Return the smallest number of threads of `counts`, which grow, beyond which a fifth is not saved for each
-    doubling.
+    """Return the largest worthwhile number of threads of the ascending `counts`: each doubling up to it saves a fifth
+    of the time.
 
-    One doubling that does not pay is not enough to stop, since PyTorch may treat a single thread specially; two are.
+    The search stops only after two counts that are not worthwhile, since PyTorch may treat a single thread specially.
     """
     chosen, num_failed = counts[0], 0
     chosen_ms = time_ms(chosen)
@@ -165,7 +166,7 @@ def _timed_ms(span: Span, pool: KVPool, pieces: Sequence[SequenceRows]) -> float
 
 
 class ObservedSpeed:
-    """Begins with what was `measured`."""
+    """The speed of a span from observed passes. Starts with the `measured` one."""
 
     def __init__(self, measured: SpanSpeed) -> None:
         self._measured = measured
@@ -177,25 +178,25 @@ class ObservedSpeed:
         return replace(self._measured, decode_ms=median(self._decode_ms), prefill_ms=median(self._prefill_ms))
 
     def passed(self, num_decodes: int, num_prefill_tokens: int, num_blocks: int, pass_ms: float) -> None:
-        """Record that a pass over `num_blocks` took `pass_ms`, for single tokens and tokens of prompts."""
+        """Record that a pass over `num_blocks` took `pass_ms` for these decodes and prompt tokens."""
         block_ms = pass_ms / num_blocks
         if not num_prefill_tokens:
-            # several tokens take at least as long as one, so that they can only show that one takes less
+            # several tokens take at least as long as one, so they can only show that one takes less
             if num_decodes == 1 or block_ms < median(self._decode_ms):
                 self._decode_ms.append(block_ms)
         elif not num_decodes and num_prefill_tokens >= MIN_PROMPT_TOKENS:
             self._prefill_ms.append(block_ms / num_prefill_tokens)
 
     def measured_again(self, decode_ms: float, prefill_ms: float) -> None:
-        """Take in a measurement of the idle span."""
+        """Add a measurement of the idle span."""
         self._decode_ms.extend([decode_ms] * MEASURED_PASSES)
         self._prefill_ms.extend([prefill_ms] * MEASURED_PASSES)
 
 
 class StepCost:
-    """`max_step_ms` bounds the time of a step with prompt tokens, and `max_alone_ms` that of one whose sequence is the
-    only one: for few tokens each, a pass over the weights takes about as long as for many. `max_step_tokens` bounds
-    their number."""
+    """Chooses the prompt tokens of a step. `max_step_ms` bounds the time of a step with prompt tokens, and
+    `max_alone_ms` that of the only sequence: a pass over the weights takes about as long for few tokens as for many.
+    `max_step_tokens` bounds the number of tokens."""
 
     def __init__(self, *, max_step_ms: float, max_alone_ms: float, max_step_tokens: int) -> None:
         self._max_step_ms = max_step_ms
@@ -205,7 +206,7 @@ class StepCost:
         self._token_ms = 0.0
 
     def prefill_tokens(self, *, is_alone: bool = False) -> int:
-        """Return the number of prompt tokens that a step may have now, beside any decodes."""
+        """Return the number of prompt tokens that a step may have now, in addition to decodes."""
         if not self._token_ms:
             return min(FIRST_TOKENS, self._max_step_tokens)
         max_ms = self._max_alone_ms if is_alone else self._max_step_ms
@@ -215,17 +216,17 @@ class StepCost:
         return min(max(fitting, MIN_TOKENS), self._max_step_tokens)
 
     def measured(self, num_prefill_tokens: int, step_ms: float) -> None:
-        """Record that a step with these prompt tokens, or with none, has taken `step_ms`."""
+        """Record that a step with `num_prefill_tokens`, which may be 0, took `step_ms`."""
         if not num_prefill_tokens:
-            self._decode_ms = _learnt(self._decode_ms, step_ms, 1.0)
+            self._decode_ms = _updated(self._decode_ms, step_ms, 1.0)
             return
         token_ms = max(step_ms - self._decode_ms, 1e-3) / num_prefill_tokens
-        # a short rest of a prompt says little of a full step
+        # the short end of a prompt says little about a full step
         share = min(1.0, num_prefill_tokens / self.prefill_tokens())
-        self._token_ms = _learnt(self._token_ms, token_ms, share)
+        self._token_ms = _updated(self._token_ms, token_ms, share)
 
 
-def _learnt(known: float, found: float, weight: float) -> float:
+def _updated(known: float, found: float, weight: float) -> float:
     if not known:
         return found
     return known + weight * (1.0 if found > known else WEIGHT) * (found - known)

@@ -1,1 +1,1 @@
-"""Grammars that strangers send: `grammar_worker` compiles them, `grammar_masks` applies them where tokens are drawn."""
+"""Grammars that strangers send: `grammar_worker` compiles them, and `grammar_masks` provides the masks for draws."""

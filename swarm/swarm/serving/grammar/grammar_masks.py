@@ -1,8 +1,8 @@
-"""The server's side of grammars: which tokens each session's grammar allows next, computed off the event loop.
+"""The server's side of grammars: the tokens that each session's grammar allows next, computed off the event loop.
 
-Each grammar is compiled and followed by a process of its own, forked from one that holds the tokenizer (see
-`grammar_worker`), and a thread waits for it. A grammar that takes too long or too much memory costs its own session
-only; the event loop, the passes over the weights and other sessions do not wait for it.
+Each grammar has its own process, forked from one that holds the tokenizer (see `grammar_worker`), and a thread waits
+for it. A grammar that takes too long or too much memory affects only its own session. The event loop, the passes over
+the weights and other sessions do not wait for it.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ from swarm.child_process import ChildFailure, ChildProcess, limit_waits
 from swarm.serving.peer_shares import PeerShares
 
 START_S = 30.0
-"""A tokenizer of 256k tokens takes two seconds to read."""
+"""Time limit to read the tokenizer; one of 256k tokens takes two seconds."""
 
 FORK_S = 5.0
 
 ANSWER_S = 4.0
-"""A hundred times what a large schema takes: for a busy machine. A client waits ten seconds for a session."""
+"""Time limit of an answer: a hundred times that of a large schema, for busy machines. A client waits ten seconds for a
+session."""
 
 TOKENS_PER_S = 20_000.0
-"""The slowest that tokens of a long answer are read again, by a server that takes it over."""
+"""Minimum speed at which a server that takes over a long answer reads its tokens again."""
 
 GRACE_S = 1.0
-"""Time after the process has ended itself at its limit, until its answer is given up."""
+"""Time after the process's own limit until its answer is given up."""
 
 ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 TOKENIZER_BYTES = 4 * 2**30
-"""Memory limit of the process that holds the tokenizer, which is the server's own file."""
+"""Memory limit of the process that holds the tokenizer, which is a file of this server."""
 
 MAX_ANSWER_BYTES = 2**20
 
 MAX_GRAMMARS = 32
-"""Sessions with one at a time: each has a process, and a thread while it waits for it. Peers share them as they share
-the sessions, see `PeerShares`."""
+"""Maximum sessions with a grammar. Each has a process, and a thread while it waits. `PeerShares` shares them among
+peers, as it does sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """A bit for each token id that the grammar allows next, the lowest first; `may_end`: it is fulfilled."""
+    """`allowed` has a bit for each token id, the lowest first: 1 if the grammar allows it next. `may_end`: the text may
+    end here."""
 
     allowed: bytes
     may_end: bool
 
 
 class GrammarForkServer:
-    """Forks processes from one that has read `tokenizer`, a tokenizer.json. Used by any thread."""
+    """Forks processes from one that has read `tokenizer`, a tokenizer.json. Any thread may use it."""
 
     def __init__(self, tokenizer: Path) -> None:
         self._tokenizer = tokenizer
@@ -66,8 +68,8 @@ class GrammarForkServer:
         self._origin: ChildProcess | None = None
 
     def fork(self) -> Connection:
-        """Return a connection to a new process, which ends with it. Raises ConfigError for a tokenizer that cannot be
-        used, and PeerRefused where no process could be had."""
+        """Return a connection to a new process, which ends with the connection. Raises ConfigError for an unusable
+        tokenizer, and PeerRefused if no process can be started."""
         with self._lock:
             if self._origin is None:
                 self._origin = self._start()
@@ -82,7 +84,7 @@ class GrammarForkServer:
             return ours
 
     def close(self) -> None:
-        """End the process that others are forked from; these go on."""
+        """End the process from which others are forked. The forks go on."""
         with self._lock:
             if self._origin is not None:
                 self._origin.kill()
@@ -113,7 +115,7 @@ class GrammarForkServer:
 
 
 class GrammarProcess:
-    """Follows one grammar. Used by any thread, and by one at a time."""
+    """Follows one grammar. Any thread may use it, one at a time."""
 
     def __init__(self, processes: GrammarForkServer, grammar: Grammar) -> None:
         self._processes = processes
@@ -124,10 +126,10 @@ class GrammarProcess:
         self._has_ended = False
 
     def mask(self, tokens: Sequence[int]) -> TokenMask:
-        """Return the mask of what may follow `tokens`, which continue those of the last call.
+        """Return the mask of what may follow `tokens`, which begin with those of the last call.
 
-        Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
-        After any of these, nothing can be asked.
+        Raises ConfigError for a grammar that is unusable or takes too much, and PeerRefused without a process.
+        Afterwards no mask is available.
         """
         with self._lock:
             try:
@@ -137,7 +139,7 @@ class GrammarProcess:
                 raise
 
     def close(self) -> None:
-        """Let its process end. A second call does nothing."""
+        """End the process. A second call does nothing."""
         with self._lock:
             self._end()
 
@@ -185,7 +187,7 @@ def _no_process(failure: ChildFailure) -> PeerRefused:
 
 
 class GrammarPool:
-    """The grammars of one server's sessions, for the model with this `tokenizer` (a tokenizer.json). `close` ends their
+    """The grammars of one server's sessions, for the model with `tokenizer` (a tokenizer.json). `close` ends their
     processes."""
 
     def __init__(self, tokenizer: Path) -> None:
@@ -195,14 +197,14 @@ class GrammarPool:
         self._shares = PeerShares(MAX_GRAMMARS, MAX_GRAMMARS)
 
     def open(self, grammar: Grammar, client: str) -> SessionGrammar:
-        """Return a state of the grammar for a session of `client`, to be closed. Raises PeerRefused where there are too
-        many, and for a client that has its share of them."""
+        """Return the grammar of a session of `client`; the caller must close it. Raises PeerRefused if there are too
+        many, or the client has its share."""
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, 1, self._open, now_s=now_s)
         if len(self._open) >= MAX_GRAMMARS:
             self._shares.wait(client, self._open, now_s=now_s)
             raise PeerRefused(
-                f"the server follows {MAX_GRAMMARS} grammars at once",
+                f"the server already has {MAX_GRAMMARS} sessions with grammars",
                 remedy="ask again later, or another server",
                 retry_after_s=1.0,
             )
@@ -211,7 +213,7 @@ class GrammarPool:
         return state
 
     def close(self) -> None:
-        """End all grammars; no mask may be asked for after this."""
+        """End all grammars. Do not ask for masks afterwards."""
         for state in list(self._open):
             state.close()
         self._threads.submit(self._processes.close)
@@ -219,7 +221,7 @@ class GrammarPool:
 
 
 class SessionGrammar:
-    """The grammar of one session of `client`. `among` are those that have a place."""
+    """The grammar of one session of `client`. `among` are all open ones of the pool."""
 
     num_pages = 1
 
@@ -233,17 +235,16 @@ class SessionGrammar:
         self._last: asyncio.Future[TokenMask] | None = None
 
     def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
-        """Compute what may follow `tokens`, which continue those of the last call, and must not change until it is
-        done.
+        """Compute what may follow `tokens`, which begin with those of the last call and must not change until the
+        result is there.
 
-        Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
+        Raises ConfigError for a grammar that is unusable or takes too much, and PeerRefused without a process.
         """
         self._last = asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens)
         return self._last
 
     def close(self) -> None:
-        """Ask for no more masks; a second call does nothing. Its process ends, and its place is free, once the last
-        mask is done."""
+        """End the process and free its place once the last mask is done. A second call does nothing."""
         if self._last is None or self._last.done():
             self._end()
         else:

@@ -1,9 +1,9 @@
 """The processes that compile grammars and say which tokens they allow next.
 
-They run llguidance (MIT; Earley parser over derivatives of regular expressions). The first one only reads the model's
-tokenizer, and forks one for each grammar, which shares that memory. A fork has limits of memory and, for each answer,
-of time, at which it is killed: the interpreter would not notice anything while llguidance works. All end with the
-connections that they serve.
+They run llguidance (MIT; Earley parser over derivatives of regular expressions). The first process only reads the
+model's tokenizer, and forks one for each grammar, which shares that memory. A fork is killed at its memory limit, or at
+the time limit of an answer, since the interpreter cannot react while llguidance works. All processes end with their
+connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 GRAMMAR_BYTES = 2**27
-"""Limit of a fork's address space, beside what the tokenizer takes. A usual schema takes some megabytes."""
+"""Limit of a fork's address space, in addition to the tokenizer's. A usual schema takes some megabytes."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
@@ -32,20 +32,20 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""The largest of what one grammar may take, which the comments say in time and memory. JSON schemas of a hundred
-properties stay a hundred times below."""
+"""Limits of one grammar; the comments give the resulting time and memory. JSON schemas of a hundred properties stay a
+hundred times below."""
 
 END = "<|end of the grammar|>"
 MAX_ERROR_CHARS = 300
 CAUSES = {"NoExtensionBias": "no text can satisfy it, as where a $ref or a rule leads only to itself"}
-"""Explanations of errors that llguidance reports by a bare name."""
+"""Explanations of errors that llguidance reports only by name."""
 GONE = EOFError, BrokenPipeError, ConnectionResetError
 
 
 def main(fd: int, _memory_bytes: int) -> None:
     """Serve the connection `fd` until it ends.
 
-    Its first message is a tokenizer.json. Each other one comes with a connection, which a fork serves from then on.
+    The first message is a tokenizer.json. Each later one comes with a connection, which a fork then serves.
     """
     with suppress(*GONE), Connection(fd) as parent:
         try:
@@ -53,7 +53,7 @@ def main(fd: int, _memory_bytes: int) -> None:
         except (ValueError, KeyError, TypeError) as error:
             parent.send_bytes(_line(str(error)).encode())
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         parent.send_bytes(b"ready")
         while True:
             parent.recv_bytes()
@@ -66,14 +66,14 @@ def main(fd: int, _memory_bytes: int) -> None:
 
 
 def _follow(tokenizer: GrammarTokenizer, fd: int) -> None:
-    """Be the process of one grammar, until its connection ends."""
+    """Run the process of one grammar, until its connection ends."""
     try:
         _limit_memory()
         with suppress(*GONE), Connection(fd) as session:
             follower = GrammarFollower(tokenizer)
             while True:
                 request = json.loads(session.recv_bytes())
-                signal.setitimer(signal.ITIMER_REAL, request["within_s"])  # SIGALRM's default is to end the process
+                signal.setitimer(signal.ITIMER_REAL, request["within_s"])  # by default, SIGALRM ends the process
                 answer = follower.answer(request)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 session.send_bytes(answer)
@@ -82,7 +82,7 @@ def _follow(tokenizer: GrammarTokenizer, fd: int) -> None:
 
 
 class GrammarTokenizer:
-    """The model's, with a token for the end of a grammar."""
+    """The model's tokenizer with an additional token for the end of a grammar."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         tokenizer = json.loads(tokenizer_json)
@@ -91,15 +91,15 @@ class GrammarTokenizer:
 
 
 class GrammarFollower:
-    """The state of one grammar, which comes with the first request."""
+    """The state of one grammar. The first request brings the grammar."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._matcher: LLMatcher
 
     def answer(self, request: dict[str, Any]) -> bytes:
-        """Return a letter (`m`: the grammar may go on, `e`: or end; `x`: an error) and the mask, or the error's
-        text."""
+        """Return a letter and the mask, or the error's text. `m`: the text must go on; `e`: it may end; `x`: an
+        error."""
         if "grammar" in request:
             try:
                 grammar = _compiled(request["kind"], request["grammar"])
@@ -121,7 +121,7 @@ class GrammarFollower:
 
 def _compiled(kind: str, text: str) -> str:
     if kind == "json_schema":
-        # as most models write it; free white space lets a model write nothing else until its tokens are used up
+        # white space as most models write it; if it were free, a model could write nothing else until its limit
         return LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
         )
@@ -129,7 +129,7 @@ def _compiled(kind: str, text: str) -> str:
 
 
 def _add_end(tokenizer: dict[str, Any]) -> int:
-    """Add a token that stands for the end of a grammar, so that no real one has a double meaning: it gets a free id."""
+    """Add a token with a free id for the end of a grammar, so that no real token has two meanings."""
     model, added = tokenizer["model"]["vocab"], tokenizer.setdefault("added_tokens", [])
     ids = range(len(model)) if isinstance(model, list) else model.values()
     end_id = max([*ids, *(token["id"] for token in added)], default=-1) + 1
@@ -144,13 +144,13 @@ def _line(error: str) -> str:
         first = "it is too ambiguous"
     elif " is not present in a registry" in first:
         first = f"{first.partition(' is not present')[0]} is not in the schema, and nothing is fetched"
-    elif first.endswith(":") and others:  # a drawing of the place follows, and at last what is wrong there
+    elif first.endswith(":") and others:  # an excerpt of the place follows, and then the reason
         first = f"{first} {others[-1]}"
     return " ".join(CAUSES.get(first, first).split())[:MAX_ERROR_CHARS]
 
 
 def _limit_memory() -> None:
-    with suppress(OSError, ValueError):  # where there are no such limits, those of llguidance hold
+    with suppress(OSError, ValueError):  # without these limits, llguidance's own still hold
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         with suppress(FileNotFoundError):
             held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,1 +1,2 @@
-"""Drawing the next token: `sampling` says how, and `drawing` does it, equally on any machine for equal logits."""
+"""Drawing the next token: `sampling` has the parameters, and `drawing` draws, equally on all machines for equal
+logits."""

@@ -1,8 +1,8 @@
-"""Draw the next token: the same for the same logits and seed on any machine, and after any failover.
+"""Draws the next token: the same for the same logits and seed on any machine, and after any failover.
 
-Draws are counter-based: the n-th token's random number depends on the seed and n only. Edits of logits are elementwise,
-so they are equal on any machine. A token's reported probability is that of the model's own logits, before temperature
-and cuts, as OpenAI reports it. Legend: N sequences, V vocabulary.
+Draws are counter-based: the random number of the n-th token depends only on the seed and n. Edits of logits are
+elementwise, so they are equal on any machine. A token's reported probability is that of the unchanged logits, before
+temperature, top_k, top_p and min_p, as in OpenAI's API. Legend: N sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 from swarm.serving.sampling.sampling import LogitEdits, Pick, uniform
 
 NUM_LIKELIEST = 4096
-"""Tokens among which a draw looks before it sorts all others, which takes ten times as long for a large vocabulary."""
+"""Likeliest tokens that a draw sorts first. To sort all tokens of a large vocabulary takes ten times as long."""
 
 
 def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
-    """Draw the next token of each sequence, from its logits [V]; the greedy ones, which are most, in one go.
+    """Draw the next token of each sequence from its logits [V]; greedy ones, the most frequent, together.
 
-    Returns None for logits whose largest is not a finite number. A logit of minus infinity is never picked.
+    Returns None for logits whose maximum is not finite. A logit of minus infinity is never picked.
     """
     picked: list[SampledToken | None] = []
     for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
@@ -36,7 +36,7 @@ def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledTok
         edited_V = logits_V
         if wanted.edits is not None:
             edited_V = edited(logits_V, wanted.edits)
-            if not math.isfinite(edited_V.max()):  # all that may come is impossible
+            if not math.isfinite(edited_V.max()):  # no token is left
                 picked.append(None)
                 continue
         if wanted.edits is not None or wanted.draw.temperature:
@@ -49,7 +49,7 @@ def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledTok
 
 
 def fingerprint(logits_V: Tensor) -> bytes:
-    """Return the ids of the largest logits and then their values, as `SampledToken.fingerprint` has them."""
+    """Return the ids of the largest logits, then their values, as `SampledToken.fingerprint` has them."""
     values, ids = logits_V.float().topk(min(FINGERPRINT_LOGITS, len(logits_V)))
     return ids.cpu().numpy().astype("<i4").tobytes() + values.cpu().numpy().astype("<f4").tobytes()
 
@@ -57,7 +57,7 @@ def fingerprint(logits_V: Tensor) -> bytes:
 def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
     """Return the index of each row's first largest logit, and whether it is finite; NaN counts as the largest."""
     if logits[0].device.type == "cpu":
-        # numpy's is several times faster than torch's, and does not wake other threads for so little
+        # numpy's argmax is several times faster than torch's, and wakes no other threads
         rows = [logits_V.float().numpy() for logits_V in logits]
         return [(index := int(row.argmax()), math.isfinite(row[index])) for row in rows]
     values, indices = torch.stack(list(logits)).max(dim=1)
@@ -69,7 +69,7 @@ def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) ->
         return SampledToken(token_id=token_id)
     logprobs_V = torch.log_softmax(logits_V.float(), dim=0)
     values, ids = logprobs_V.topk(min(num_logprobs, len(logprobs_V)))
-    # of equal ones the lower id first, as `pick` has it; topk promises no order among them
+    # of equal values the lower id first, as in `pick`; topk promises no order among them
     top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda item: (-item[1], item[0]))
     return SampledToken(
         token_id=token_id,
@@ -79,38 +79,38 @@ def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) ->
 
 
 def _bounded(logprob: float) -> float:
-    """Return a finite value: the wire carries no infinity."""
+    """Return a finite value, since the wire format has no infinity."""
     return max(logprob, -limits.MAX_LOGPROB)
 
 
 def pick(logits_V: Tensor, draw: TokenDraw) -> int:
-    """Draw the token at `draw.index` of the answer. Of equal logits the lower id is taken first."""
+    """Draw the token at `draw.index` of the answer. Of equal logits, the lower id comes first."""
     if draw.temperature == 0:
         return int(logits_V.argmax())
     if logits_V.device.type == "mps":  # Apple's devices have no float64
         logits_V = logits_V.cpu()
-    # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
+    # relative to the largest, so that at a temperature near 0 the others vanish and the largest stays finite
     scaled_V = (logits_V.double() - logits_V.max()) / draw.temperature
     num_kept, number = len(scaled_V), uniform(draw.seed, draw.index)
     if draw.min_p:  # relative to the likeliest, which is at 0
         num_kept = int((scaled_V >= math.log(draw.min_p)).sum())
     if draw.top_k:
         num_kept = min(num_kept, draw.top_k)
-    # how much of all the likeliest are shows whether the draw ends among them
+    # the likeliest tokens' share of the total shows whether the draw ends among them
     ids_V = _largest_ids(scaled_V, min(num_kept, NUM_LIKELIEST))
     reached_V = torch.softmax(scaled_V, dim=0)[ids_V].cumsum(0)
     if num_kept < len(scaled_V) or reached_V[-1] < (draw.top_p if draw.top_p < 1 else number):
         ids_V = _largest_ids(scaled_V, num_kept)
         reached_V = torch.softmax(scaled_V[ids_V], dim=0).cumsum(0)
     if draw.top_p < 1:
-        # the fewest tokens that reach it, one at least
+        # the fewest tokens that reach top_p, at least one
         reached_V = reached_V[: int((reached_V < draw.top_p).sum()) + 1]
         number *= float(reached_V[-1])
     return int(ids_V[min(int((reached_V <= number).sum()), len(reached_V) - 1)])
 
 
 def _largest_ids(values_V: Tensor, num: int) -> Tensor:
-    """Return the ids of the `num` largest values, the largest first, and of equal ones the lower id first."""
+    """Return the ids of the `num` largest values in descending order; of equal values, the lower id first."""
     if num >= len(values_V):
         return torch.argsort(values_V, descending=True, stable=True)
     ids = (values_V >= values_V.topk(num).values[-1]).nonzero()[:, 0]
@@ -118,7 +118,7 @@ def _largest_ids(values_V: Tensor, num: int) -> Tensor:
 
 
 def edited(logits_V: Tensor, edits: LogitEdits) -> Tensor:
-    """Return a changed copy of the logits, float32 [V]."""
+    """Return an edited copy of the logits, float32 [V]."""
     sampler, device = edits.sampler, logits_V.device
     edited_V = logits_V.float().clone()
     if sampler.bias_ids:
@@ -126,7 +126,7 @@ def edited(logits_V: Tensor, edits: LogitEdits) -> Tensor:
     drawn = torch.tensor(list(edits.counts), dtype=torch.int64, device=device)
     if sampler.repetition_penalty != 1.0:
         prompt = torch.from_numpy(np.frombuffer(sampler.prompt_ids, dtype="<i4").astype(np.int64)).to(device)
-        seen = torch.cat([prompt, drawn])  # an id that comes twice is written the same twice
+        seen = torch.cat([prompt, drawn])  # an id that occurs twice is written twice with the same value
         values = edited_V[seen]
         edited_V[seen] = torch.where(
             values < 0, values * sampler.repetition_penalty, values / sampler.repetition_penalty
@@ -142,6 +142,6 @@ def edited(logits_V: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def _forbidden(allowed: bytes, num_tokens: int) -> Tensor:
-    """Return a mask [V] of the tokens without a bit."""
+    """Return a mask [V] of the tokens whose bit is not set."""
     bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=num_tokens, bitorder="little")
     return torch.from_numpy(bits == 0)

@@ -1,6 +1,6 @@
-"""Defines how the tokens of an answer are drawn: what clients ask for and servers carry out (`drawing`).
+"""The sampling parameters of an answer, which clients set and servers apply (`drawing`).
 
-Nothing here has state, or needs torch: clients and gateways run without it.
+No state, and without torch, which clients and gateways lack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_STOP_TOKENS = 64
 
 _PENALTY = f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
 _SMALLEST = math.ulp(0.0)
-"""The lower bound of a number above 0."""
+"""The smallest number above 0."""
 
 _BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = MappingProxyType(
     {
@@ -49,11 +49,11 @@ _BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = Mapping
         ),
     }
 )
-"""The kind of each number, the least and the most that it may be, and what to do about others."""
+"""For each parameter: kind, minimum, maximum, and the remedy for other values."""
 
 
 def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
-    """Raises ConfigError for a value that is no number of this kind: a caller's, as it was given."""
+    """Raises ConfigError if `value`, from a caller, is not a number of this kind."""
     if isinstance(value, bool) or not isinstance(value, kind):
         called = "a whole number" if kind is Integral else "a number"
         raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {called}")
@@ -61,10 +61,10 @@ def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """Says how logits are changed before a draw. `counts`: how often each token of the answer so far has come. `banned`
-    may not come.
+    """How logits are changed before a draw. `counts`: how often each token occurs in the answer so far. `banned` tokens
+    cannot be drawn.
 
-    Of the others only those may that have their bit in `allowed`, the lowest id first; None: all.
+    `allowed` has a bit for each token that a grammar allows, the lowest id first; None: all.
     """
 
     sampler: Sampler
@@ -75,16 +75,16 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Says how the tokens of an answer are drawn, and what ends it. Raises ConfigError for invalid values.
+    """How the tokens of an answer are drawn, and what ends the answer. Raises ConfigError for invalid values.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 cut nothing. Presence and frequency penalties count
     the answer's tokens, the repetition penalty (Keskar et al. 2019, arXiv 1909.05858) the prompt's as well.
-    `logit_bias` are pairs of a token id and what is added to its logit. Logits are changed in this order: bias,
-    repetition, presence and frequency, tokens that may not come; then temperature, min_p, top_k, top_p.
+    `logit_bias` has pairs of a token id and a value to add to its logit. The order is: bias, repetition, presence and
+    frequency, banned and disallowed tokens; then temperature, min_p, top_k, top_p.
 
     An answer ends with a token of `stop_token_ids`, with an end token of the model unless `ignore_eos`, or with a
     string of `stop`, which is cut off, or of `stop_after`, which is not. None of these ends it before `min_tokens`. A
-    `grammar` says what the text has to be.
+    `grammar` constrains the text.
     """
 
     temperature: float = 0.0
@@ -133,7 +133,7 @@ class Sampling:
             )
         if self.grammar is not None and (self.min_tokens or self.ignore_eos):
             name = "min_tokens" if self.min_tokens else "ignore_eos"
-            raise ConfigError(f"{name} does not go with a grammar, which says where it ends", remedy="leave it out")
+            raise ConfigError(f"{name} cannot be used with a grammar, which determines the end", remedy="leave it out")
 
 
 def _are_ids(values: Collection[int]) -> bool:
@@ -141,14 +141,14 @@ def _are_ids(values: Collection[int]) -> bool:
 
 
 def uniform(seed: int, index: int) -> float:
-    """Return the random number of the draw at `index` of an answer: in [0, 1), with 53 random bits."""
+    """Return the random number in [0, 1), of 53 bits, for the draw at `index` of an answer."""
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One draw. `edits` change the logits first; probabilities are those of the logits without them."""
+    """One draw. `edits` change the logits first. Reported probabilities are those of the unchanged logits."""
 
     draw: TokenDraw
     edits: LogitEdits | None = None

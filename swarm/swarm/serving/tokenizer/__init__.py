@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates of strangers: the process that can be killed, and tables to decode with."""
+"""Tokenizers and chat templates of strangers, in a process that can be killed, and tables for decoding."""

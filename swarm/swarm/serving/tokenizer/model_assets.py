@@ -1,8 +1,8 @@
-"""Gets what a client needs of a model: its tokenizer, its shape and its end tokens, from the files of a server.
+"""Loads what a client needs of a model, its tokenizer, shape and end tokens, from a server's files.
 
 The files are untrusted. A process with limits (`swarm.serving.tokenizer.tokenizer_worker`) reads them, and its answers
-are checked here. It is started anew after it was killed. A stream of tokens is decoded with a table, which is data.
-Assets belong to an event loop.
+are checked here. After it was killed, the next request starts a new one. A stream of tokens is decoded with a table,
+which is only data. Assets belong to an event loop.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from swarm.serving.tokenizer.token_table import TokenTable, table_from_json
 from swarm.temporary_folder import make_folder
 
 FILES_TIMEOUT_S = 60.0
-"""A large tokenizer over a slow link."""
+"""Time for a large tokenizer over a slow link."""
 
 TURN_S = 90.0
-"""Time for which a request waits for those before it: for one that is killed at its limits, and the next process's
-start."""
+"""Time limit of a request, which waits for those before it: for one that is killed at its limits, and the start of the
+next process."""
 
 MAX_END_IDS = 64
 
@@ -43,14 +43,14 @@ Message = Mapping[str, Any]
 NOTHING: Message = MappingProxyType({})
 
 MAX_ANSWER_BYTES = 48 * 2**20
-"""Twice what the token ids of the longest prompt and the largest table of tokens take as JSON."""
+"""Twice the size in JSON of the longest prompt's token ids and the largest table."""
 
 ENVIRONMENT = {
     "HOME": "/nonexistent",
     "HF_HOME": "/nonexistent",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
-    # one thread: a prompt's time is then also the processor's, and memory is not divided into arenas
+    # one thread: then CPU time equals a prompt's time, and memory is not divided into arenas
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -58,7 +58,7 @@ ENVIRONMENT = {
     "RUST_BACKTRACE": "0",
 }
 _FIELDS = frozenset({"prompt", "tools", "template_kwargs"})
-"""The parts of a request that the process may name as the cause of an error."""
+"""Fields of a request that the process may name as the cause of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +72,17 @@ class TokenizerLimits:
 
 
 def start_child(limits: TokenizerLimits) -> ChildProcess:
-    """Start a process without a tokenizer yet, which takes a second to be ready."""
+    """Start a process, still without a tokenizer. It is ready after a second."""
     return ChildProcess(
         "swarm.serving.tokenizer.tokenizer_worker",
         environment=ENVIRONMENT,
         memory_bytes=limits.memory_bytes,
-        without=["torch"],  # which transformers would import, for three times the start
+        without=["torch"],  # transformers would import it, and take three times as long
     )
 
 
 class TokenizerProcess:
-    """Asks about the `files` of `model`; the first process may be `ready` made. At most one process at a time."""
+    """Asks a process about the `files` of `model`, one process at a time. `ready` may be the first one."""
 
     def __init__(
         self, model: str, files: Mapping[str, bytes], limits: TokenizerLimits, ready: ChildProcess | None = None
@@ -96,10 +96,9 @@ class TokenizerProcess:
             (self._held.folder / name).write_bytes(payload)
 
     def ask(self, what: str, **values: Any) -> Any:
-        """Return the worker's answer to one of its requests. Raises ConfigError, and IntegrityError for files without
-        sense.
+        """Return the worker's answer to a request. Raises ConfigError, and IntegrityError for invalid files.
 
-        A process that takes too long, or too much memory, is killed, and the next request gets a new one.
+        A process that takes too long or too much memory is killed. The next request starts a new one.
         """
         child = self._held.child
         try:
@@ -121,7 +120,7 @@ class TokenizerProcess:
             ) from None
 
     def close(self) -> None:
-        """Kill the process, in mid-request too. A second call does nothing."""
+        """Kill the process, even during a request. A second call does nothing."""
         self._end()
 
     def _answer(self, child: ChildProcess, what: str, values: Mapping[str, Any], within_s: float) -> Any:
@@ -137,7 +136,7 @@ class TokenizerProcess:
 
 
 def read_reply(model: str, reply: Any) -> Any:
-    """Return the answer in a reply of the process. Raises ConfigError or IntegrityError, as it says."""
+    """Return the answer in a reply of the process, or raise the ConfigError or IntegrityError in it."""
     match reply:
         case {"answer": answer}:
             return answer
@@ -145,11 +144,11 @@ def read_reply(model: str, reply: Any) -> Any:
             raise ConfigError(message, remedy=remedy, field=field if field in _FIELDS else "")
         case {"error": IntegrityError.code, "message": str(message), "remedy": str(remedy)}:
             raise IntegrityError(message, remedy=remedy)
-    raise IntegrityError(f"the process of the tokenizer of {model} answers without sense")
+    raise IntegrityError(f"the tokenizer process of {model} gave an invalid answer")
 
 
 class _OwnedProcess:
-    """The process and the folder of a tokenizer, which a finalizer frees if `close` was not called."""
+    """The process and the folder of a tokenizer. A finalizer frees them if `close` was not called."""
 
     def __init__(self, child: ChildProcess | None) -> None:
         self.child = child
@@ -158,14 +157,14 @@ class _OwnedProcess:
         self._has_ended = False
 
     def start(self, limits: TokenizerLimits) -> ChildProcess:
-        """Start the child. Raises SessionError after the end."""
+        """Start the child. Raises SessionError after `end`."""
         with self._lock:
             self._check()
             self.child = start_child(limits)
             return self.child
 
     def forget(self) -> None:
-        """Forget the child, which is gone. Raises SessionError where that was the end."""
+        """Forget the child, which has died. Raises SessionError after `end`."""
         with self._lock:
             self._check()
             self.child = None
@@ -187,8 +186,7 @@ def _closed() -> SessionError:
 
 
 class TokenizerQueue:
-    """Ask a process one request after another, from a thread of its own, so that waiting requests block no other
-    thread."""
+    """Asks a process one request after another, from one thread, so that waiting requests block no other thread."""
 
     def __init__(self, model: str, process: TokenizerProcess) -> None:
         self._model = model
@@ -205,7 +203,7 @@ class TokenizerQueue:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, asking)
         except TimeoutError:
             raise SessionError(
-                f"the tokenizer of {self._model} is busy with others' requests", remedy="ask again in a moment"
+                f"the tokenizer of {self._model} is busy with other requests", remedy="ask again in a moment"
             ) from None
 
     def close(self) -> None:
@@ -216,7 +214,8 @@ class TokenizerQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class ModelAssets:
-    """`table` has the tokens' bytes where a text is made of them; else the process decodes."""
+    """What a client needs of a model. With a `table`, texts are decoded from the tokens' bytes; otherwise the process
+    decodes."""
 
     shape: ModelShape
     context_tokens: int
@@ -226,19 +225,19 @@ class ModelAssets:
     queue: TokenizerQueue
 
     async def encode(self, prompt: str) -> list[int]:
-        """Encode a text, with the tokens that the tokenizer puts before it, if any.
+        """Encode a text, with the special tokens that the tokenizer adds, if any.
 
-        Raises ConfigError, as all methods that ask the process.
+        Raises ConfigError, as do all methods that ask the process.
         """
         return self._ids(await self.queue.ask("encode", prompt=prompt))
 
     async def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), template_kwargs: Message = NOTHING
     ) -> list[int]:
-        """Encode by the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
+        """Encode with the model's chat template, or, without one, as lines `role: content` with `assistant:` at the
+        end.
 
-        Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
-        `template_kwargs`.
+        Raises ConfigError if the template refuses these messages, or does not use tools or a name in `template_kwargs`.
         """
         asked = {
             "messages": [dict(message) for message in messages],
@@ -259,14 +258,14 @@ class ModelAssets:
         return self._texts(texts, len(sequences))
 
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Return each token's own bytes; those of half a character too, where the tokenizer writes bytes."""
+        """Return each token's own bytes, which may be a part of a character."""
         if self.table is not None:
             return [self.table.token_bytes(token_id) for token_id in token_ids]
         reply = await self.queue.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])
         return [text.encode("latin-1") for text in self._texts(reply, len(token_ids))]
 
     def close(self) -> None:
-        """End the process; nothing can be asked after this. A second call does nothing."""
+        """End the process; no request is possible afterwards. A second call does nothing."""
         self.queue.close()
 
     def _ids(self, reply: Any) -> list[int]:
@@ -281,7 +280,7 @@ class ModelAssets:
 
 
 async def open_assets(model: str, revision: str, process: TokenizerProcess) -> ModelAssets:
-    """Load the tokenizer that `process` is for. Raises IntegrityError if the files make no sense; then it is closed."""
+    """Load the tokenizer of `process`. If that fails, `process` is closed. Raises IntegrityError for invalid files."""
     queue = TokenizerQueue(model, process)
     try:
         return assets_of(model, revision, await queue.ask("load"), queue)
@@ -291,8 +290,8 @@ async def open_assets(model: str, revision: str, process: TokenizerProcess) -> M
 
 
 def assets_of(model: str, revision: str, reply: Any, queue: TokenizerQueue) -> ModelAssets:
-    """Return what the process answers to `load`, which is as untrusted as the files. Raises IntegrityError if it makes
-    no sense."""
+    """Return the assets in the process's answer to `load`, which is as untrusted as the files. Raises IntegrityError if
+    it is invalid."""
     try:
         return ModelAssets(
             shape=ModelShape(
@@ -303,7 +302,7 @@ def assets_of(model: str, revision: str, reply: Any, queue: TokenizerQueue) -> M
                 vocab_size=reply["vocab_size"],
             ),
             context_tokens=check_int(reply["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
-            # some models name end tokens beyond their vocabulary, which never come
+            # some models name end tokens beyond their vocabulary, which never occur
             end_ids=frozenset(i for i in _end_ids(reply["end_ids"]) if 0 <= i < reply["vocab_size"]),
             table=None if reply["table"] is None else table_from_json(reply["table"]),
             has_chat_template=reply["has_chat_template"] is True,
@@ -324,7 +323,7 @@ async def fetch_files(network: Network, model: str, revision: str, peer_id: str)
     except PeerError:
         raise
     except SwarmError as error:
-        # its own trouble, whatever it calls it: another server may have none
+        # any error is this server's own: another server may have none
         raise PeerError(error.message, peer_id=peer_id) from error
     if response.revision != revision:
         raise PeerError(f"the server has another revision of {model}", peer_id=peer_id)

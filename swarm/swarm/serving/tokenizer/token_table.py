@@ -1,6 +1,6 @@
-"""The bytes of every token, so that a stream is decoded without asking the process that holds the tokenizer.
+"""The bytes of every token, so that a stream is decoded without the tokenizer's process.
 
-Tokenizers with a byte-level alphabet (ByteLevel; GPT-2's: Radford et al. 2019) write each byte as one printable
+Tokenizers with a byte-level alphabet (ByteLevel; from GPT-2, Radford et al. 2019) write each byte as one printable
 character, and a text is the bytes of its tokens. Tokenizers with byte fallback (SentencePiece: Kudo and Richardson
 2018, arXiv 1808.06226) write single bytes as `<0xE2>`, and all other tokens are text. The table is exact for these two
 decoders of the tokenizers library; other tokenizers have none. No state.
@@ -22,10 +22,10 @@ SPACE = "\u2581"
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 MAX_TABLE_TOKENS = 2**20
-"""Four times the largest vocabularies."""
+"""Four times the size of the largest vocabularies."""
 
 MAX_TABLE_BYTES = 16 * 2**20
-"""Ten times what the largest vocabularies take."""
+"""Ten times the bytes of the largest vocabularies."""
 
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:
@@ -36,20 +36,20 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
             return byte
         if _is_byte_level(tokenizer) and (data := byte_level_bytes(written)) is not None:
             return data
-        if written.startswith(SPACE):  # decoding would drop it from a text's beginning
+        if written.startswith(SPACE):  # decoding would drop the space at the beginning of a text
             return written.replace(SPACE, " ").encode()
     text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
     return text.encode(errors="replace")
 
 
 def fallback_byte(written: str) -> bytes | None:
-    """Return the byte that `<0xE2>` stands for; None for another token."""
+    """Return the byte of a token such as `<0xE2>`; None for another token."""
     match = _FALLBACK.fullmatch(written)
     return bytes([int(match[1], 16)]) if match else None
 
 
 def byte_level_bytes(written: str) -> bytes | None:
-    """Return the bytes of a token in the byte-level alphabet; None for one that is not written in it."""
+    """Return the bytes of a token in the byte-level alphabet; None if it has another character."""
     bytes_by_character = _bytes_by_character()
     try:
         return bytes([bytes_by_character[character] for character in written])
@@ -68,7 +68,8 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 @functools.cache
 def _bytes_by_character() -> Mapping[str, int]:
-    """Printable Latin-1 characters stand for themselves, the other bytes for the characters from 256 on, in order."""
+    """Return the byte of each character: printable Latin-1 characters are themselves, and characters from 256 the other
+    bytes."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -76,9 +77,9 @@ def _bytes_by_character() -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """`data[bounds[i]:bounds[i + 1]]` are token i's bytes; a decoded text leaves `special` ones out.
+    """`data[bounds[i]:bounds[i + 1]]` are the bytes of token i. Decoded texts leave out `special` tokens.
 
-    `single`: with byte fallback, the tokens that stand for one byte, else None. `strips_first`: a text's first space is
+    `single`: the tokens of single bytes, with byte fallback, else None. `strips_first`: a text's first space is
     dropped.
     """
 
@@ -89,7 +90,7 @@ class TokenTable:
     strips_first: bool = False
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes; empty for an id that is no token."""
+        """Return a token's bytes; empty for an id without a token."""
         if not 0 <= token_id < len(self.bounds) - 1:
             return b""
         return self.data[self.bounds[token_id] : self.bounds[token_id + 1]]
@@ -136,10 +137,10 @@ def table_of(pieces: Sequence[bytes], special: Iterable[int], single: Iterable[i
 
 
 def table_from_json(reply: Any) -> TokenTable:
-    """Raises ValueError, TypeError or KeyError for what is no table within the bounds."""
+    """Return the table in `reply`. Raises ValueError, TypeError or KeyError if it is invalid or too large."""
     data, lengths = reply["data"].encode("latin-1"), _ids(reply["lengths"], MAX_TABLE_BYTES)
     if len(lengths) > MAX_TABLE_TOKENS or len(data) > MAX_TABLE_BYTES or sum(lengths) != len(data):
-        raise ValueError("the table of tokens has another size than it says")
+        raise ValueError("the token table has another size than it says")
     single = reply["single"]
     return TokenTable(
         data=data,
@@ -157,7 +158,7 @@ def _ids(values: Any, limit: int) -> list[int]:
 
 
 def _characters(run: bytes) -> str:
-    """Return the characters. Bytes that are no text are shown as U+FFFD, each of them."""
+    """Return the text of a run of bytes. If it is not UTF-8, each byte becomes U+FFFD."""
     try:
         return run.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
 """The process that holds one model's tokenizer and chat template, which are untrusted input.
 
-It answers one request after another, as JSON, until its pipe ends. Its limits are set before it reads the first
-untrusted byte: memory once, and CPU time for each request, so that a request whose caller gave up ends as well. It runs
-no code from the files, opens no other file that they name, and builds no list as long as they claim. Everything else
-that transformers, the tokenizers library and jinja do with them is bounded by these limits only.
+It answers one request after another, as JSON, until its pipe ends. It limits its memory before it reads the first
+untrusted byte, and its CPU time for each request, so that a request ends even after its caller gave up. It runs no code
+from the files, opens no other file that they name, and allocates no list of a size that they claim. Only the limits
+bound everything else that transformers, the tokenizers library and jinja do with the files.
 `swarm.serving.tokenizer.model_assets` is the parent's side.
 """
 
@@ -47,15 +47,15 @@ from swarm.temporary_folder import temporary_folder
 MAX_OPEN_FILES = 64
 
 MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
-"""A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
+"""Maximum tokens of a prompt: more fit no model, and their ids would fill the pipe."""
 
 NUM_COMPARED = 256
-"""Tokens whose text the table and the tokenizer are compared by."""
+"""Number of tokens by whose text the table and the tokenizer are compared."""
 
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-"""Names of transformers' own parameters, which are no values for a template."""
+"""Names of transformers' own parameters, which cannot be template variables."""
 
 _FALLBACK = [
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
@@ -85,13 +85,13 @@ def main(fd: int, memory_bytes: int) -> None:
 
 
 class TokenizerAnswers:
-    """Answers requests, of which the first is to load the files in the current directory."""
+    """Answers requests. The first one must load the files."""
 
     def __init__(self) -> None:
         self._loaded: LoadedTokenizer
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request, with what went wrong if it failed. Raises MemoryError."""
+        """Answer one request, with the error if it fails. Raises MemoryError."""
         try:
             return {"answer": self._answer(request)}
         except SwarmError as error:
@@ -99,11 +99,11 @@ class TokenizerAnswers:
             return {"error": error.code, "message": error.message, "remedy": error.remedy, "field": field}
         except (MemoryError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # a panic of the tokenizers library is no Exception
+        except BaseException as error:  # a panic of the tokenizers library is not an Exception
             return {
                 "error": ConfigError.code,
-                "message": f"the tokenizer of {request['model']} cannot take this: {one_line(error)}",
-                "remedy": "use other words or another model",
+                "message": f"the tokenizer of {request['model']} cannot process this: {one_line(error)}",
+                "remedy": "use another text or another model",
                 "field": "prompt",
             }
 
@@ -124,9 +124,9 @@ class TokenizerAnswers:
 
 
 def _end_with_parent(fd: int) -> None:
-    """End with the parent, in mid-request too; while the GIL is held, the limit of CPU time ends the process."""
+    """End this process with its parent, even during a request. While the GIL is held, only the CPU limit ends it."""
     parent = select.poll()
-    parent.register(fd, 0)  # reports only that the other end is gone
+    parent.register(fd, 0)  # reports only that the other end is closed
     parent.poll()
     os._exit(1)
 
@@ -138,12 +138,12 @@ def _limit(memory_bytes: int) -> None:
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
-        with suppress(OSError, ValueError):  # where a system has no such limit; the parent looks at the memory, too
+        with suppress(OSError, ValueError):  # some systems lack a limit; the parent also watches the memory
             resource.setrlimit(what, (most, most))
 
 
 def _limit_processor(within_s: float) -> None:
-    """SIGXCPU ends the process some time after the parent has given up."""
+    """Let SIGXCPU end the process some time after the parent has given up."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most_s = int(used.ru_utime + used.ru_stime + within_s) + 2
     with suppress(OSError, ValueError):
@@ -152,21 +152,21 @@ def _limit_processor(within_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTokenizer:
-    """`about` are the numbers of the config that a client needs, unchecked."""
+    """A loaded tokenizer. `about` has the values of the config that a client needs, unchecked."""
 
     model: str
     about: Mapping[str, Any]
     tokenizer: Any
 
     def encode(self, prompt: str) -> list[int]:
-        """Encode a text, with the tokens that the tokenizer puts before it, if any."""
+        """Encode a text, with the special tokens that the tokenizer adds, if any."""
         return self._bounded(self.tokenizer(prompt)["input_ids"])
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message], template_kwargs: Message) -> list[int]:
-        """Encode by the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
+        """Encode with the model's chat template, or, without one, as lines `role: content` with `assistant:` at the
+        end.
 
-        Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
-        `template_kwargs`.
+        Raises ConfigError if the template refuses these messages, or does not use tools or a name in `template_kwargs`.
         """
         try:
             names = self._template_names(tools)
@@ -180,11 +180,11 @@ class LoadedTokenizer:
             ) from error
         for name in template_kwargs:
             if name not in names or (name in _RESERVED and name != "add_generation_prompt"):
-                message = f"the chat template of {self.model} knows no {name}"
+                message = f"the chat template of {self.model} does not use {name}"
                 raise ConfigError(message, remedy="leave it out", field="template_kwargs")
         if tools and "tools" not in names:
             raise ConfigError(
-                f"the chat template of {self.model} takes no tools", remedy="leave them out", field="tools"
+                f"the chat template of {self.model} does not support tools", remedy="leave them out", field="tools"
             )
         if not self.tokenizer.chat_template:
             lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
@@ -199,7 +199,7 @@ class LoadedTokenizer:
             )
         except MemoryError:
             raise
-        except Exception as error:  # the template is the model's, and raises what it likes
+        except Exception as error:  # the model's template may raise anything
             raise ConfigError(
                 f"the model's chat template refuses these messages: {one_line(error)}",
                 remedy="send roles and an order that the model knows, such as user and assistant in turn",
@@ -208,7 +208,7 @@ class LoadedTokenizer:
         return self._bounded(encoded)
 
     def _template_names(self, tools: Sequence[Message]) -> Collection[str]:
-        """Return the names that the chat template looks up; what it merely contains as text is none."""
+        """Return the variables that the chat template looks up. Words in its text do not count."""
         if not self.tokenizer.chat_template:
             return ()
         template = self.tokenizer.get_chat_template(tools=list(tools) or None)
@@ -219,12 +219,12 @@ class LoadedTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's own bytes; those of half a character too, where the tokenizer writes bytes."""
+        """Return a token's own bytes, which may be a part of a character."""
         return token_bytes(self.tokenizer, token_id)
 
     def table(self) -> TokenTable | None:
-        """Make the table; None for a tokenizer whose decoder is not a list of bytes or texts, or has been changed."""
-        # a class of its own may decode as it likes
+        """Make the table; None for a tokenizer whose decoder a table cannot replace."""
+        # a subclass may decode in another way
         is_plain = getattr(type(self.tokenizer), "_decode", None) is TokenizersBackend._decode
         if not (is_plain and type(self.tokenizer).decode is PreTrainedTokenizerBase.decode):
             return None
@@ -250,7 +250,8 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
-    """Load what SMALL_FILES of `model` in `directory` say. Raises IntegrityError if they make no sense."""
+    """Load the tokenizer and config from SMALL_FILES of `model` in `directory`. Raises IntegrityError if they are
+    invalid."""
     try:
         files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name in SMALL_FILES}
         if "tokenizer_config.json" in files:
@@ -258,7 +259,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
         check_counts(json.loads(files.get("config.json", b"{}")))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-        tokenizer("a")  # a tokenizer that cannot take even this is refused here
+        tokenizer("a")  # a tokenizer that fails even here is refused
         about = {
             "num_blocks": int(config.num_hidden_layers),
             "hidden_size": int(config.hidden_size),
@@ -270,7 +271,9 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
         return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # whatever a library makes of a stranger's files; a panic of Rust is no Exception
+    except (
+        BaseException
+    ) as error:  # libraries raise anything for a stranger's files; a panic of Rust is not an Exception
         raise IntegrityError(
             f"the files of {model} cannot be used: {one_line(error)}",
             remedy="its servers may be broken; use another model",
@@ -292,7 +295,7 @@ def warm_up() -> None:
 
 
 def _without_paths(settings: bytes) -> bytes:
-    """Return the tokenizer settings without the files that they name, which transformers would read wherever they
+    """Return the tokenizer settings without the file names in them. transformers would read these files wherever they
     are."""
     kept = {key: value for key, value in json.loads(settings).items() if not key.endswith(("_file", "_files"))}
     return json.dumps(kept).encode()
@@ -311,7 +314,7 @@ def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[in
 
 
 def _decoder_parts(decoder: Any) -> str | None:
-    """Return which of the decoders that a table can replace this is, if any."""
+    """Return the kind of decoder if a table can replace it, else None."""
     if decoder is None:
         return None
     state = json.loads(decoder.__getstate__())

@@ -291,9 +291,9 @@ def test_engine_that_is_closed_refuses_work_also_that_which_waited_for_its_threa
         engine.close(wait=False)
         go_on.set()
         assert await running
-        with pytest.raises(PeerRefused, match="computes no more"):
+        with pytest.raises(PeerRefused, match="has stopped computing"):
             await waiting
-        with pytest.raises(PeerRefused, match="computes no more"):
+        with pytest.raises(PeerRefused, match="has stopped computing"):
             await engine.in_thread(int)
 
     asyncio.run(run())

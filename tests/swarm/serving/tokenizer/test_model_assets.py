@@ -119,7 +119,7 @@ CHATS = {
         (
             30.0,
             [
-                ("prompt", "a" * 60, "cannot take this"),
+                ("prompt", "a" * 60, "cannot process this"),
                 ("prompt", "b", r"exceeded its limits: it needed over 0\.5 GiB"),
                 ("chat", "large", r"exceeded its limits: it needed over 0\.5 GiB"),
                 ("chat", "deep", "refuses these messages"),

@@ -1,1 +1,1 @@
-"""A model on one server: its files, the blocks it reads of them, and what they take on this machine."""
+"""A model on one server: its files, the blocks that the server loads, and how they are computed."""

@@ -1,14 +1,15 @@
-"""Attention of one batch's pieces over a paged pool, and the caches through which transformers' modules write to it.
+"""Attention of a batch's pieces over a paged pool, and the caches through which transformers' modules write to the
+pool.
 
-transformers' modules hand a cache each block's new keys and values, which it writes into the pool, and then call the
-attention function of their config. Under RAGGED that is `ragged_attention`, which computes all pieces of the batch at
-once; transformers makes no mask for a function it does not know. `GatheredCache` serves families that cannot be run so:
-one piece at a time, through transformers' own attention and masks.
+transformers' modules pass each block's new keys and values to a cache, which writes them to the pool, and then call the
+attention function of their config. With RAGGED this is `ragged_attention`, which computes all pieces of the batch at
+once; transformers makes no mask for a function that it does not know. `GatheredCache` is for families that cannot run
+this way: it takes one piece at a time, for transformers' own attention and masks.
 
-How keys are read was chosen by measuring decodes of 1 and 16 sequences over 64, 512 and 2048 positions on a CPU. Pages
-that follow one another are read in place (7 times as fast as copying them at 16 x 2048); other pages are copied
-together first. Decodes over few positions share one padded call (twice as fast at 16 x 64, where calls cost more than
-copies). An accelerator pads all decodes, as far as memory allows.
+Measurements of decodes of 1 and 16 sequences over 64, 512 and 2048 positions on a CPU determined how keys are read.
+Consecutive pages are read in place (7 times as fast as a copy at 16 x 2048); other pages are first copied together.
+Decodes over few positions share one padded call (twice as fast at 16 x 64, where calls cost more than copies). An
+accelerator pads all decodes, as far as memory allows.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; windows as in Mistral, arXiv:2310.06825; sinks as in
 gpt-oss; capped logits as in Gemma 2, arXiv:2408.00118.
@@ -32,17 +33,17 @@ from swarm.serving.model.batch import SequenceRows
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 
 SHORT_TOKENS = 128
-"""Decodes over no more positions share one padded call on a CPU."""
+"""Maximum positions of decodes that share one padded call on a CPU."""
 
 MAX_PADDED_TOKENS = 2**18
-"""Positions, with padding, that an accelerator copies together for one call."""
+"""Maximum positions, with padding, that an accelerator copies together for one call."""
 
 RAGGED = "swarm_ragged"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """Settings of a family's attention besides softmax(scale q k) v."""
+    """How a family's attention extends softmax(scale q k) v: scale, window, cap of the logits, and sinks."""
 
     scale: float | None
     window: int | None
@@ -52,10 +53,10 @@ class AttentionSettings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Rows that one call computes: a piece alone, or (`is_padded`) B decodes together.
+    """Rows that one call computes: one piece, or (`is_padded`) B decodes together.
 
-    `seen` is where their keys lie: slots of the pool, or the ids [B, pages] of pages. `mask` is [T, L] or
-    [B, 1, 1, L], None where everything, or with `is_causal` everything up to itself, is seen.
+    `seen` are the slots of their keys in the pool, or the ids [B, pages] of their pages. `mask` is [T, L] or [B, 1, 1,
+    L]. None: each row sees all positions, or with `is_causal` those up to its own.
     """
 
     rows: slice | Tensor
@@ -66,7 +67,7 @@ class AttentionCall:
 
 
 def plan(pieces: Sequence[SequenceRows], window: int | None, device: torch.device) -> list[AttentionCall]:
-    """Choose the calls that compute the rows of `pieces`, together every row once."""
+    """Choose the calls that together compute every row of `pieces` once."""
     longest = max(s.position + 1 for s in pieces)
     is_short = longest <= SHORT_TOKENS
     if device.type != "cpu":
@@ -99,7 +100,8 @@ def _alone(piece: SequenceRows, rows: slice, window: int | None, device: torch.d
 
 
 def _together(decodes: Sequence[tuple[int, SequenceRows]], window: int | None, device: torch.device) -> AttentionCall:
-    """Pad with the piece's own first page, so that numbers of two sequences never meet."""
+    """Make one padded call. The padding is the piece's own first page, so that numbers of two sequences are never
+    combined."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for _, piece in decodes]
     longest = max(num_pages)
     pages = [
@@ -116,13 +118,13 @@ def _together(decodes: Sequence[tuple[int, SequenceRows]], window: int | None, d
 
 
 def _mask(positions_T: Tensor, seen_L: Tensor, window: int | None) -> Tensor:
-    """Return a mask that is True where a row may look."""
+    """Return a mask that is True for the positions that a row sees."""
     mask_TL = seen_L <= positions_T[:, None]
     return mask_TL & (seen_L > positions_T[:, None] - window) if window else mask_TL
 
 
 def _where(piece: SequenceRows, begin: int, end: int, device: torch.device) -> slice | Tensor:
-    """Return the slots of positions [begin, end): a slice if their pages follow one another."""
+    """Return the slots of positions [begin, end): a slice if their pages are consecutive."""
     first_page, num_pages = begin // PAGE_TOKENS, -(-end // PAGE_TOKENS)
     pages = list(piece.pages[first_page:num_pages])
     if pages == list(range(pages[0], pages[0] + len(pages))):
@@ -141,7 +143,8 @@ def slots_of(piece: SequenceRows, begin: int, end: int) -> Tensor:
 def compute(
     part: AttentionCall, query_NQD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, how: AttentionSettings
 ) -> Tensor:
-    """Returns [rows of the part, Q, D]. Queries that share a head of keys are rows of one head, which saves copies."""
+    """Return [rows of the part, Q, D]. Queries that share a head of keys become rows of one head, which saves
+    copies."""
     num_rows, num_heads = query_NQD.shape[:2]
     keys, values = _seen(part, keys_SKD), _seen(part, values_SKD)
     num_kv_heads = keys.shape[1]
@@ -195,7 +198,7 @@ _current: ContextVar[RaggedCache | None] = ContextVar("pass", default=None)
 
 
 class ShapeRecorder(Cache):  # type: ignore[misc]
-    """Records the shapes of what each block would keep, and keeps nothing."""
+    """Records the shapes of what each block would cache, and caches nothing."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -213,7 +216,7 @@ class ShapeRecorder(Cache):  # type: ignore[misc]
 
 
 class PoolCache(Cache):  # type: ignore[misc]
-    """A transformers cache whose entries lie in a pool's pages. Holds the slots of one pass's rows."""
+    """A transformers cache whose entries are in a pool's pages. Has the slots of one pass's rows."""
 
     def __init__(self, pool: KVPool, pieces: Sequence[SequenceRows]) -> None:
         super().__init__(layers=[])
@@ -230,7 +233,7 @@ class PoolCache(Cache):  # type: ignore[misc]
         return torch.cat(rows)[None].to(self._device)
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write `keys` and `values` to the cache. `keys` and `values` are [1, K, N, D]."""
+        """Write `keys` and `values`, [1, K, N, D], to the pool."""
         self._pool.keys_SKD[layer].index_copy_(0, self._slots_N, keys[0].transpose(0, 1))
         self._pool.values_SKD[layer].index_copy_(0, self._slots_N, values[0].transpose(0, 1))
         if len(self._unused_S):
@@ -239,10 +242,10 @@ class PoolCache(Cache):  # type: ignore[misc]
 
 
 def _unused(piece: SequenceRows) -> Tensor:
-    """Return the slots behind the piece's rows in a page that they begin.
+    """Return the slots after the piece's rows in a page that they begin.
 
-    Whole pages are read and what lies behind a row is masked, but a number that is not finite, left there by a sequence
-    that failed, would pass through any mask.
+    Whole pages are read, and positions after a row are masked. But a number that is not finite, left there by a failed
+    sequence, would pass any mask.
     """
     end = piece.position + piece.num_tokens
     page_start = (end - 1) // PAGE_TOKENS * PAGE_TOKENS
@@ -251,7 +254,7 @@ def _unused(piece: SequenceRows) -> Tensor:
 
 
 class GatheredCache(PoolCache):
-    """One piece alone, its entries copied together for attention functions and masks of transformers' own."""
+    """The cache of one piece, copied together for transformers' own attention functions and masks."""
 
     def __init__(self, pool: KVPool, piece: SequenceRows) -> None:
         super().__init__(pool, [piece])
@@ -275,7 +278,7 @@ class GatheredCache(PoolCache):
 
 
 class RaggedCache(PoolCache):
-    """The cache of all pieces of a batch in one pass. Use as a context around the model's forward."""
+    """The cache of all pieces of a batch in one pass. Use it as a context around the model's forward."""
 
     def __init__(self, pool: KVPool, pieces: Sequence[SequenceRows]) -> None:
         super().__init__(pool, pieces)
@@ -298,9 +301,9 @@ class RaggedCache(PoolCache):
         return key_states, value_states
 
     def attend(self, query: Tensor, keys: Tensor, how: AttentionSettings) -> Tensor:
-        """Attend by `query` [1, Q, N, D] over what `update` has just written. Returns [1, N, Q, D].
+        """Compute the attention of `query` [1, Q, N, D] over what `update` has just written. Returns [1, N, Q, D].
 
-        Raises NotImplementedError if the block has changed its keys since.
+        Raises NotImplementedError if the block has changed its keys since then.
         """
         if keys is not self._keys:
             raise NotImplementedError("keys are changed after they were cached")
@@ -327,9 +330,9 @@ def ragged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **others: Any,  # transformers passes on whatever a model was called with
+    **others: Any,  # transformers passes all arguments of the model's call
 ) -> tuple[Tensor, None]:
-    """Run as transformers' attention function for modules that run within a RaggedCache."""
+    """The attention function for transformers' modules within a RaggedCache context."""
     cache = _current.get()
     assert cache is not None, "ragged attention outside of a pass"
     if others.get("position_bias") is not None:

@@ -1,6 +1,6 @@
-"""A batch: the rows of many sequences, packed one after another, that one pass over a span's weights computes.
+"""A batch: the rows of many sequences, one after another, which one pass over a span's weights computes.
 
-It is a value: the engine chooses it and `span` runs it. Legend of shapes: N rows of all pieces, H hidden size.
+A value that the engine makes and `span` runs. Legend of shapes: N rows of all pieces, H hidden size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Want(IntEnum):
 class SequenceRows:
     """One piece of a batch: rows of one sequence.
 
-    `position` is the position of its first row, so it is how many positions its pages hold already. `pages` are the
-    ids of the pages that hold positions [0, position + num_tokens), in order; more of them do no harm.
+    `position` is that of the first row, and so the number of positions that are already in the pages. `pages` are the
+    ids of the pages for positions [0, position + num_tokens), in order; there may be more.
     """
 
     num_tokens: int
@@ -36,10 +36,10 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows to run through blocks [start, end), which lie within the span's.
+    """Rows to run through blocks [start, end) of a span.
 
-    `x` is int64 token ids [N] where `start` is the model's first block, else hidden states [N, H] of any float type.
-    No two pieces may write the same page.
+    `x` is int64 token ids [N] if `start` is the model's first block, else hidden states [N, H] of any float type. No
+    two pieces may write the same page.
     """
 
     x: Tensor

@@ -1,9 +1,9 @@
-"""Decide from a model's config alone whether its blocks can be served, before any weights are there.
+"""Decides from a model's config alone whether its blocks can be served, before weights are downloaded.
 
-The config is shrunk to a miniature that computes the same way: fewer blocks, narrower, with few experts, the same kinds
-of blocks, switches and factors. The miniature gets random weights and goes the way of a served model: it is written to
-a directory, loaded in two spans, and fed in pieces and token by token. The result is compared with transformers' own
-model. Blocks for about a second; results are cached.
+The config is shrunk to a miniature that computes in the same way: fewer and narrower blocks and few experts, but the
+same kinds of blocks, switches and factors. The miniature gets random weights, and is treated like a served model:
+written to a directory, loaded as two spans, and run in pieces and token by token. The result is compared with
+transformers' own model. Blocks for about a second; results are cached.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from swarm.temporary_folder import temporary_folder
 from swarm.threads import BUILDING
 
 MAX_VALUES = 16 * 2**20
-"""Limit of a miniature's weights: a larger one has sizes that are not known here."""
+"""Maximum weights of a miniature: a larger one has sizes that this module does not know."""
 
 _STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
-"""Tokens of each pass: prompts in pieces, then an answer, together beyond a miniature's windows."""
+"""Tokens of each pass: a prompt in pieces, then an answer. Together they exceed a miniature's windows."""
 
 _TOLERANCE = 1e-3
 
 _SEEDS = (0, 1)
-"""Seeds of two miniatures, one of which must agree: a router may score two experts equally, and rounding decides."""
+"""Seeds of two miniatures, of which one must agree: a router may score two experts equally, so that rounding
+decides."""
 
 MAX_BLOCKS = 6
 
@@ -59,14 +60,15 @@ _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_k
 _DROPPED = {"id2label", "label2id", "quantization_config"}
 
 _MAX_OTHER = 64
-"""Limit of any other count, such as codebooks: a config may name a billion."""
+"""Limit of other counts, such as codebooks: a config may claim a billion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFamily:
     """A model that can be served. `family` is transformers' `model_type`.
 
-    `untried` says why its blocks could not be tried out from the config; then they are when they are loaded.
+    `untried` is the reason why its blocks could not be tried with the config alone. They are then tried when they are
+    loaded.
     """
 
     family: str
@@ -84,19 +86,19 @@ def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> C
 
 
 def check_config(config: Any) -> CheckedFamily:
-    """Raises ConfigError for a model that cannot be served, with the reason. `config` is left as it is."""
+    """Raises ConfigError, with the reason, for a model that cannot be served. Does not change `config`."""
     check_is_model(config)
     causal_lm_class(config)
     settings = json.loads(config.to_json_string(use_diff=False))
-    settings.pop("_name_or_path", None)  # where the model lies changes nothing of what its blocks compute
+    settings.pop("_name_or_path", None)  # the model's location does not change what its blocks compute
     untried = _untried(type(config), json.dumps(settings))  # type: ignore[arg-type]
     return CheckedFamily(family=str(config.model_type), num_blocks=int(config.num_hidden_layers), untried=untried)
 
 
-@lru_cache(maxsize=64)  # `join` asks before it meets peers, and again for each span that is loaded
+@lru_cache(maxsize=64)  # `join` asks before it connects to peers, and again for each span that it loads
 def _untried(kind: Any, settings: str) -> str:
-    """Return why the config's blocks could not be tried; empty if they were. Raises ConfigError if they fail."""
-    with quiet_transformers():  # an unknown rope type, say, is told by what is raised
+    """Return why the config's blocks could not be tried; empty if they were tried. Raises ConfigError if they fail."""
+    with quiet_transformers():  # problems such as an unknown rope type are raised, so no log is needed
         config = kind.from_dict(json.loads(settings))
     try:
         try_in_parts(config)
@@ -126,12 +128,12 @@ class NotTriedError(Exception):
 
 
 def try_in_parts(config: Any) -> None:
-    """Raises ConfigError if the family of `config` gives something else in parts, NotTriedError if that is not known.
+    """Raises ConfigError if a model of `config` gives another result in parts, NotTriedError if that cannot be tried.
 
-    `config` is left as it is.
+    Does not change `config`.
     """
     if not any(_gives_the_same(config, seed) for seed in _SEEDS):
-        raise ConfigError(f"{config.model_type} gives other answers in parts than whole", remedy=OTHER_FAMILY)
+        raise ConfigError(f"{config.model_type} gives another result in parts than as a whole", remedy=OTHER_FAMILY)
 
 
 def _gives_the_same(config: Any, seed: int) -> bool:
@@ -140,7 +142,7 @@ def _gives_the_same(config: Any, seed: int) -> bool:
     with (
         temporary_folder("trial") as folder,
         quiet_transformers(),
-        threads(1, torch.get_num_threads()),  # what is so small takes many times as long on several
+        threads(1, torch.get_num_threads()),  # such small work takes many times as long on several threads
     ):
         expected_TV = _whole(config, tokens_T, generator, folder)
         try:
@@ -155,13 +157,13 @@ def _gives_the_same(config: Any, seed: int) -> bool:
 
 
 def _tokens(config: Any, generator: torch.Generator) -> Tensor:
-    """Draw token ids [T] from the vocabulary's middle: special tokens are at its ends."""
+    """Draw token ids [T] from the middle of the vocabulary, since special tokens are at its ends."""
     num_tokens, vocab = min(sum(_STEPS), context_tokens(config)), min(config.vocab_size, VOCAB)
     return torch.randint(vocab // 8, vocab - vocab // 8, (num_tokens,), generator=generator)
 
 
 def _whole(config: Any, tokens_T: Tensor, generator: torch.Generator, folder: Path) -> Tensor:
-    """Return the logits [T, V] of transformers' own model of the miniature, and save it in `folder`."""
+    """Return the logits [T, V] of transformers' own model of the miniature, and save the model in `folder`."""
     try:
         with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -243,13 +245,13 @@ _SIZES: Sequence[tuple[int, str]] = (
         "sliding_window attention_window_size local_attention window_size sliding_window_size attention_chunk_size",
     ),
 )
-"""Names of sizes, separated by spaces, and what a miniature has of each at most."""
+"""The maximum of a miniature for each size, by names separated by spaces."""
 
 _SIZE_OF = {name: size for size, names in _SIZES for name in names.split()}
 
 
 def miniature(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Shrink the `settings` of a transformers config, and those of its parts."""
+    """Return the shrunk `settings` of a transformers config and its nested configs."""
     depth = _first_int(settings, _DEPTHS)
     kept = _kept_blocks(settings, depth) if depth else []
     small: dict[str, Any] = {}
@@ -280,7 +282,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _list(name: str, values: Sequence[Any], kept: Sequence[int], depth: int) -> list[Any]:
-    """Shrink a list; one with an entry for each block keeps the entries of the kept blocks."""
+    """Shrink a list. A list with an entry for each block keeps those of the kept blocks."""
     if name in {"long_factor", "short_factor"}:
         return list(values[: _HEAD_SIZE // 2])
     if depth and len(values) == depth:
@@ -300,7 +302,7 @@ def _of_blocks(by_block: Mapping[Any, Any], kept: Sequence[int]) -> dict[str, An
 
 
 def _kept_blocks(settings: Mapping[str, Any], depth: int) -> list[int]:
-    """Return a first block of each kind that lists distinguish, and as many others as there is room for."""
+    """Return the first block of each kind that the lists distinguish, and others up to MAX_BLOCKS."""
     lists = [value for value in settings.values() if isinstance(value, list | tuple) and len(value) == depth]
     first: dict[str, int] = {}
     for block in range(depth if lists else 0):

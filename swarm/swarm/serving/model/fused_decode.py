@@ -1,20 +1,20 @@
-"""Decode through families whose blocks are like Llama's: the modules' own projections, and few loops between them.
+"""Fast decoding for families with blocks like Llama's: the modules' own projections, with few loops between them.
 
-A block of transformers' modules is some 60 small operations. Other servers run between two tokens of one server, and
-weights pass through the caches, so the code of each operation is fetched from memory again: for a small model that
-takes longer than the weights. Here a block is its matrix products, a norm, attention over the pool, and another norm. A
-family is decoded this way if its blocks have the parts by the usual names and give the same as transformers' own code
-when `span_loading` tries them. All other families, and all steps with prompts, go through transformers' modules.
+A block of transformers' modules has some 60 small operations. Between two tokens of a sequence, weights and other
+processes displace their code from the caches, so it is fetched from memory again. For a small model this takes longer
+than reading the weights. Here a block is only its matrix products, a norm, attention over the pool, and another norm. A
+family is decoded this way if its blocks have the usual parts and names, and give the same results as transformers' code
+when `span_loading` tries them. All other families, and all steps with prompts, use transformers' modules.
 
-The loops are compiled by numba, without the GIL, and cached on disk for the machine. The functions at the end are their
-source; they are not called as Python. Sums may be taken in any order, so that LLVM vectorizes them; numbers that are
-not finite stay so.
+numba compiles the loops, which run without the GIL, and caches them on disk. The functions at the end are their source,
+and are not called as Python. Sums may be computed in any order, so that LLVM vectorizes them. Numbers that are not
+finite stay so.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; rotary embeddings Su et al. 2021, arXiv:2104.09864.
-Legend of shapes: N rows (one per sequence), H hidden size, Q query heads, K heads of keys and values, A all of them
-(Q + 2K: queries, keys, values), D width of a head, R of it that is rotated, I the MLP's width, S slots of the pool, L
-positions that a row sees, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
-[S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and the pages of them all.
+Legend of shapes: N rows (one per sequence), H hidden size, Q query heads, K heads of keys and values, A all heads (Q +
+2K: queries, keys, values), D width of a head, R its rotated part, I the MLP's width, S slots of the pool, L positions
+that a row sees, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values [S, K, D].
+`places` [N, 2 + P] has for each row the first position that it sees, its own position, and the pages up to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PARTS = (
 
 
 _TABLE_TOKENS = 4096
-"""Positions of which the rotation is kept: some megabytes."""
+"""Positions whose rotation is cached: some megabytes."""
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -56,15 +56,15 @@ _PAGE = PAGE_TOKENS
 _FLAGS = {"reassoc", "contract", "arcp", "nsz"}
 
 _AHEAD = 4
-"""Positions whose keys or values are asked for before they are read. A processor reads ahead by itself, but not from
-one page of 4 KiB into the next, and a position takes half of one or more."""
+"""Positions by which keys and values are prefetched. Processors prefetch by themselves, but not from one 4 KiB page
+into the next, and a position takes half a page or more."""
 
 _LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FusedKernels:
-    """The compiled loops of a block: the norm, writing keys and values to the pool, and attention over it."""
+    """The compiled loops of a block: the norm, the writing of keys and values to the pool, and attention over it."""
 
     add_norm: Callable[[Floats, Floats, Floats, float, Floats], None]
     remember: Callable[[Floats, Pair, Pair, Ints], None]
@@ -73,16 +73,17 @@ class FusedKernels:
 
 @functools.cache
 def kernels() -> FusedKernels | None:
-    """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
+    """Return the kernels; None if they cannot be compiled. The first use on a machine compiles them, in some
+    seconds."""
     try:
         return _compiled_kernels()
-    except Exception as error:  # of numba's own kinds, too, where a later version no longer knows what we ask for
-        logger.warning("decoding is slower here than it could be, because numba cannot be used: %s", error)
+    except Exception as error:  # numba's own errors, too: a later version may lack what is used here
+        logger.warning("decoding is slower on this machine, because numba cannot be used: %s", error)
         return None
 
 
 class FusedBlocks:
-    """Runs rows of decodes through `blocks`, whose `rotary` embedding is the model's."""
+    """Runs rows of decodes through `blocks`. `rotary` is the model's rotary embedding."""
 
     def __init__(self, blocks: Sequence[Any], rotary: Any, found: FusedKernels) -> None:
         self._blocks = [_FusedBlock(block, found) for block in blocks]
@@ -90,7 +91,7 @@ class FusedBlocks:
         self._table: Pair | None = None
 
     def run(self, x_NH: Tensor, pieces: Sequence[SequenceRows], pool: KVPool, first: int, end: int) -> Tensor:
-        """Run through blocks `first` to `end`, counted from the span's. `x_NH` float32; every piece is one row."""
+        """Run `x_NH`, float32, through blocks [first, end), counted from the span's first. Each piece has one row."""
         rotation = self._rotation(x_NH, [piece.position for piece in pieces])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)
@@ -102,8 +103,8 @@ class FusedBlocks:
         return torch.from_numpy(hidden_NH + delta_NH)
 
     def _rotation(self, x_NH: Tensor, positions: Sequence[int]) -> Pair:
-        """Return the rotation of each row. The model's embedding is a dozen small operations, so that those of the
-        first positions are kept."""
+        """Return the rotation of each row. The model's embedding takes a dozen small operations, so the rotations of
+        the first positions are cached."""
         if max(positions) >= _TABLE_TOKENS:
             return self._rotations(x_NH, torch.tensor(positions))
         if self._table is None:
@@ -125,7 +126,7 @@ class _FusedBlock:
         self._width = int(attention.head_dim)
         self._scale = float(attention.scaling)
         config = getattr(attention, "config", None)
-        # of its own, or for all blocks
+        # the block's own window, or that of all blocks
         self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
         self._projections = attention.q_proj, attention.k_proj, attention.v_proj
         self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
@@ -136,7 +137,7 @@ class _FusedBlock:
         self._kernels = found
 
     def run(self, hidden_NH: Floats, delta_NH: Floats, rotation: Pair, cache: Pair, places: Ints) -> Floats:
-        """Adds to `hidden_NH` what came before, `delta_NH`, and returns what comes after it."""
+        """Add `delta_NH`, the previous block's output, to `hidden_NH`, and return this block's output."""
         num_keys = cache[0].shape[1]
         heads_NAD = self._heads(self._norm(hidden_NH, delta_NH, self._before), num_keys)
         num_queries = heads_NAD.shape[1] - 2 * num_keys
@@ -147,7 +148,7 @@ class _FusedBlock:
         return self._feed(self._norm(hidden_NH, attended_NH, self._between))
 
     def _heads(self, x_NH: Floats, num_keys: int) -> Floats:
-        """Return the queries, keys and values of each row, one head after another."""
+        """Return the queries, keys and values of each row, head by head."""
         if self._joined_projection is not None:
             heads_NAD = _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
         else:
@@ -160,7 +161,7 @@ class _FusedBlock:
         return heads_NAD
 
     def _feed(self, x_NH: Floats) -> Floats:
-        """Run through the MLP, or the experts."""
+        """Run the MLP or the experts."""
         if self._joined_gate is None:
             return _apply(self._mlp, x_NH[None]).reshape(x_NH.shape)
         gate_NI, up_NI = torch.from_numpy(_apply(self._joined_gate, x_NH)).chunk(2, 1)
@@ -182,7 +183,7 @@ def _norm(module: Any) -> tuple[Floats, float]:
 
 
 def _places(pieces: Sequence[SequenceRows], window: int) -> Ints:
-    """Return the `places` of the kernels. The padding behind a shorter row's pages is never read."""
+    """Return `places` for the kernels. The padding after a shorter row's pages is never read."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for piece in pieces]
     places = np.zeros((len(pieces), 2 + max(num_pages)), np.int64)
     for place, piece, num in zip(places, pieces, num_pages, strict=True):
@@ -193,12 +194,12 @@ def _places(pieces: Sequence[SequenceRows], window: int) -> Ints:
 
 
 def is_for(dtype: torch.dtype, device: str) -> bool:
-    """Return whether the loops are for computing in `dtype` on a torch `device`."""
+    """Return whether the loops can compute in `dtype` on this kind of torch `device`."""
     return dtype == torch.float32 and device == "cpu"
 
 
 def fused_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> FusedBlocks | None:
-    """Return None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
+    """Return the blocks for fused decoding; None if they are built differently, or not computed in float32 on a CPU."""
     rotary = getattr(base, "rotary_emb", None)
     if not is_for(dtype, device.type) or rotary is None:
         return None
@@ -208,13 +209,13 @@ def fused_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: t
         return None
     try:
         return FusedBlocks(blocks, rotary, found)
-    except (TypeError, ValueError, RuntimeError):  # a part of the usual name that is something else
+    except (TypeError, ValueError, RuntimeError):  # a part with the usual name may be something else
         return None
 
 
 def _uses_positions(block: Any) -> bool:
-    """Return whether its attention uses positions for more than rotation, perhaps only far beyond those that are
-    tried: Ministral 3 makes queries larger after the first 16384."""
+    """Return whether the attention uses positions for more than rotation, perhaps only beyond the positions that are
+    tried: Ministral 3 scales queries after the first 16384."""
     return "position_ids" in inspect.signature(block.self_attn.forward).parameters
 
 
@@ -226,7 +227,7 @@ def _has(block: Any, path: str) -> bool:
 
 
 def _compiled_kernels() -> FusedKernels:
-    """Compile, or take from numba's cache. ImportError where numba cannot be used."""
+    """Compile the kernels, or load them from numba's cache. Raises ImportError if numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
     import numba.extending  # noqa: PLC0415
 
@@ -246,11 +247,11 @@ def _compiled_kernels() -> FusedKernels:
 
 
 def _prefetch(array: Floats, index: int) -> None:
-    """Ask for the memory of `array[index]`, without waiting for it. The compiler's own, for which numba has no name."""
+    """Prefetch `array[index]`. Stands for the compiler's intrinsic, for which numba has no name."""
 
 
 def _overload_prefetch() -> None:
-    """Have what is compiled call the intrinsic."""
+    """Make compiled code call the intrinsic."""
     from llvmlite import ir  # noqa: PLC0415
     from numba.core import cgutils, types  # noqa: PLC0415
     from numba.extending import intrinsic, overload  # noqa: PLC0415
@@ -266,7 +267,7 @@ def _overload_prefetch() -> None:
             prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], function)
             begin, step = (context.get_constant(types.intp, value) for value in (0, _LINE_BYTES))
             with cgutils.for_range_slice(builder, begin, stride, step) as (offset, _):
-                # to be read, soon again, as data
+                # read, high locality, data cache
                 builder.call(prefetch, [builder.gep(row, [offset]), number(0), number(3), number(1)])
             return context.get_dummy_value()
 
@@ -279,7 +280,7 @@ def _overload_prefetch() -> None:
 
 
 def _add_norm(hidden_NH: Floats, delta_NH: Floats, weight_H: Floats, eps: np.float32, out_NH: Floats) -> None:
-    """Add `delta_NH` to `hidden_NH`, where it stays, and give its RMS norm."""
+    """Add `delta_NH` to `hidden_NH` in place, and write the RMS norm of the sum to `out_NH`."""
     size = np.float32(hidden_NH.shape[1])
     for n in range(hidden_NH.shape[0]):
         hidden_H, delta_H, out_H = hidden_NH[n], delta_NH[n], out_NH[n]
@@ -303,8 +304,8 @@ def _rotate(vector_D: Floats, cos_R: Floats, sin_R: Floats, out_D: Floats) -> No
 
 
 def _remember(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints) -> None:
-    """Write each row's keys, rotated, and values into its page. One that begins a page clears the rest of it: whole
-    pages are read elsewhere, and what a sequence before has left there may not be finite."""
+    """Write each row's rotated keys and its values to its page. A row that begins a page clears the rest of it: other
+    code reads whole pages, and an earlier sequence may have left numbers that are not finite."""
     keys_SKD, values_SKD = cache
     num_kv = keys_SKD.shape[1]
     num_heads = heads_NAD.shape[1] - 2 * num_kv
@@ -329,7 +330,7 @@ def _slots(place_P: Ints, slot_L: Ints) -> int:
 
 
 def _score(query_QD: Floats, keys_SKD: Floats, slot_L: Ints, scale: np.float32, weight_QL: Floats) -> None:
-    """Write scale q k: all heads of a position together, so that memory is read in its order."""
+    """Write scale q k to `weight_QL`, all heads of a position together, so that memory is read in order."""
     num_shared = query_QD.shape[0] // keys_SKD.shape[1]
     num_seen = slot_L.size
     for i in range(num_seen):
@@ -357,7 +358,7 @@ def _softmax(weight_L: Floats, num_seen: int) -> None:
 
 
 def _weigh(weight_QL: Floats, values_SKD: Floats, slot_L: Ints, out_QD: Floats) -> None:
-    """Write the weighted sums of the values, in memory's order as `_score`."""
+    """Write the weighted sums of the values, reading memory in order as `_score` does."""
     num_shared = out_QD.shape[0] // values_SKD.shape[1]
     num_seen = slot_L.size
     out_QD[:] = 0
@@ -372,7 +373,7 @@ def _weigh(weight_QL: Floats, values_SKD: Floats, slot_L: Ints, out_QD: Floats) 
 
 
 def _attend(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats) -> None:
-    """Compute softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
+    """Compute softmax(scale q k) v of each row's queries, which are rotated here, over the row's pages."""
     num_heads, width = out_NQD.shape[1:]
     longest = places[:, 1].max() + 1
     query_QD = np.empty((num_heads, width), np.float32)

@@ -1,9 +1,8 @@
-"""Download what one span needs of a model from a hub: config, tokenizer, index, and only the shards with its tensors.
+"""Downloads what one span needs of a model from a hub: config, tokenizer, index, and only the shards with its tensors.
 
-Each commit has a directory of its own, so that its files are never stale. A download that broke off goes on where it
-stopped, in a later process too, which `hf_hub_download` does not do: it drops a partial file. `download.json` beside
-the files says which tensors the whole model has, read from the headers of shards that were not downloaded: enough to
-plan with. Blocking; reports bytes as they come.
+Each commit has its own directory, so that its files are never stale. A broken download continues where it stopped, also
+in a later process; `hf_hub_download` would drop a partial file. `download.json` has the sizes of all tensors of the
+model, read from the headers of all shards, which is enough for planning. Blocks, and reports bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -55,16 +54,15 @@ from swarm.serving.model.weights import needed_shards
 
 RETRY_S = 1.0
 MAX_FAILURES = 5
-"""Connections in a row that end before they bring a byte."""
+"""Maximum consecutive connections that bring no byte."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of bytes that are there, and of all that will be. A SwarmError that it raises ends the
-download."""
+"""Called with the number of downloaded bytes and the total. A SwarmError that it raises ends the download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """One commit of a model on a hub, and the directory its files come to."""
+    """One commit of a model on a hub, and the directory of its files."""
 
     model_id: str
     commit: str
@@ -78,7 +76,7 @@ class HubModel:
 
 
 def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> HubModel:
-    """Ask the hub what `revision` of the model is, and download its small files. Raises ConfigError, IntegrityError."""
+    """Find `revision` of the model on the hub, and download its small files. Raises ConfigError or IntegrityError."""
     api = HfApi(endpoint=endpoint)
     model = _look_up(api, model_id, cache_dir, revision)
     with _locked_directory(model):
@@ -90,7 +88,7 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
 
 
 def find_config(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> Path:
-    """Return the directory of that model, with nothing downloaded but its config.json. Raises as `find_model`."""
+    """Return the directory of the model, after a download of only its config.json. Raises as `find_model`."""
     model = _look_up(HfApi(endpoint=endpoint), model_id, cache_dir, revision)
     if _size(model, CONFIG) > MAX_CONFIG_BYTES:
         raise ConfigError(
@@ -115,7 +113,7 @@ def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubMo
         endpoint=api.endpoint,
     )
     if not any(name in model.sizes for name in (INDEX, SINGLE)):
-        raise ConfigError(f"{model_id} has no safetensors weights", remedy="name a model that has")
+        raise ConfigError(f"{model_id} has no safetensors weights", remedy="name a model that has them")
     return model
 
 
@@ -129,9 +127,10 @@ def _locked_directory(model: HubModel) -> Iterator[None]:
 
 
 def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgress) -> ModelFiles:
-    """Download the shards that hold tensors of blocks `[start, end)`, and no others; shards that are there are kept.
+    """Download the missing shards that hold tensors of blocks `[start, end)`.
 
-    Raises ConfigError if they cannot be downloaded or find no room, IntegrityError for a shard with other bytes.
+    Raises ConfigError if they cannot be downloaded or do not fit on the disk, IntegrityError for a shard with a wrong
+    digest.
     """
     files = open_model(model.directory)
     names = [shard.name for shard in needed_shards(files, start, end)]
@@ -141,7 +140,7 @@ def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgre
 
 
 def _describe(api: HfApi, model: HubModel) -> dict[str, Any]:
-    """Return the number of values of every tensor, from the first bytes of every shard."""
+    """Return the contents of `download.json`. Reads the header of every shard."""
     names = {SINGLE}
     if (index := model.directory / INDEX).is_file():
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
@@ -158,8 +157,8 @@ def _fetch_all(model: HubModel, names: list[str], on_progress: OnProgress) -> No
     missing = sum(size - _part_bytes(model, name) for name, size in sizes.items() if not _is_there(model, name))
     if (free := shutil.disk_usage(model.directory).free) < missing:
         raise ConfigError(
-            f"no room in {model.directory} for {model.model_id}: {missing} bytes are missing and {free} free",
-            remedy="free some, or name another cache directory",
+            f"no space in {model.directory} for {model.model_id}: it needs {missing} more bytes, and {free} are free",
+            remedy="free some space, or name another cache directory",
         )
 
     def on_bytes(num_bytes: int) -> None:
@@ -174,17 +173,19 @@ def _fetch_all(model: HubModel, names: list[str], on_progress: OnProgress) -> No
 
 
 def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
-    """Download one file, going on where a broken download of it stopped."""
+    """Download one file, and continue an earlier partial download of it."""
     part = model.directory / f"{name}.part"
-    part.touch()  # there is nothing to get of an empty file
+    part.touch()  # an empty file needs no request
     num_failures = 0
     while (part_bytes := _part_bytes(model, name)) < size:
         broken: Exception | None = None
         try:
             _append(model, name, part, on_bytes)
-        except (SwarmError, HfHubHTTPError, OSError):  # of ours: `on_bytes` ends the download
+        except (SwarmError, HfHubHTTPError, OSError):  # SwarmError: `on_bytes` ends the download
             raise
-        except Exception as error:  # the client's HTTP library, of which it has had several: the connection broke
+        except (
+            Exception
+        ) as error:  # the connection broke; the client has used several HTTP libraries, each with its own errors
             broken = error
         num_failures = 0 if _part_bytes(model, name) > part_bytes else num_failures + 1
         if num_failures > MAX_FAILURES:
@@ -194,19 +195,19 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
     expected = model.sha256.get(name)
     if expected and _digest(part) != expected:
         part.unlink()
-        raise IntegrityError(f"{name} of {model.model_id} came with other bytes than its hub says", remedy="try again")
+        raise IntegrityError(f"{name} of {model.model_id} does not match the digest on its hub", remedy="try again")
     if name.endswith(".safetensors"):
-        read_header(part)  # names the part, which stays to be looked at
+        read_header(part)  # an error names the part, which is kept for inspection
     part.replace(model.directory / name)
 
 
 def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], None]) -> None:
-    """Append to `part` what it lacks of the file, until the connection ends. Raises OSError for more than that."""
+    """Append the missing bytes of the file to `part`, until the connection ends. Raises OSError for too many bytes."""
     size = _size(model, name)
     with part.open("ab") as file:
         headers = build_hf_headers() | {
             "Range": f"bytes={file.tell()}-",
-            "Accept-Encoding": "identity",  # sizes and offsets are those of the file itself
+            "Accept-Encoding": "identity",  # sizes and offsets are those of the uncompressed file
         }
         with http_stream_backoff(
             "GET",
@@ -214,12 +215,12 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
             headers=headers,
             timeout=HF_HUB_DOWNLOAD_TIMEOUT,
             follow_redirects=True,
-            retry_on_exceptions=(),  # `_fetch` goes on where the connection broke
+            retry_on_exceptions=(),  # `_fetch` continues after a broken connection
             retry_on_status_codes=(HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS),
         ) as response:
             hf_raise_for_status(response)
             if response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                file.seek(0)  # else `tell` counts what was there
+                file.seek(0)  # else `tell` counts the old contents
                 file.truncate()
             for chunk in response.iter_bytes():
                 file.write(chunk)
@@ -229,7 +230,8 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
 
 
 def _part_bytes(model: HubModel, name: str) -> int:
-    """Return the size of a partial download. One that is longer than the file is dropped: it is another file's."""
+    """Return the size of a partial download. One that is longer than the file is deleted, since it is of another
+    file."""
     part = model.directory / f"{name}.part"
     if part.is_file() and part.stat().st_size > _size(model, name):
         part.unlink()
@@ -254,7 +256,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
-    """Translate what the hub's library and the disk raise into errors of one line."""
+    """Translate errors of the hub's library and the disk to SwarmErrors with one line."""
     try:
         yield
     except SwarmError:
@@ -274,7 +276,9 @@ def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
         raise IntegrityError(f"{model_id} has a damaged shard: {one_line(error)}") from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise ConfigError(f"the disk is full, {model_id} is not whole", remedy="free some and try again") from error
+            raise ConfigError(
+                f"the disk is full, {model_id} is not complete", remedy="free some space and try again"
+            ) from error
         raise _broken_off(model_id, error) from error
     except Exception as error:  # the client raises its HTTP library's errors, of which it has had several
         raise _broken_off(model_id, error) from error

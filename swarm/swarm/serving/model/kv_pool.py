@@ -1,8 +1,8 @@
-"""Keys and values of all sequences on a span, in pages of PAGE_TOKENS positions.
+"""The keys and values of all sequences on a span, in pages of PAGE_TOKENS positions.
 
-There is one tensor of keys and one of values per block, of the shape that each block declares: families differ in heads
-and widths, some from block to block. The engine keeps the books of which page belongs to which sequence. A pool is not
-thread-safe: one thread owns it. `Prefault` has a thread of its own, which only touches memory.
+Each block has a tensor of keys and one of values, in the block's own shape: heads and widths differ between families,
+and in some between blocks. The engine tracks which page belongs to which sequence. A pool is not thread-safe: one
+thread owns it. `Prefault` has its own thread, which only touches memory.
 
 Legend of shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
 """
@@ -29,7 +29,7 @@ _HUGE_PAGE_BYTES = 2**21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """The shape of what one block keeps of one position: keys [num_heads, key_width] and values [num_heads,
+    """The shapes that one block caches of one position: keys [num_heads, key_width] and values [num_heads,
     value_width]."""
 
     num_heads: int
@@ -42,10 +42,10 @@ class KVShape:
 
 
 class KVPool:
-    """`num_pages` pages for each of the blocks in `shapes`. Pages start as zeros, which take no memory until they are
-    written or asked for.
+    """A pool of `num_pages` pages for each block in `shapes`. Pages start as zeros, which take no memory until they are
+    written or made resident.
 
-    Raises ConfigError if there is no memory for them.
+    Raises ConfigError if there is not enough memory.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KVPool:
             self.values_SKD = [_zeros(num_slots, s.num_heads, s.value_width, dtype, device) for s in shapes]
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
-                f"no memory for a cache of {num_pages * sum(self._page_values) * dtype.itemsize} bytes",
+                f"not enough memory for a cache of {num_pages * sum(self._page_values) * dtype.itemsize} bytes",
                 remedy="allow a smaller cache",
             ) from error
 
@@ -75,7 +75,7 @@ class KVPool:
         return self.bytes_of_page(0, len(self._shapes))
 
     def bytes_of_page(self, start: int, end: int) -> int:
-        """Return the bytes of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
+        """Return the bytes of one page on blocks [start, end), counted from the span's first."""
         return sum(self._page_values[start:end]) * self.dtype.itemsize
 
     @property
@@ -84,26 +84,27 @@ class KVPool:
 
     @property
     def num_pages_at_once(self) -> int:
-        """Number of pages for which the system gives memory at once, in the tensors on average."""
+        """Number of pages in the memory that the system provides at once (a huge page in each tensor), rounded up."""
         return -(-_HUGE_PAGE_BYTES * 2 * len(self._shapes) // self.page_bytes)
 
     def make_resident(self, first: int, end: int) -> None:
-        """Have the system give the memory of pages `first` to `end` now, on a CPU. In any thread."""
+        """Make the memory of pages [first, end) resident now, on a CPU. Any thread may call this."""
         for tensor in self._tensors():
             if tensor.device.type == "cpu":
                 pages = _by_page(tensor)[first:end]
                 make_resident(pages.data_ptr(), pages.nbytes)
 
     def layout(self, start: int, end: int) -> bytes:
-        """Describe how `read` lays out these blocks: only pools with the same layout can exchange pages.
+        """Return a description of the layout of `read` for these blocks. Only pools with equal layouts can exchange
+        pages.
 
-        The number of bytes does not distinguish types of the same width.
+        The number of bytes alone does not distinguish dtypes of the same width.
         """
         shapes = [(shape.num_heads, shape.key_width, shape.value_width) for shape in self._shapes[start:end]]
         return f"{self.dtype}, {sys.byteorder}, pages of {PAGE_TOKENS}, {shapes}".encode()
 
     def read(self, pages: Sequence[int], start: int, end: int) -> bytes:
-        """Return the pages' content on the span's blocks `start` to `end` (counted from the span's first one).
+        """Return the pages' content on blocks [start, end), counted from the span's first.
 
         Block by block: the keys of all pages, then their values, in the pool's dtype and the machine's byte order.
         """
@@ -115,9 +116,9 @@ class KVPool:
         return b"".join(parts)
 
     def write(self, pages: Sequence[int], start: int, end: int, data: bytes) -> None:
-        """Put back what `read` gave, perhaps on another peer, for as many pages.
+        """Write what `read` returned, perhaps on another peer, to as many pages.
 
-        Raises IntegrityError, and changes nothing, for another number of bytes or for numbers that are not finite.
+        Raises IntegrityError, and changes nothing, for a wrong number of bytes or numbers that are not finite.
         """
         expected = len(pages) * self.bytes_of_page(start, end)
         if len(data) != expected:
@@ -144,23 +145,23 @@ class KVPool:
 def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     if torch.device(device).type != "cpu":
         return torch.zeros(num_slots, num_heads, width, dtype=dtype, device=device)
-    # torch would write every zero; the system gives pages of zeros when they are first used
+    # torch would write every zero; the system provides zero pages at their first use
     zeros = np.zeros(num_slots * num_heads * width * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(zeros).view(dtype).view(num_slots, num_heads, width)
 
 
 def _by_page(tensor_SKD: Tensor) -> Tensor:
-    """Return [number of pages, values in a page], sharing memory."""
+    """Return a view [number of pages, values in a page]."""
     return tensor_SKD.view(tensor_SKD.shape[0] // PAGE_TOKENS, -1)
 
 
 class Prefault:
-    """Make the next pages of `pool` resident before a step has to wait for them. Owns the thread that does it.
+    """Makes the next pages of `pool` resident before a step has to wait for them, in its own thread.
 
-    A pool takes no memory until it is written. The system clears what it gives, some megabytes for each tensor of each
-    block, and on a virtual machine it may have to ask its host. Decoding would see that as one step in dozens that
-    takes many times as long as the others. Pages are first used in order. A long prompt waits for pages beyond those
-    ahead.
+    A pool takes no memory until it is written. The system clears memory at its first use, some megabytes for each
+    tensor of each block, and a virtual machine may have to ask its host for it. Without this class, one decode step in
+    dozens would take many times as long as the others. Pages are first used in order. A long prompt still waits for
+    pages that are not resident yet.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -170,7 +171,7 @@ class Prefault:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-prefault")
 
     def keep_ahead(self, num_touched: int) -> None:
-        """Keep as many pages resident beyond the first `num_touched` as the system gives at once, or half of them.
+        """Keep `num_pages_at_once` pages, or at least half of them, resident after the first `num_touched`.
 
         Returns at once.
         """
@@ -180,5 +181,5 @@ class Prefault:
             self._thread.submit(self._pool.make_resident, first, end)
 
     def close(self, *, wait: bool) -> None:
-        """Drop the requests that wait; with `wait`, block until the one under way has ended."""
+        """Drop waiting requests. With `wait`, block until the running one has ended."""
         self._thread.shutdown(wait=wait, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""A Hugging Face model directory: its config, which file holds which tensor, its revision, its small files, and
-its signed manifest if it is published.
+"""A Hugging Face model directory: its config, the files of its tensors, its revision, its small files, and the signed
+manifest of a published model.
 
-`weights` reads the tensors, through `ModelFiles.shards`. The values are immutable.
+`weights` reads the tensors through `ModelFiles.shards`. Immutable values.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from swarm.threads import BUILDING
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
-"""Written by `hub_download` where only some shards were brought: the commit and every tensor's number of values."""
+"""Written by `hub_download`, which may load only some shards: the commit, and the number of values of every tensor."""
 
 SIZES = {
     "num_hidden_layers": limits.MAX_BLOCKS,
     "hidden_size": limits.MAX_COLUMNS,
     "vocab_size": limits.MAX_COLUMNS,
 }
-"""The sizes that the config of every language model of blocks has, with their limits: a row must fit into a message."""
+"""The sizes in every language model's config, with their limits: a row must fit into a message."""
 
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 MAX_CONFIG_BYTES = 4 * 2**20
-"""A config that names a thousand labels has 100 kB."""
+"""Maximum size of a config. One with a thousand labels has 100 kB."""
 
 _PAGE_BYTES = 4096
-_PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
+_PAGES_PER_FILE = 4096  # at most 16 MiB are read from each file, so that a start does not read the whole model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """`shards` maps each tensor's name in the checkpoint to the file that holds it.
+    """`shards` maps each tensor's name in the checkpoint to its file.
 
-    `parts` has for each weight the tensors that it is made of, by their endings (`formats`): itself alone, by "", where
-    it is not quantized. `format` is None where none is. `manifest` is the signed one that they have to follow, None
-    for a model that is not published; that the files are those in it is for `manifest.verification` to check.
+    `parts` has for each weight the tensors from which it is made, by their endings (see `formats`). A weight that is
+    not quantized is its own part, "". `format` is None if no weight is quantized. `manifest` is the signed manifest of
+    a published model, else None. `manifest.verification` checks the files against it.
     """
 
     directory: Path
@@ -77,7 +77,7 @@ class ModelFiles:
 
     @cached_property
     def whole_model(self) -> Any:
-        """Build transformers' model of all blocks once and without memory, to read names and shapes from it.
+        """transformers' model of all blocks on the meta device, for its names and shapes. Built once.
 
         Raises ConfigError as `causal_lm_class` does.
         """
@@ -87,15 +87,15 @@ class ModelFiles:
 
     @property
     def context_tokens(self) -> int:
-        """The longest sequence the model was made for; the network's own bound where the config names none."""
+        """The longest sequence of the model, at most the network's limit."""
         return context_tokens(self.config)
 
     def revision(self, dtype: str = "float32") -> str:
-        """Return a hex digest that distinguishes checkpoints and their dtypes, so that routes never mix weights.
+        """Return a hex digest of the checkpoint and `dtype`, so that routes never mix weights.
 
-        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It shows another
-        training step or fine-tune, not a few bytes flipped between pages. For a download it follows from the commit,
-        since its servers have different shards; for a published model from its manifest, which covers every byte.
+        It covers the config and evenly spaced pages of every weight file, which is all of a file up to 16 MiB. So
+        another training step or fine-tune changes it, but a few flipped bytes may not. For a download it depends on the
+        commit, since servers have different shards; for a published model on its manifest, which covers every byte.
         """
         if self.manifest is not None:
             return self.manifest.revision(dtype)
@@ -115,32 +115,32 @@ class ModelFiles:
 
     @property
     def source(self) -> str:
-        """The commit on a hub that the files came from, OWNER/NAME@COMMIT; empty for a directory of the user's own."""
+        """The commit on a hub from which the files came, OWNER/NAME@COMMIT; empty for other directories."""
         download = _read_download(self.directory)
         return f"{download['model_id']}@{download['commit']}" if download else ""
 
     def small_files(self) -> dict[str, bytes]:
-        """Read the whitelisted files that exist. Raises ConfigError for one that is over the limit."""
+        """Read the existing files of SMALL_FILES. Raises ConfigError for one that is too large."""
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
         for name, path in found.items():
             if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
                 raise ConfigError(
-                    f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes and cannot be given to clients",
+                    f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes, and cannot be sent to clients",
                     remedy=f"check that {name} is the file you meant",
                 )
         return {name: path.read_bytes() for name, path in found.items()}
 
 
 def hub_revision(commit: str, dtype: str) -> str:
-    """Return `ModelFiles.revision` of that commit of a model on a hub, if it is not published."""
+    """Return `ModelFiles.revision` of a commit of a model on a hub that is not published."""
     return hashlib.blake2b(f"hub\0{commit}\0{dtype}".encode(), digest_size=16).hexdigest()
 
 
 def open_model(directory: Path, published: PublishedManifest | None = None) -> ModelFiles:
-    """Read the config and the tensor index of `directory`; no weights. Its manifest is the `published` one, or the one
-    in the directory.
+    """Read the config and the tensor index of `directory`, but no weights. The manifest is `published`, or the one in
+    the directory.
 
-    Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
+    Raises ConfigError if it is not a usable model directory, IntegrityError if a file in it is damaged.
     """
     config = read_config(directory)
     shards, format_ = _find_shards(directory), format_of(config)
@@ -167,10 +167,10 @@ def read_config(directory: Path) -> Any:
     try:
         _check_settings(directory / CONFIG)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # each family checks its own settings, and raises what it likes
+    except Exception as error:  # each family checks its own settings, and may raise anything
         raise ConfigError(
             f"{directory}/{CONFIG} is not usable: {one_line(error)}",
-            remedy="restore the file that came with the model, or serve another one; a newer model may want "
+            remedy="restore the file that came with the model, or serve another one; a newer model may need "
             "a newer transformers",
         ) from error
     check_is_model(config)
@@ -178,7 +178,7 @@ def read_config(directory: Path) -> Any:
 
 
 def _check_settings(path: Path) -> None:
-    """Raises ValueError for what transformers would take too long to read, and for a model that it does not know."""
+    """Raises ValueError for a config that transformers would take too long to read, or whose model it does not know."""
     from transformers import CONFIG_MAPPING, __version__  # noqa: PLC0415
 
     if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -193,12 +193,12 @@ def _check_settings(path: Path) -> None:
 
 
 def check_is_model(config: Any) -> None:
-    """Raises ConfigError for a config without the sizes of a language model, as one of several models has, and for
-    sizes that the network cannot serve."""
+    """Raises ConfigError for a config without the sizes of a language model (such as one that combines several models),
+    and for sizes that the network cannot serve."""
     for name, most in SIZES.items():
         try:
             size = getattr(config, name, None)
-        except Exception:  # a family's own code, which may have no such size
+        except Exception:  # a family's own code may raise anything for a size that it lacks
             size = None
         if type(size) is not int:
             raise ConfigError(
@@ -209,14 +209,14 @@ def check_is_model(config: Any) -> None:
             raise ConfigError(f"{name} is {size}", remedy="restore the config.json that came with the model")
         if size > most:
             raise ConfigError(
-                f"{name} is {size}, more than {most}, which is the most that can be served",
+                f"{name} is {size}, more than {most}, the largest that can be served",
                 remedy="serve another model",
             )
 
 
 def causal_lm_class(config: Any) -> Any:
-    """Return the transformers class for `config`. Raises ConfigError for what is no model of blocks that can be
-    split."""
+    """Return the transformers class for `config`. Raises ConfigError unless it is a decoder-only model that can be
+    split into blocks."""
     name = str(config.model_type)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 (over half a second)
 
@@ -296,7 +296,7 @@ def manifest_beside(directory: Path) -> PublishedManifest | None:
 
 
 def load_manifest(path: Path) -> PublishedManifest:
-    """Read a signed manifest. Raises ConfigError if there is no such file, IntegrityError if it is not intact."""
+    """Read a signed manifest. Raises ConfigError if the file cannot be read, IntegrityError if it is damaged."""
     try:
         with path.open("rb") as file:
             data = file.read(SignedManifest.MAX_BYTES + 1)
@@ -306,20 +306,20 @@ def load_manifest(path: Path) -> PublishedManifest:
 
 
 def keep_beside(published: PublishedManifest, directory: Path) -> Path:
-    """Write the manifest into a model's directory, in one step. Raises ConfigError if it cannot."""
+    """Write the manifest to a model's directory, atomically. Raises ConfigError on failure."""
     path = directory / MANIFEST_FILE
     try:
         write_whole(path, published.signed)
     except OSError as error:
         raise ConfigError(
             f"the manifest cannot be written to {path}: {reason_of(error)}",
-            remedy="make the directory writable, with room on its disk",
+            remedy="make the directory writable, and check that its disk has space",
         ) from error
     return path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file in one step. Raises OSError."""
+    """Write a file atomically. Raises OSError."""
     partial = path.with_name(f"{path.name}.part")
     partial.write_bytes(data)
     partial.replace(path)

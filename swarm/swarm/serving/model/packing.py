@@ -1,12 +1,12 @@
-"""Lay out the weights of linear layers once, as oneDNN's kernels on this processor read them.
+"""Packs the weights of linear layers once, in the layout of oneDNN's kernels for this processor.
 
-A decode step reads all weights for a few rows, and torch's own float32 product reads them in a layout for large
-matrices. The operators with which torch's compiler prepacks weights (torch carries oneDNN) are two to three times
-faster for 4 to 64 rows, and faster than `Tensor.to_mkldnn`, which keeps the plain layout. Only torch reads the packed
-tensor. The numbers are the same, and gradients pass through. A row has the same result beside any other rows; alone it
-may differ in the last bit.
+A decode step reads all weights for few rows, but torch's float32 product uses a layout for large matrices. The
+operators with which torch's compiler prepacks weights (torch includes oneDNN) are two to three times faster for 4 to 64
+rows, and faster than `Tensor.to_mkldnn`, which keeps the plain layout. Only torch can read the packed tensor. The
+values are the same, and gradients pass through. A row has the same result beside any other rows; alone, it may differ
+in the last bit.
 
-Layers stay as they are where torch lacks these operators and on other kinds of processors.
+Layers do not change if torch lacks these operators, and on other kinds of processors.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from torch import Tensor, nn
 from swarm.heap import give_back
 
 _ROWS = 16
-"""The number of rows that the layout is made for. It is as good for one, and close to the best for hundreds."""
+"""The number of rows for which the layout is optimized. It is also optimal for one row, and nearly optimal for
+hundreds."""
 
 _STEP_ROWS = 64
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, _STEP_ROWS)
 _MOST_ROWS = 512
-"""Computed at once. A program takes milliseconds to make and half a megabyte to keep, so there must be few of them."""
+"""Maximum rows computed at once. A kernel for each number of rows takes milliseconds to make and half a megabyte, so
+there must be few."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of one module that families call with the same rows: small ones cost more to call than to compute."""
+"""Layers of one module that families call with the same rows. Calls of small layers cost more than their
+computation."""
 
 _JOINED_BYTES = 2**25
-"""Limit of weights that are computed together. Beyond it a call costs little beside reading them, and a copy much."""
+"""Maximum bytes of weights that are joined. For more, a call costs little compared with reading the weights, and the
+copy costs much."""
 
 
 class PackedLinear(nn.Module):
-    """A frozen nn.Linear of a copy of `weight` [out, in]: x [..., in] -> [..., out]."""
+    """A frozen nn.Linear with a packed copy of `weight` [out, in]: x [..., in] -> [..., out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -58,9 +62,10 @@ class PackedLinear(nn.Module):
 
 
 class _Together:
-    """Layers that are given the same rows, as queries, keys and values are: one product, of which each takes its part.
+    """Layers that get the same rows, such as those of queries, keys and values: one product, of which each takes its
+    part.
 
-    A layer that is called with other rows than the last one computes the product for these.
+    A layer that is called with other rows than the previous one computes the product again.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
@@ -73,7 +78,7 @@ class _Together:
         self._num_taken = 0
 
     def product(self, x: Tensor) -> Tensor:
-        """Return the product [..., all of out]. Kept until every layer has had it."""
+        """Return the product of all layers, joined in the last dimension. Cached until every layer has taken it."""
         if x is not self._x or self._out is None:
             self._x, self._out, self._num_taken = x, self.packed(x), 0
         out = self._out
@@ -84,13 +89,13 @@ class _Together:
 
 
 class PackedPart(nn.Module):
-    """One of several layers that are given the same rows, computed together."""
+    """One of several layers that get the same rows and are computed together."""
 
     def __init__(self, linear: nn.Linear, together: _Together, begin: int) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.packed = together.packed  # of the same parameters for all: counted, moved and saved once
+        self.packed = together.packed  # shared by all parts, so that it is counted, moved and saved once
         self._together = together
         self._columns = slice(begin, begin + linear.out_features)
 
@@ -99,7 +104,8 @@ class PackedPart(nn.Module):
 
 
 def joint(layers: Sequence[object]) -> PackedLinear | None:
-    """Return the layer that computes all of `layers`, which have names of _SAME_ROWS, with their outputs in order."""
+    """Return the packed layer that computes all of `layers`, a group of _SAME_ROWS, with their outputs in order; None
+    if there is none."""
     first = layers[0]
     if not isinstance(first, PackedPart):
         return None
@@ -138,7 +144,8 @@ def _piece(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _size(num_rows: int) -> int:
-    """Return the next of _SIZES, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
+    """Return the next of _SIZES, or the next multiple of 64: the library makes and keeps a kernel for each number of
+    rows."""
     if num_rows <= _STEP_ROWS:
         return _SIZES[bisect_left(_SIZES, num_rows)]
     return -(-num_rows // _STEP_ROWS) * _STEP_ROWS
@@ -154,12 +161,13 @@ def can_pack() -> bool:
 def pack_linears(model: nn.Module) -> None:
     """Replace the linear layers of a frozen `model`, one by one, so that few weights are in memory twice.
 
-    A layer that shares its weight with another module (a tied head) stays as it is: packed, it would take memory again.
+    A layer that shares its weight with another module, such as a tied head, does not change: a packed copy would need
+    more memory.
     """
     if not can_pack():
         return
     num_owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
-    # without the layers themselves, whose memory is given back once they are replaced
+    # holds no layers, so that their memory is freed once they are replaced
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         chosen = [
             name
@@ -175,7 +183,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def _joined(parent: nn.Module, names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Group `names`: those together that are computed as one."""
+    """Group `names`: layers that are computed together are in one group."""
     alone = set(names)
     for group in _SAME_ROWS:
         if alone.issuperset(group) and _fit_together([parent.get_submodule(name) for name in group]):

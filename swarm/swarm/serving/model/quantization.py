@@ -1,14 +1,13 @@
-"""Replace the weights of a span's linear layers by 8-bit or 4-bit ones; products are computed in bfloat16.
+"""Replaces the weights of a span's linear layers by 8-bit or 4-bit ones; products are computed in bfloat16.
 
-int8 on a CPU uses `Int8Linear` below: rows of int8 with one scale each, half of bfloat16's bytes. Up to 16 rows go
-through torch's product for such weights, which reads them once and is at least as fast as bfloat16's. For more rows
-that product is slower, so the weights are converted to bfloat16 piece by piece, never the whole weight at once.
-torchao, which converts a whole weight at each step, does the rest: int8 on accelerators, and groups of 32 int4 with a
-scale and an offset.
+int8 on a CPU uses `Int8Linear` below: rows of int8 with one scale each, half of bfloat16's bytes. For up to 16 rows it
+uses torch's product for such weights, which reads them once and is at least as fast as bfloat16's. For more rows that
+product is slower, so the weights are converted to bfloat16 piece by piece, never all at once. torchao, which converts a
+whole weight at each step, is used for int8 on accelerators, and for int4 in groups of 32 with a scale and an offset.
 
-Only linear layers change: embedding, head and norms stay. A family with most of its values elsewhere (GPT-2, fused
-experts) is refused because it would not shrink, and so is a device without 4-bit kernels.
-Legend of shapes: N rows, I inputs, O outputs.
+Only linear layers change, not embedding, head and norms. A family with most of its values outside of them (GPT-2, fused
+experts) is refused, since it would not shrink, and so is a device without 4-bit kernels. Legend of shapes: N rows, I
+inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from swarm.heap import give_back
 _INT8_MAX = 127
 
 _FEW_ROWS = 16
-"""Up to this number of rows torch's int8 product is faster."""
+"""Maximum rows for which torch's int8 product is faster."""
 
 _OUTPUTS = 1024
-"""Made bfloat16 at once: some megabytes, which stay in a cache."""
+"""Outputs whose weights are converted to bfloat16 at once: some megabytes, which stay in a cache."""
 
 Bits = Literal["int8", "int4"]
 
@@ -39,10 +38,10 @@ _INT8_ROW_BYTES = 5
 _INT4_GROUP_BYTES = 4
 
 _INT4_OUTPUTS = 16
-"""A product with 4-bit weights on a CPU has a multiple of this many outputs."""
+"""On a CPU, a layer with 4-bit weights must have a multiple of this number of outputs."""
 
 PASSING_BYTES = 8
-"""Bytes that torchao takes for each value of the tensor that it quantizes, beside that tensor: measured."""
+"""Bytes that torchao needs for each value of a tensor while it quantizes it, in addition to the tensor, as measured."""
 
 _MIN_SHARE = 0.5
 
@@ -70,7 +69,7 @@ class Int8Linear(nn.Module):
 
 
 def make_int8(blocks: nn.Module, names: Iterable[str]) -> None:
-    """Replace the linear layers of these `names` in `blocks`, one by one, so that few weights are in memory twice."""
+    """Replace the linear layers `names` in `blocks`, one by one, so that few weights are in memory twice."""
     for name in names:
         linear = blocks.get_submodule(name)
         assert isinstance(linear, nn.Linear)
@@ -110,7 +109,7 @@ def _product(x: Tensor, codes_OI: Tensor, scales_O: Tensor) -> Tensor:
 
 
 def _quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes and scales. The scales are rounded to the weight's type before they are used."""
+    """Return codes and scales. The scales are rounded to the weight's dtype before they are used."""
     codes_OI = torch.empty(weight_OI.shape, dtype=torch.int8)
     scales_O = torch.empty(len(weight_OI), dtype=weight_OI.dtype)
     for weights, codes, scales in zip(
@@ -123,7 +122,7 @@ def _quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:
-    """Replace the weights of the linear layers in `blocks`. Raises ConfigError if they cannot be."""
+    """Quantize the weights of the linear layers in `blocks`. Raises ConfigError if that is not possible."""
     family = model.config.model_type
     linear = {name: module.weight.numel() for name, module in blocks.named_modules() if is_quantizable(module, bits)}
     if sum(linear.values()) < _MIN_SHARE * sum(parameter.numel() for parameter in blocks.parameters()):
@@ -143,7 +142,7 @@ def _quantize_by_torchao(blocks: nn.ModuleList, names: Iterable[str], bits: Bits
             give_back()
     except ModuleNotFoundError as error:
         raise ConfigError(f"{bits} weights need {error.name}", remedy="install it: pip install torchao") from error
-    except Exception as error:  # a library that differs by device and version in what it lacks
+    except Exception as error:  # what the library lacks differs by device and version
         raise ConfigError(
             f"{bits} weights do not work on this device: {one_line(error)}",
             remedy="serve in bfloat16",
@@ -151,15 +150,15 @@ def _quantize_by_torchao(blocks: nn.ModuleList, names: Iterable[str], bits: Bits
 
 
 def quantized_bytes(bits: Bits, num_values: int, num_rows: int) -> int:
-    """Return the bytes of a weight with its scales and offsets."""
+    """Return the bytes of a quantized weight with its scales and offsets."""
     if bits == "int8":
         return num_values + _INT8_ROW_BYTES * num_rows
     return num_values // 2 + _INT4_GROUP_BYTES * (num_values // GROUP)
 
 
 def is_quantizable(module: nn.Module, bits: Bits) -> TypeGuard[nn.Linear]:
-    """Return whether the module is a plain linear layer, of a size that the kernels take: a subclass may read its
-    weight in its own way."""
+    """Return whether the module is a plain linear layer of a size that the kernels support. A subclass may use its
+    weight in another way."""
     if type(module) is not nn.Linear or module.in_features % GROUP:
         return False
     return bits == "int8" or module.out_features % _INT4_OUTPUTS == 0

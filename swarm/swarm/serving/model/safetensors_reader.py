@@ -1,7 +1,7 @@
-"""Read safetensors files: the header, and each tensor when it is asked for, into memory of its own.
+"""Reads safetensors files: the header, and each tensor on demand, into its own memory.
 
-Files are not memory-mapped. The pages of a mapped file stay in memory beside the copies made of them, and a tensor that
-needs no copy keeps its file mapped for good, so a node could not keep a memory limit. Blocking.
+Files are not memory-mapped. Pages of a mapped file stay in memory in addition to copies of them, and a tensor without a
+copy keeps its file mapped, so a node could not keep its memory limit. Blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from swarm_protocol.errors import ConfigError, IntegrityError, one_line, reason_
 from torch import Tensor
 
 MAX_HEADER_BYTES = 32 << 20
-"""Some 200,000 tensors with long names. The library takes 100 MB, and Python's objects take several times as much."""
+"""Maximum size of a header: some 200,000 tensors with long names. The library takes 100 MB for it, and Python's objects
+several times as much."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -40,9 +41,10 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """`tensor[...]` reads it, as from the slices of the safetensors library. `offset` is from the file's beginning.
+    """A tensor in a file. `tensor[...]` reads it, as a slice of the safetensors library does. `offset` is in bytes from
+    the file's beginning.
 
-    `kind` is the file's word for its numbers, as "BF16".
+    `kind` is the file's name of the dtype, such as "BF16".
     """
 
     path: Path
@@ -60,11 +62,11 @@ class StoredTensor:
         return math.prod(self.shape)
 
     def __getitem__(self, everything: EllipsisType) -> Tensor:
-        """Raises IntegrityError if the file has become shorter, or is gone."""
+        """Read the tensor. Raises IntegrityError if the file has become shorter or is missing."""
         num_bytes = self.num_values * self.dtype.itemsize
         if not num_bytes:
             return torch.empty(self.shape, dtype=self.dtype)
-        # pages of its own, which go back to the system with the tensor: a heap would keep them
+        # anonymous pages go back to the system with the tensor, which a heap would keep
         memory = mmap.mmap(-1, num_bytes)
         try:
             with self.path.open("rb") as file:
@@ -80,15 +82,15 @@ class StoredTensor:
 
 
 def _checked_size(header_bytes: int) -> int:
-    """Raises ValueError for a header that is too long."""
+    """Return `header_bytes`. Raises ValueError if it is too large."""
     if header_bytes > MAX_HEADER_BYTES:
         raise ValueError(f"its header claims {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
     return header_bytes
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of a file, by name, of whatever kind. Raises IntegrityError for a truncated file or none of
-    this kind."""
+    """Return all tensors of a file, by name, of any dtype. Raises IntegrityError for a file that is truncated or not a
+    safetensors file."""
     try:
         with path.open("rb") as file:
             header_bytes = _checked_size(int.from_bytes(file.read(8), "little"))
@@ -111,11 +113,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of a file, by name; only its header is read.
+    """Return all tensors of a file, by name. Reads only the header.
 
-    Raises IntegrityError for a truncated file or none of this kind, ConfigError for numbers of a kind not known here.
+    Raises as `read_header`, and ConfigError for a dtype that is not supported.
     """
     header = read_header(path)
     if unknown := {entry.kind for entry in header.values()} - _DTYPES.keys():
-        raise ConfigError(f"{path} holds numbers of kind {min(unknown)}", remedy="serve a checkpoint in bf16 or fp32")
+        raise ConfigError(
+            f"{path} holds numbers of type {min(unknown)}, which is not supported",
+            remedy="serve a checkpoint in bf16 or fp32",
+        )
     return header

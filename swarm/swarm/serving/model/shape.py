@@ -14,7 +14,7 @@ from swarm_protocol.checks import Checked, whole
 from swarm_protocol.errors import ConfigError
 
 _FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
-"""Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
+"""Rotary embeddings that rotate all positions differently once one position is beyond the original context."""
 
 
 Width: TypeAlias = Annotated[int, whole(limits.MAX_MESSAGE_BYTES // 4, low=1)]
@@ -23,7 +23,8 @@ Width: TypeAlias = Annotated[int, whole(limits.MAX_MESSAGE_BYTES // 4, low=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(Checked):
-    """The sizes of a model by which a client checks what servers send. Raises ValueError: they are a server's."""
+    """The sizes of a model with which a client checks what servers send. Raises ValueError, since they come from a
+    server."""
 
     name: str
     revision: str
@@ -33,7 +34,7 @@ class ModelShape(Checked):
 
 
 def check_span(start: int, end: int, num_blocks: int) -> None:
-    """Raises ConfigError for a span that a model of `num_blocks` does not have."""
+    """Raises ConfigError for a span outside a model of `num_blocks`."""
     if not 0 <= start < end <= num_blocks:
         raise ConfigError(
             f"blocks {start}:{end} are not within this model's 0:{num_blocks}", remedy="choose a span within them"
@@ -44,10 +45,10 @@ _NUM_HEADS = {"num_attention_heads", "num_key_value_heads"}
 
 
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for more layers, experts or labels than any model has, as many objects would be made, and for
-    heads below one, by which transformers would divide.
+    """Raises ValueError for more layers, experts or labels than any model has, and for fewer than one head.
 
-    `settings` are those of a config.json, before transformers has seen them.
+    transformers would create an object for each of the former, and divide by the latter. `settings` are those of a
+    config.json, which transformers has not read yet.
     """
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -63,17 +64,17 @@ def _counts(key: str) -> bool:
 
 
 def context_tokens(config: Any) -> int:
-    """Return the longest sequence that a transformers config names, and no more than the network's own bound.
+    """Return the longest sequence that a transformers config allows, at most the network's limit.
 
-    Where rotary embeddings follow the longest position it is the original context: behind it the keys of all positions
-    change, and those in a cache were computed before.
+    If rotary embeddings depend on the longest position, it is the original context: beyond that the keys of all
+    positions change, but those in a cache are already computed.
     """
     named = [getattr(config, "max_position_embeddings", None), *map(_original_context, _rope_settings(config))]
     return min([int(value) for value in named if value and value > 0] + [limits.MAX_SESSION_TOKENS])
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Return the settings of the model, or of each kind of its blocks."""
+    """Return the rotary settings of the model, and of each kind of its blocks."""
     settings = getattr(config, "rope_parameters", None) or {}
     return [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
 
@@ -86,7 +87,7 @@ def _original_context(settings: Mapping[str, Any]) -> int | None:
 
 INDEX = "model.safetensors.index.json"
 MANIFEST_FILE = "swarm-model.manifest"
-"""The file of a published model's signed manifest, beside its config and weights."""
+"""The signed manifest of a published model, in its directory."""
 
 SMALL_FILES = (
     "config.json",
@@ -102,4 +103,4 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""The files that a server gives to clients, enough to tokenize and to know the model's shape. Never code or weights."""
+"""The files that a server sends to clients, for the tokenizer and the model's shape. No code and no weights."""

@@ -1,10 +1,10 @@
 """Blocks `[start, end)` of a transformers model, with only their own weights in memory.
 
 The family's own modules compute. A batch of many sequences goes through them in one pass, each row with its own
-position, and attention reads a KV pool (`kv_pool`). Families that cannot be run so are run one sequence at a time,
-through transformers' own attention and masks; `span_loading` finds out which. `engine` schedules. A span is not
-thread-safe: one thread runs it. Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden size, V
-vocabulary.
+position, and attention reads a KV pool (`kv_pool`). For some families this is wrong: they run one sequence at a time,
+through transformers' own attention and masks. `span_loading` finds out which. `engine` schedules the batches. A span is
+not thread-safe: one thread runs it. Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from swarm.serving.model.weights import block_list
 OTHER_FAMILY = "serve another family"
 
 STEPS = (1, 16)
-"""Numbers of rows for which `span_speed.measure` chooses the number of threads, since few rows may be done sooner by
-fewer threads than cores: one session's next token, and many sessions'."""
+"""Numbers of rows for which `span_speed.measure` chooses the number of threads: one session's next token, and many
+sessions'. Few rows may be faster with fewer threads than cores."""
 
 
 class Span:
-    """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run.
+    """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family that cannot be
+    run.
 
-    `is_ragged`: all pieces of a batch go through this family's blocks in one pass. `is_fused`: steps of decodes alone
-    go past the family's modules (see `fused`). `span_loading` finds out and sets both.
+    `is_ragged`: all pieces of a batch go through the blocks in one pass. `is_fused`: steps with only decodes use the
+    fused blocks in place of the family's modules (see `fused`). `span_loading` sets both.
     """
 
     def __init__(self, model: Any, start: int, end: int, num_blocks: int) -> None:
@@ -71,7 +72,7 @@ class Span:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Exactly what one position takes in a pool, on all blocks."""
+        """The exact bytes of one position in a pool, on all blocks."""
         return sum(shape.num_values for shape in self.kv_shapes) * self.dtype.itemsize
 
     def new_pool(self, num_pages: int) -> KVPool:
@@ -79,7 +80,7 @@ class Span:
 
     @cached_property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """The shapes of what each block keeps of a position, found in a pass of one row."""
+        """The shapes that each block caches of a position, found by a pass of one row."""
         recorder = ShapeRecorder()
         self._choose(self.start, self.end)
         self._attend_with(self._local_attention)
@@ -88,7 +89,7 @@ class Span:
         try:
             with torch.inference_mode(), self._inputs(x) as (inputs, _):
                 self._model.base_model(**inputs, past_key_values=recorder, use_cache=True)
-        except Exception as error:  # a family's own code raises what it likes
+        except Exception as error:  # a family's own code may raise anything
             raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
         if sorted(recorder.shapes) != list(range(self.end - self.start)):
             raise ConfigError(f"{family} caches something other than keys and values", remedy=OTHER_FAMILY)
@@ -100,10 +101,10 @@ class Span:
 
     @torch.inference_mode()
     def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
-        """Append each piece's rows to its pages in `pool`, and return for each piece what its `want` asks for.
+        """Append each piece's rows to its pages in `pool`, and return each piece's wanted outputs.
 
-        That is hidden states [T, H], or logits [T, V] where the batch ends with the model's last block; [1, H] or
-        [1, V] for `Want.LAST`. Floats at the model's first block are input embeddings.
+        These are hidden states [T, H], or logits [T, V] if the batch ends with the model's last block; [1, H] or [1, V]
+        for `Want.LAST`. Floats at the model's first block are input embeddings.
         """
         x = batch.x.to(self.device, self.dtype if batch.x.is_floating_point() else None)
         self._choose(batch.start, batch.end)
@@ -116,7 +117,7 @@ class Span:
             return self.run_ragged(x, batch.pieces, pool)
 
     def run_fused(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
-        """Run decodes in one pass past the family's modules."""
+        """Run decodes in one pass through the fused blocks."""
         assert self.fused is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
@@ -133,7 +134,7 @@ class Span:
             return self._compute(x, pieces, cache)
 
     def run_alone(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
-        """Run each piece in a pass of its own, through transformers' own attention and masks."""
+        """Run each piece in its own pass, through transformers' own attention and masks."""
         self._attend_with(self._local_attention)
         outputs, row = [], 0
         for piece in pieces:
@@ -143,11 +144,11 @@ class Span:
         return outputs
 
     def forward(self, x: Tensor, start: int, end: int, *, head: bool = True, num_last: int = 0) -> Tensor:
-        """Run whole sequences without a cache, differentiable in `x`; the weights are frozen.
+        """Run whole sequences without a cache. Differentiable in `x`; the weights are frozen.
 
         `x` is hidden states [B, T, H], or for the first block token ids [B, T] or input embeddings [B, T, H]. Returns
-        hidden states [B, T, H], or logits [B, T, V] after the last block, unless without `head`: hidden states after
-        the model's last norm. With `num_last` logits are of the last `num_last` positions only.
+        hidden states [B, T, H], or logits [B, T, V] after the last block. Without `head`, the last block returns hidden
+        states after the model's last norm. With `num_last`, only the last `num_last` positions have logits.
         """
         x = x.to(self.device, self.dtype if x.is_floating_point() else None)
         self._choose(start, end)
@@ -161,9 +162,9 @@ class Span:
             return output[0] if output else hidden
 
     def backward(self, x: Tensor, grad: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
-        """Return the gradient with respect to hidden states `x` [B, T, H], given that of what `forward` made of them.
+        """Return the gradient with respect to hidden states `x` [B, T, H], given that of the output of `forward`.
 
-        Raises ConfigError where the weights have no gradient: those of 4 bits on some devices.
+        Raises ConfigError if the weights have no gradient, as 4-bit weights on some devices.
         """
         with torch.enable_grad():
             x = x.detach().to(self.device, self.dtype).requires_grad_()
@@ -173,12 +174,12 @@ class Span:
             except RuntimeError as error:
                 if "derivative" not in str(error):
                     raise
-                raise ConfigError("this span's weights have no gradient", remedy="use a server of others") from error
+                raise ConfigError("this span's weights have no gradient", remedy="use another server") from error
         return grad_BTH
 
     @torch.inference_mode()
     def embed(self, tokens_T: Tensor) -> Tensor:
-        """Return the input embeddings [T, H] of token ids, as `forward` takes them. For the first span only."""
+        """Return the input embeddings [T, H] of token ids, as `forward` takes them. Only for the first span."""
         assert self.is_first
         embedding: Tensor = self._model.get_input_embeddings()(tokens_T.to(self.device))
         return embedding
@@ -196,23 +197,23 @@ class Span:
 
     @contextmanager
     def _inputs(self, x_BT: Tensor) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-        """Yield the model's inputs for `x`, and a list for the last chosen block's output if more is computed after
-        it."""
+        """Yield the model's inputs for `x`, and a list that gets the last chosen block's output unless it is the
+        model's last block."""
         start, end = self._chosen
         output: list[Tensor] = []
         with ExitStack() as stack:
             if start > 0:
                 stack.enter_context(_entering(self._blocks[start - self.start], x_BT))
-            if end < self.num_blocks:  # whatever the model does to the output of its last block
+            if end < self.num_blocks:  # the model may process the output of its last block further
                 last = self._blocks[end - self.start - 1]
                 stack.callback(last.register_forward_hook(lambda *call: output.append(_hidden(call[2]))).remove)
             if x_BT.is_floating_point():
-                yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales what it is given in place
+                yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales its input in place
             else:
                 yield {"input_ids": x_BT}, output
 
     def _choose(self, start: int, end: int) -> None:
-        """Make the model one of blocks [start, end), until other blocks are chosen."""
+        """Make the model consist of blocks [start, end), until other blocks are chosen."""
         if (start, end) == self._chosen:
             return
         assert self.start <= start < end <= self.end
@@ -243,7 +244,7 @@ def _num_kept(piece: SequenceRows) -> int:
 
 
 def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = False) -> list[Tensor | None]:
-    """Return each piece's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
+    """Return each piece's part of `rows`, which are all rows of the batch, or (`is_kept`) only the wanted ones."""
     outputs: list[Tensor | None] = []
     after = 0
     for piece in pieces:
@@ -254,14 +255,14 @@ def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = Fals
 
 
 def _hidden(output: Any) -> Tensor:
-    """Return the hidden states of a block's output, for some families first in a tuple."""
+    """Return the hidden states in a block's output, which is a tuple in some families."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
 @contextmanager
 def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
-    """Give `block` exactly `hidden_BTH`, past whatever the model does to its embeddings (Granite scales them)."""
+    """Give `block` exactly `hidden_BTH`, whatever the model does to its embeddings (Granite scales them)."""
 
     def replace(
         _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -278,7 +279,7 @@ def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
 
 
 def _step_like(num_rows: int) -> int | None:
-    """Return which of STEPS a step of `num_rows` is like; None for a prompt's, which uses every core."""
+    """Return the entry of STEPS for a step of `num_rows`; None for a prompt's step, which uses all cores."""
     if num_rows < STEPS[1] // 2:
         return STEPS[0]
     return STEPS[1] if num_rows <= 2 * STEPS[1] else None
@@ -286,7 +287,8 @@ def _step_like(num_rows: int) -> int | None:
 
 @contextmanager
 def threads(num_threads: int, usual: int) -> Iterator[None]:
-    """Compute with `num_threads`, and with `usual` again afterwards. The setting is the process's: one at a time."""
+    """Compute with `num_threads`, and with `usual` again afterwards. The setting is process-wide: use it only in one
+    place at a time."""
     if num_threads == usual:
         yield
         return

@@ -1,11 +1,11 @@
-"""Load a span of a model, and check what it computes against transformers' own modules before it is announced.
+"""Loads a span of a model, and checks its results against transformers' own modules before it is announced.
 
-A ragged batch is computed past a family's own masks and biases, which transformers does not declare. So a loaded span
-is tried once on random rows over the same random cache, near and far beyond every window: through one ragged pass, by
-decodes alone, and through transformers' own attention and masks. Then each block computes the same few rows twice:
-through the paged cache, as a prompt and then a token, and as a whole sequence without a cache. Blocks are compared one
-by one, so that the error of half precision does not add up; this takes two passes over the weights more than reading
-them. Blocking.
+A ragged batch bypasses a family's own masks and biases, which transformers does not declare. So a loaded span is tried
+once on random rows over the same random cache, within and far beyond every window: in one ragged pass, as fused
+decodes, and through transformers' own attention and masks. Then each block computes the same few rows twice: through
+the paged cache, as a prompt and then a token, and as a whole sequence without a cache. Blocks are compared one by one,
+so that errors of half precision do not add up. In addition to reading the weights, this takes two passes over them.
+Blocks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from swarm.serving.model.weights import read_model, read_quantized
 
 _NUM_PAGES = 9
 _BEHIND_PAGE = 8
-"""The page behind a window, where there is one. Its values are so large that reading them shows in the result."""
+"""The page for positions outside of a window. Its values are so large that the result shows if they are read."""
 
-_FAR_TOKENS = 64  # as many positions are behind the windows
-_MAX_LOUD = 8192  # in half precision numbers end at 65504
+_FAR_TOKENS = 64  # positions outside of the windows
+_MAX_LOUD = 8192  # the largest half-precision number is 65504
 
 _NUM_ROWS, _NUM_DECODED = 6, 1
 
@@ -49,10 +49,10 @@ def load_span(
 ) -> Span:
     """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
 
-    With `bits` each block's weights are quantized before the next one is read; `dtype` is that of the computation.
+    With `bits`, each block's weights are quantized before the next one is read. `dtype` is that of the computation.
 
-    Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
-    unreadable tensor or one that is not finite, naming it and its file.
+    Raises ConfigError for a span or a family that cannot be served. Raises IntegrityError, which names tensor and file,
+    for a tensor that is missing, unreadable, of a wrong shape, or not finite.
     """
     num_blocks = files.num_blocks
     check_span(start, end, num_blocks)
@@ -70,10 +70,10 @@ def load_span(
 
 
 def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
-    """Return whether the span can be ragged, and whether it can be fused.
+    """Return whether the span can run ragged, and whether it can run fused.
 
-    That is whether all pieces of a batch, and decodes alone, give the same in one pass as through transformers' own
-    attention and masks.
+    It can if all pieces of a batch (ragged), or decodes alone (fused), give the same results in one pass as through
+    transformers' own attention and masks.
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return False, False
@@ -88,7 +88,7 @@ def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
         with torch.inference_mode():
             try:
                 found = run(torch.cat([rows[i] for i in chosen]), [pieces[i] for i in chosen], pool)
-            except Exception:  # a family's own code raises what it likes when it is given what it does not expect
+            except Exception:  # a family's own code may raise anything for unexpected inputs
                 return False
         return all(map(is_close, found, [expected[i] for i in chosen]))
 
@@ -99,7 +99,7 @@ def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
 
 
 def _rows(span: Span, num_rows: int) -> Tensor:
-    """Draw a batch's rows."""
+    """Return random rows of a batch."""
     generator = torch.Generator().manual_seed(0)
     if span.is_first:
         return torch.randint(span.vocab_size, (num_rows,), generator=generator).to(span.device)
@@ -121,13 +121,13 @@ def _pools(span: Span, window: int) -> list[KVPool]:
 
 
 def _window(config: Any) -> int:
-    """Return the window of some or all blocks; 0 where the config names none."""
+    """Return the window of some or all blocks; 0 if the config has none."""
     return max(getattr(config, "sliding_window", None) or 0, 0)
 
 
 def _pieces(config: Any, window: int) -> list[SequenceRows]:
-    """Return a start, a middle, decodes near and far. Far ones see the same few pages again and again, and others
-    behind the window."""
+    """Return pieces at a start and in a middle, and decodes, near and far. Far pieces reuse a few pages, and have
+    others outside of the window."""
     far = window + _FAR_TOKENS - 1
     far = min(far, context_tokens(config) - 4)
     num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0
@@ -142,7 +142,7 @@ def _pieces(config: Any, window: int) -> list[SequenceRows]:
 
 
 def is_close(found: Tensor | None, expected: Tensor | None) -> bool:
-    """Compare by the median row: in half precision a router may send single rows to another expert."""
+    """Return whether the median row agrees: in half precision, a router may send single rows to another expert."""
     assert found is not None
     assert expected is not None
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
@@ -152,14 +152,14 @@ def is_close(found: Tensor | None, expected: Tensor | None) -> bool:
 
 
 def check_computes(span: Span, family: str) -> None:
-    """Raises ConfigError, which names the family and the block, if one gives another result than transformers'."""
+    """Raises ConfigError, which names family and block, if a block gives another result than transformers'."""
     generator = torch.Generator().manual_seed(0)
     pool = span.new_pool(1)
     for block in range(span.start, span.end):
         try:
             with torch.inference_mode():
                 is_same = _gives_the_same(span, pool, block, generator)
-        except Exception as error:  # a family's own code raises what it likes
+        except Exception as error:  # a family's own code may raise anything
             raise ConfigError(
                 f"block {block} of this {family} does not run: {one_line(error)}", remedy="serve another family"
             ) from error
@@ -178,7 +178,7 @@ def _gives_the_same(span: Span, pool: KVPool, block: int, generator: torch.Gener
         x = torch.randn(num_rows, span.hidden_size, generator=generator)
     expected = span.forward(x[None], block, block + 1)[0]
     if not expected.isfinite().all():
-        return True  # numbers too large for half precision, which made-up rows may give
+        return True  # random rows may give numbers too large for half precision
     num_prompt = max(1, num_rows - _NUM_DECODED)
     parts = [(0, num_prompt), *((row, row + 1) for row in range(num_prompt, num_rows))]
     found = torch.cat([_served(span, pool, block, x[low:high], low) for low, high in parts])

@@ -1,7 +1,7 @@
-"""Check that a model's directory has all weights of its config in their shapes, from the files' headers alone.
+"""Checks, from the files' headers alone, that a model's directory has all weights of its config in the right shapes.
 
-Where a family stores its weights under other names than transformers gives them, or quantized, only whole blocks are
-looked for; what is missing inside a block is found when it is loaded. No weights are read.
+If a checkpoint is quantized, or has other names than transformers' model, only missing blocks are found; missing
+weights within a block are found when it is loaded. No weights are read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.weights import block_of_tensors, quiet_transformers
 
 MAX_NAMED = 3
-"""Tensors that a message names; it counts the others."""
+"""Tensors that a message names. It counts the others."""
 MAX_NAME_CHARS = 160
 
 Shape = tuple[int, ...]
 
 
 def check_weights(files: ModelFiles) -> None:
-    """Raises IntegrityError that names the tensors that are missing or of another shape than the config says, and the
-    file that should have them if that is known. Files that a download left out, as its span does not need them, are not
-    missing."""
+    """Raises IntegrityError for missing tensors, and for tensors of another shape than the config says. It names them,
+    and their file if it is known. Files that a download of one span left out do not count as missing."""
     by_file: dict[Path, list[str]] = {}
     shapes: dict[str, Shape] = {}
     for name, path in files.shards.items():
@@ -48,8 +47,8 @@ def check_weights(files: ModelFiles) -> None:
 
 
 def _differences(files: ModelFiles, shapes: Mapping[str, Shape]) -> tuple[list[str], list[str]]:
-    """Return the tensors of the whole model that no file has, and those of another shape than the config says, with
-    both shapes; none where the checkpoint's names are not the model's."""
+    """Return the model's tensors that no file has, and those of another shape than the config says, with both shapes.
+    Both lists are empty if the checkpoint's names are not the model's."""
     model = files.whole_model
     prefix, tied = f"{model.base_model_prefix}.", getattr(model, "all_tied_weights_keys", None) or {}
     weights = model.state_dict()

@@ -1,11 +1,11 @@
-"""Read the weights of one span: build the model without memory, cut it, and fill the rest from the shards.
+"""Reads the weights of one span: builds the model without memory, cuts it to the span, and fills it from the shards.
 
-The model is built whole on the meta device, where it takes no memory, and then cut. Building it whole keeps what a
-family derives from a block's absolute index (which blocks are experts, how attention is scaled).
+The whole model is built on the meta device, where it takes no memory, and then cut. This keeps what a family derives
+from a block's absolute index (which blocks have experts, how attention is scaled).
 
-transformers' own loader reads, so that old checkpoint layouts are converted. Tensors outside the span are never read. A
-quantized span is read block by block, and each block is quantized before the next one is read: at most one block, the
-embedding and the head are in memory at full size. Blocking.
+transformers' own loader reads the tensors, so that old checkpoint layouts are converted. Tensors outside the span are
+never read. A quantized span is read block by block, and each block is quantized before the next one is read: memory
+holds at most one block, the embedding and the head at full size. Blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PLAIN = (*FLOATS, torch.float64)
 """The dtypes of a weight that is not quantized."""
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
-"""The place of a module (True: before the blocks) by family and name, where its order and kind do not show it."""
+"""The place of a module (True: before the blocks) by family and name, for modules whose order and kind do not show
+it."""
 
 _INDEX_NAMES = ("layer_idx", "layer_id")
 """Names that families give to the index under which a block keeps its keys and values."""
@@ -50,11 +51,11 @@ def read_model(
     """Return a transformers model of blocks `[start, end)`, with the embedding for block 0 and the head for the last
     block.
 
-    Tensors that are `held` already, by their name in the model, are shared with it and not read again. With a
-    `skeleton` the model is copied from it, and built otherwise.
+    Tensors in `held`, by their names in the model, are shared with the model and not read again. The model is copied
+    from `skeleton`, or built if that is None.
 
-    Raises ConfigError for a family that cannot be cut, IntegrityError for a missing, misshapen or unreadable tensor or
-    one with numbers that are not finite, naming it and its file.
+    Raises ConfigError for a family that cannot be cut. Raises IntegrityError, which names tensor and file, for a tensor
+    that is missing, unreadable, of a wrong shape, or not finite.
     """
     model_class = causal_lm_class(files.config)
     needed: dict[str, str] = {}
@@ -67,10 +68,10 @@ def read_model(
             skeleton.copy_into(self, config, start, end)
         needed.update(_needed_tensors(self, files.parts, start, end))
         cut(self, start, end)
-        # transformers reads them once the model is built
+        # transformers reads the tensors after the model is built
         tensors.update(_open_tensors(files, needed, dtype, held or {}))
 
-    # A subclass of the same name: transformers looks up a family's checkpoint conversions by class name.
+    # a subclass with the same name: transformers looks up a family's checkpoint conversions by class name
     cut_class = type(
         model_class.__name__, (model_class,), {"__init__": build_and_cut, "__module__": model_class.__module__}
     )
@@ -81,16 +82,16 @@ def read_model(
 
 
 class _Skeleton:
-    """The whole model without memory, from which models of single spans are copied. Its building takes a time that
-    grows with the number of all blocks, and is done once."""
+    """The whole model on the meta device, from which models of single blocks are copied. It is built once, since that
+    takes longer the more blocks the model has."""
 
     def __init__(self) -> None:
         self._whole: Any = None
 
     def copy_into(self, model: Any, config: Any, start: int, end: int) -> None:
-        """Give `model`, in place of its `__init__`, what it would have: blocks outside of `[start, end)` are shared.
+        """Initialize `model` in place of its `__init__`. Blocks outside of `[start, end)` are shared with the skeleton.
 
-        Called while transformers loads, since it decides the types and the device of what is built.
+        Call it only while transformers loads, which sets dtype and device of what is built.
         """
         if self._whole is None:
             self._whole = causal_lm_class(config)(config)
@@ -106,19 +107,19 @@ def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
 
 
 def needed_tensors(files: ModelFiles, spans: Iterable[tuple[int, int]]) -> list[frozenset[str]]:
-    """Return for each of the `spans` the weights of the checkpoint that a server of these blocks reads."""
+    """Return for each of the `spans` the checkpoint's weights that a server of these blocks reads."""
     model = files.whole_model
     return [frozenset(_needed_tensors(model, files.parts, start, end).values()) for start, end in spans]
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
-    """Return the block of each weight of the checkpoint, None for embedding, norm and head."""
+    """Return the block of each weight of the checkpoint; None for embedding, norm and head."""
     pattern = block_pattern(files.whole_model)
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.parts}
 
 
 def linear_tensors(files: ModelFiles, bits: Bits) -> dict[str, int]:
-    """Return the tensors of blocks that `quantization` makes smaller, and their number of rows."""
+    """Return the blocks' tensors that `quantization` replaces, with their number of rows."""
     model = files.whole_model
     prefix, pattern = f"{model.base_model_prefix}.", block_pattern(model)
     rows = {
@@ -131,7 +132,7 @@ def linear_tensors(files: ModelFiles, bits: Bits) -> dict[str, int]:
 
 
 def _needed_tensors(model: Any, names: Iterable[str], start: int, end: int) -> dict[str, str]:
-    """Return the weights among `names` that a whole model has once it is cut: name in the cut model -> name in the
+    """Return the weights among `names` that the model has after the cut: name in the cut model -> name in the
     checkpoint."""
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
     gone = {id(module) for _, _, module in _beyond(model, start, end)}
@@ -158,8 +159,8 @@ def _shards_of(files: ModelFiles, needed: Mapping[str, str]) -> list[Path]:
 def _open_tensors(
     files: ModelFiles, needed: Mapping[str, str], dtype: torch.dtype, held: Mapping[str, Tensor]
 ) -> dict[str, StoredTensor | QuantizedTensor | Tensor]:
-    """Return tensors by name in the cut model, those that are `held` as they are. Others are read when their parameter
-    is filled."""
+    """Return the tensors by name in the cut model, with those in `held`. The others are read when their parameter is
+    filled."""
     stored: dict[Path, dict[str, StoredTensor]] = {}
     for shard in _shards_of(files, needed):
         if not shard.is_file():
@@ -181,7 +182,7 @@ def _open_tensor(
         return quantized_tensor(name, parts, files.format, dtype)
     if name.endswith("weight") and parts[""].dtype not in _PLAIN:
         raise IntegrityError(
-            f"the weight {name} holds {parts[''].dtype}, and there is no scale or config that says what it stands for",
+            f"the weight {name} holds {parts[''].dtype}, and no scale or config says how to dequantize it",
             remedy="serve the unquantized checkpoint",
         )
     return parts[""]
@@ -196,7 +197,7 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
                 state_dict=tensors,
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported, so that they can be named
+                ignore_mismatched_sizes=True,  # reported instead, so that the error can name them
             )
         except (RuntimeError, ValueError) as error:
             raise IntegrityError(f"the weights in {files.directory} do not fit its config: {error}") from error
@@ -216,7 +217,7 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
 
 
 def _plain_config(files: ModelFiles) -> Any:
-    """Return a copy without `quantization_config`: what transformers is given is dequantized already."""
+    """Return a copy of the config without `quantization_config`, since transformers gets dequantized tensors."""
     config = copy.deepcopy(files.config)
     if files.format is not None:
         del config.quantization_config
@@ -224,7 +225,7 @@ def _plain_config(files: ModelFiles) -> Any:
 
 
 def check_whole(files: ModelFiles, model: Any) -> None:
-    """Raises ConfigError for a family that keeps something which no checkpoint has."""
+    """Raises ConfigError for a family with a parameter or buffer that the checkpoint does not fill."""
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ConfigError(
@@ -250,7 +251,7 @@ def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: 
 def read_quantized(
     files: ModelFiles, start: int, end: int, dtype: torch.dtype, device: torch.device | str, bits: Bits
 ) -> Any:
-    """Return a transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and
+    """Return a frozen transformers model of blocks `[start, end)` on `device`. Raises as `read_model` and
     `quantize`."""
     model, skeleton = copy.deepcopy(files.whole_model), _Skeleton()
     cut(model, start, end)
@@ -264,14 +265,14 @@ def read_quantized(
 
 
 def _ends(model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors that were read with an earlier block, outside of the blocks: tied ones are the last block's,
-    too."""
+    """Return the tensors outside of the blocks that were read with an earlier block. Tied ones are also used by the
+    last block."""
     pattern = block_pattern(model)
     return {name: t for name, t in model.state_dict().items() if not t.is_meta and not pattern.match(name)}
 
 
 def _put(part: Any, model: Any, index: int) -> None:
-    """Move the values of `part`, a model of one block, into `model`: the block's to the block at `index`."""
+    """Move the values of `part`, a model of one block, to `model`. The block becomes the one at `index`."""
     list_name = next(name for name, module in part.named_modules() if module is block_list(part)[2])
     for name, module in part.named_modules():
         if name.startswith(f"{list_name}.0"):
@@ -285,7 +286,7 @@ def _put(part: Any, model: Any, index: int) -> None:
 
 
 def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
-    """Return the path within the base model, parent and list of the blocks."""
+    """Return the path of the list of blocks within the base model, its parent, and the list. Raises ConfigError."""
     base = model.base_model
     if base is model:
         raise ConfigError(
@@ -299,19 +300,19 @@ def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
 
 
 def block_pattern(model: Any) -> re.Pattern[str]:
-    """Matches the names of tensors in blocks: what comes before the index, the index, what comes after."""
+    """Return a pattern for names of tensors in blocks, with three groups: before the index, the index, after it."""
     prefix, path = re.escape(model.base_model_prefix), re.escape(block_list(model)[0])
     return re.compile(rf"^((?:{prefix}\.)?{path}\.)(\d+)(\..+)$")
 
 
 def cut(model: Any, start: int, end: int) -> None:
-    """Leave only blocks `[start, end)`, and the embedding and head where they belong to them."""
+    """Cut `model` to blocks `[start, end)`, with the embedding for the first block and the head for the last one."""
     path, parent, blocks = block_list(model)
     for owner, name, module in list(_beyond(model, start, end)):
         setattr(owner, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
     if end < len(blocks):
         model.all_tied_weights_keys = {}
-        model._is_hf_initialized = True  # some families' initialization reaches from the model into its head
+        model._is_hf_initialized = True  # some families' initialization also accesses the head, which may be cut
     setattr(parent, path.rpartition(".")[2], blocks[start:end])
     for module in blocks[start:end].modules():
         for name in _INDEX_NAMES:
@@ -321,7 +322,7 @@ def cut(model: Any, start: int, end: int) -> None:
 
 
 def _beyond(model: Any, start: int, end: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the modules around the blocks that do not belong to blocks `[start, end)`: owner, name and module."""
+    """Yield owner, name and module of the modules around the blocks that `[start, end)` does not need."""
     path, _, blocks = block_list(model)
     is_first, is_last = start == 0, end == len(blocks)
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
@@ -329,7 +330,7 @@ def _beyond(model: Any, start: int, end: int) -> Iterator[tuple[nn.Module, str, 
     for owner, way in _owners(model, path):
         for name, module in owner.named_children():
             if name == way or next(module.parameters(), None) is None:
-                continue  # what has no weights costs nothing, and some is used before and after the blocks
+                continue  # modules without weights cost nothing, and some are used before and after the blocks
             if any(part is embedding for part in module.modules()):
                 stays = is_first or (is_last and is_tied)
             else:
@@ -339,7 +340,8 @@ def _beyond(model: Any, start: int, end: int) -> Iterator[tuple[nn.Module, str, 
 
 
 def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules around the list of blocks, from the model inwards, with the child that leads to the list."""
+    """Yield the modules around the list of blocks, from the model inwards, each with the name of the child that leads
+    to the list."""
     owner: nn.Module = model
     for way in [model.base_model_prefix, *path.split(".")]:
         yield owner, way
@@ -347,10 +349,10 @@ def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _is_before_blocks(model: Any, owner: nn.Module, name: str, way: str) -> bool:
-    """Return whether the model applies this module before its blocks, or after them, which no family declares.
+    """Return whether the model applies this module before its blocks, or after them. No family declares this.
 
-    Modules are written down in the order of use, and only embeddings come first. Where both signs do not agree the
-    family must be one whose code was read, or is refused.
+    Modules are defined in the order of their use, and only embeddings come before the blocks. A family in which both
+    signs disagree is refused, unless _BEFORE_BLOCKS has it.
     """
     known = _BEFORE_BLOCKS.get((model.config.model_type, name))
     if known is not None:
@@ -371,7 +373,8 @@ def _cut_config(config: Any, start: int, end: int) -> None:
 
 
 class _Absent(nn.Module):
-    """Stands where a module was cut off, whatever it is called with: what a positional embedding adds is nothing."""
+    """Replaces a module that was cut off, and accepts any call. It returns its input; as a positional embedding,
+    zero."""
 
     def __init__(self, *, is_embedding: bool) -> None:
         super().__init__()
@@ -386,8 +389,8 @@ class _Absent(nn.Module):
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off transformers' progress bars and load reports, since failures are raised here, and torchao's log of
-    kernels for other machines."""
+    """Turn off transformers' progress bars and load reports, since failures are raised, and torchao's log of kernels
+    for other machines."""
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 (over half a second)
 
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]

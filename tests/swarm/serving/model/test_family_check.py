@@ -47,7 +47,7 @@ def test_check_notices_a_cut_that_computes_something_else(monkeypatch: pytest.Mo
     check_config(OPTConfig())
     _untried.cache_clear()
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
-    with pytest.raises(ConfigError, match="opt gives other answers in parts than whole"):
+    with pytest.raises(ConfigError, match="opt gives another result in parts than as a whole"):
         check_config(OPTConfig())
 
 

@@ -166,7 +166,7 @@ def test_download_of_other_bytes_is_refused_by_name(hub: Hub, find: Callable[[],
     data = bytearray((hub.directory / shard).read_bytes())
     data[-1] ^= 1
     (hub.directory / shard).write_bytes(data)
-    with pytest.raises(IntegrityError, match=f"{shard} of {MODEL} came with other bytes"):
+    with pytest.raises(IntegrityError, match=f"{shard} of {MODEL} does not match the digest"):
         download_blocks(model, 2, 3, lambda *_: None)
     assert not (model.directory / shard).exists()
 
@@ -211,7 +211,7 @@ def test_download_without_room_is_refused_before_it_starts(
     model = find()
     hub.asked.clear()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"bytes are missing and 100 free"):
+    with pytest.raises(ConfigError, match=r"more bytes, and 100 are free"):
         download_blocks(model, 2, 3, lambda *_: None)
     assert not hub.asked
 
@@ -225,7 +225,7 @@ def test_download_onto_a_disk_that_fills_up_is_one_line(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hub_download, "_append", full)
-    with pytest.raises(ConfigError, match=f"the disk is full, {MODEL} is not whole"):
+    with pytest.raises(ConfigError, match=f"the disk is full, {MODEL} is not complete"):
         download_blocks(model, 2, 3, lambda *_: None)
 
 

@@ -87,7 +87,7 @@ def test_read_and_write_of_no_pages_are_empty() -> None:
 
 
 def test_pool_larger_than_memory_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="no memory for a cache of"):
+    with pytest.raises(ConfigError, match="not enough memory for a cache of"):
         KVPool(SHAPES, 2**45, torch.float32, "cpu")
 
 

@@ -328,5 +328,5 @@ def test_load_of_a_family_that_is_cut_wrongly_is_refused_by_every_span_of_it(
     directory = write_config(tmp_path / "model", config)
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
     load_span(open_model(directory), 1, 2)
-    with pytest.raises(ConfigError, match="opt gives other answers in parts than whole"):
+    with pytest.raises(ConfigError, match="opt gives another result in parts than as a whole"):
         load(directory, 1, 2, ServerOptions())

@@ -1,5 +1,5 @@
-"""Checkpoints that keep a weight in several tensors of few bits, how each is dequantized, and which format a config
-has."""
+"""Quantized checkpoints, which keep a weight in several tensors: their formats, and the choice of the format by a
+config."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = Mapping
         "mxfp4": Mxfp4.from_config,
     }
 )
-"""The function that makes a format from a `quantization_config`, by `quant_method`. It raises ValueError."""
+"""Functions that make a format from a `quantization_config`, by `quant_method`. They raise ValueError."""
 
 _REMEDY = "serve the unquantized checkpoint"
 
 
 def format_of(config: Any) -> CheckpointFormat | None:
-    """Return None for a checkpoint that is not quantized. Raises ConfigError for one that cannot be dequantized."""
+    """Return the format of a checkpoint; None if it is not quantized. Raises ConfigError if it cannot be
+    dequantized."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return None

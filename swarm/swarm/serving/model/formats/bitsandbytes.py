@@ -1,8 +1,8 @@
-"""bitsandbytes' weights (`quant_method` "bitsandbytes"): rows of int8, or blocks of 4 bits, NF4 or FP4.
+"""bitsandbytes' weights (`quant_method` "bitsandbytes"): rows of int8, or blocks of 4-bit codes, NF4 or FP4.
 
-Sources: Dettmers et al. 2022, arXiv:2208.07339 (int8); 2023, arXiv:2305.14314, section 3 (NF4, and scales that are
-quantized again), as bitsandbytes 0.43 and later store them: which value a code stands for is in the checkpoint.
-Legend of shapes: O outputs, I inputs, N values of a weight, B blocks of them.
+Sources: Dettmers et al. 2022, arXiv:2208.07339 (int8); 2023, arXiv:2305.14314, section 3 (NF4, and quantized scales),
+as bitsandbytes 0.43 and later store them, with the values of the codes in the checkpoint. Legend of shapes: O outputs,
+I inputs, N values of a weight, B blocks of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.serving.model.safetensors_reader import StoredTensor
 _INT8_MAX = 127
 _ROWS = 128
 _BLOCKS = 1024
-"""Computed at once."""
+"""Blocks computed at once."""
 
 _MAX_BLOCK = 4096
 _MAX_STATE_BYTES = 4096
@@ -36,7 +36,7 @@ _NESTED_SCALES, _NESTED_MAP = ".nested_absmax", ".nested_quant_map"
 
 
 def bitsandbytes(config: Mapping[str, Any]) -> CheckpointFormat:
-    """Return the format of a `quantization_config`. Raises ValueError for any but these two."""
+    """Return the format of a `quantization_config`. Raises ValueError if it is neither of the two."""
     if config.get("load_in_4bit") is True:
         return FourBitWeight(
             kind=check_choice(config.get("bnb_4bit_quant_type"), "bnb_4bit_quant_type", {"nf4", "fp4"})
@@ -48,7 +48,7 @@ def bitsandbytes(config: Mapping[str, Any]) -> CheckpointFormat:
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Each row of codes has the largest value that was in it."""
+    """Int8 weights. Each row of codes has a scale: its largest magnitude."""
 
     endings: ClassVar[Mapping[str, str]] = MappingProxyType({_ROW_SCALES: ".weight", _LAYOUT: ".weight"})
     needed: ClassVar[tuple[str, ...]] = ("", _ROW_SCALES)
@@ -78,7 +78,7 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The settings stored beside a 4-bit weight. `nested_block` is 0 where the scales are plain numbers."""
+    """The settings stored with a 4-bit weight. `nested_block` is 0 if the scales are not quantized."""
 
     shape: Shape
     block: int
@@ -88,7 +88,8 @@ class _State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourBitWeight:
-    """Two codes in a byte, the first in its upper half; each block of values has the largest that was in it."""
+    """4-bit weights: two codes in a byte, the first in its upper half. Each block has a scale: its largest
+    magnitude."""
 
     kind: str
 
@@ -147,12 +148,12 @@ class FourBitWeight:
 
 
 def _spread(values_N: Tensor, scales_B: Tensor, block: int) -> Tensor:
-    """Return `values_N`, each times the scale of its block."""
+    """Return `values_N`, each multiplied by the scale of its block."""
     return values_N * scales_B.repeat_interleave(block)[: len(values_N)]
 
 
 def _read_state(stored: Tensor) -> _State:
-    """Parse the state that bitsandbytes stores beside a weight. Raises ValueError."""
+    """Parse the state that bitsandbytes stores with a weight. Raises ValueError."""
     try:
         found = json.loads(bytes(stored.flatten().tolist()))
     except RecursionError as error:

@@ -1,9 +1,9 @@
 """Small floats with one scale per block: FP8 (`quant_method` "fp8") and MXFP4 ("mxfp4").
 
 FP8, as in DeepSeek's and Qwen's checkpoints (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2): the value of row i and
-column j is multiplied by the scale at [i // rows, j // columns] of `weight_block_size`; the last blocks of a row or
-column may be cut off. transformers' Fp8Dequantize divides a weight evenly among its scales instead, which is right only
-where no block is cut off. Legend of shapes: R rows, C columns; r, c how many blocks they are.
+column j is multiplied by the scale at [i // rows, j // columns], where (rows, columns) is `weight_block_size`. The last
+block of a row or column may be partial. transformers' Fp8Dequantize divides a weight evenly among its scales, which is
+wrong if a block is partial. Legend of shapes: R rows, C columns; r, c their numbers of blocks.
 
 MXFP4, as gpt-oss keeps its experts (OCP Microscaling Formats (MX) Specification 1.0, 2023, section 5.3.2; OpenAI 2025,
 arXiv:2508.10925): 32 values of 4 bits with one power of two. Legend of shapes: E experts, O outputs, I inputs.
@@ -25,14 +25,14 @@ from swarm.serving.model.safetensors_reader import StoredTensor
 
 _MAX_BLOCK = 2**20
 _ROWS = 128
-"""Computed at once where one scale is for a whole weight."""
+"""Rows computed at once if a weight has one scale."""
 
 _SCALES = "_scale_inv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """`block` is rows and columns; None: one scale for a weight."""
+    """FP8 weights. `block` is rows and columns of a block; None: one scale for a weight."""
 
     block: tuple[int, int] | None
     endings: ClassVar[Mapping[str, str]] = MappingProxyType({_SCALES: "", ".activation_scale": ".weight"})
@@ -40,7 +40,7 @@ class Fp8:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Fp8:
-        """Raises ValueError for blocks that are none."""
+        """Return the format. Raises ValueError for an invalid block size."""
         size = config.get("weight_block_size", (128, 128))
         if size is None:
             return cls(block=None)
@@ -91,7 +91,7 @@ _MX_CODES, _MX_SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Every weight of a checkpoint is kept in the same way."""
+    """MXFP4 weights. All have the same layout."""
 
     endings: ClassVar[Mapping[str, str]] = MappingProxyType({_MX_CODES: "", _MX_SCALES: ""})
     needed: ClassVar[tuple[str, ...]] = (_MX_CODES, _MX_SCALES)
@@ -112,7 +112,7 @@ class Mxfp4:
         return num_experts, num_groups * 2 * _GROUP_BYTES, num_out
 
     def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Return the weight, made one expert after another: the library makes copies of what it is given."""
+        """Return the weight, computed one expert after another, since the library copies its inputs."""
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: PLC0415 (over two seconds)
 
         weight_EIO = torch.empty(shape, dtype=dtype)

@@ -1,8 +1,8 @@
-"""The interface of a quantized checkpoint's format, and a weight of one, which is dequantized when it is read.
+"""The interface of a quantized checkpoint's format, and a quantized weight, which is dequantized when it is read.
 
-A format is a value made from the config. It names the parts of a weight by the endings of their names, checks them
-against the file's header, and computes the weight from their values. `weights` reads the weights of one span, one by
-one, so that neither the whole checkpoint nor a block twice is ever in memory.
+A format is a value made from the config. It recognizes the parts of a weight by the endings of their names, checks them
+against the file's header, and computes the weight from their values. `weights` reads the weights of one span one by
+one, so that memory never holds the whole checkpoint, or a block twice.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointFormat(Protocol):
-    """`endings` maps how the name of a part ends to how the name of its weight ends instead. The part that has the
-    weight's own name is the one with the ending "". `needed` are the parts without which there is no weight.
+    """A format. `endings` maps the ending of a part's name to the ending of its weight's name. The part with the
+    weight's own name has the ending "". `needed` are the endings of the required parts.
 
-    The methods are called with the parts of one weight, by their endings, `needed` ones among them.
+    The methods get the parts of one weight by their endings, including all `needed` ones.
     """
 
     @property
@@ -37,19 +37,18 @@ class CheckpointFormat(Protocol):
     def needed(self) -> Collection[str]: ...
 
     def num_values(self, sizes: Mapping[str, int]) -> int:
-        """Return the number of the weight's values, from the number of values in each part."""
+        """Return the weight's number of values, from that of each part."""
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
-        """Return the weight's shape. Raises ValueError for parts that do not belong together."""
+        """Return the weight's shape. Raises ValueError for parts that do not fit together."""
 
     def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Return the weight, computed in float32 and rounded once. Raises ValueError for values that have no
-        meaning."""
+        """Return the weight, computed in float32 and rounded once. Raises ValueError for invalid values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedTensor:
-    """`tensor[...]` reads its parts and dequantizes them, as StoredTensor reads one. `dtype` is what is made of it."""
+    """A quantized weight. `tensor[...]` reads its parts, and dequantizes them to `dtype`; see StoredTensor."""
 
     name: str
     format: CheckpointFormat
@@ -58,7 +57,7 @@ class QuantizedTensor:
     dtype: torch.dtype
 
     def __getitem__(self, everything: EllipsisType) -> Tensor:
-        """Raises IntegrityError for a file that became shorter, or values that have no meaning."""
+        """Return the weight. Raises IntegrityError for a file that has become shorter, or for invalid values."""
         values = {ending: part[...] for ending, part in self.parts.items()}
         try:
             return self.format.weight(values, self.shape, self.dtype)
@@ -78,7 +77,7 @@ def group(names: Iterable[str], format_: CheckpointFormat | None) -> dict[str, d
 
 
 def num_values(name: str, parts: Mapping[str, int], format_: CheckpointFormat | None) -> int:
-    """Return the number of the weight's values, from that of its parts. Raises IntegrityError if a part is missing."""
+    """Return the weight's number of values, from that of its parts. Raises IntegrityError if a part is missing."""
     if format_ is None or parts.keys() == {""}:
         return parts[""]
     try:
@@ -91,7 +90,8 @@ def num_values(name: str, parts: Mapping[str, int], format_: CheckpointFormat | 
 def quantized_tensor(
     name: str, parts: Mapping[str, StoredTensor], format_: CheckpointFormat, dtype: torch.dtype
 ) -> QuantizedTensor:
-    """Checks the parts' shapes and kinds. Raises IntegrityError, naming the weight."""
+    """Return the weight `name`, after a check of its parts' shapes and dtypes. Raises IntegrityError, which names the
+    weight."""
     try:
         _check_needed(parts, format_)
         shape = format_.shape(parts)
@@ -103,7 +103,7 @@ def quantized_tensor(
 def check_part(
     parts: Mapping[str, StoredTensor], ending: str, dtypes: Collection[torch.dtype], shape: Shape | None = None
 ) -> Shape:
-    """Return the part's shape. Raises ValueError if its values are of none of `dtypes`, or it has another shape."""
+    """Return the part's shape. Raises ValueError if its dtype is not one of `dtypes`, or its shape is not `shape`."""
     part = parts[ending]
     if part.dtype not in dtypes:
         raise ValueError(f"{part.name} holds {part.dtype}, not {' or '.join(map(str, dtypes))}")

@@ -1,4 +1,4 @@
-"""Groups of small whole numbers with a scale and a zero each, packed into words of 32 bits: AWQ's and GPTQ's way.
+"""Groups of small integers with a scale and a zero point each, packed into 32-bit words: AWQ and GPTQ.
 
 A value is scale * (code - zero). Sources: Frantar et al. 2022, arXiv:2210.17323 (GPTQ), as AutoGPTQ and GPTQModel store
 it; Lin et al. 2023, arXiv:2306.00978 (AWQ), as AutoAWQ's "gemm" stores it.
@@ -22,20 +22,21 @@ from swarm.serving.model.safetensors_reader import StoredTensor
 _WORD_BITS = 32
 _MAX_GROUP = 2**20
 _INPUTS = 128
-"""Computed at once; as many words of any kind hold them exactly."""
+"""Inputs computed at once, a multiple of the codes in a word of any format."""
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The place in a word of the code of each of eight outputs."""
+"""For each of eight outputs, the place of its code in a word."""
 
 _CODES, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedInts:
-    """A word holds codes of several inputs (`packs_inputs`) or of several outputs; zeros always of several outputs.
+    """A word holds the codes of several inputs (`packs_inputs`) or of several outputs. Words of zeros always are of
+    several outputs.
 
-    `places` says where in a word each code is. `zero_offset` is added to the zeros that are stored. `group_size` is -1
-    for one group of all inputs.
+    `places` are the places of the codes in a word. `zero_offset` is added to the stored zeros. A `group_size` of -1
+    means one group of all inputs.
     """
 
     bits: int
@@ -82,7 +83,7 @@ class PackedInts:
         return weight_OI
 
     def _groups(self, parts: Mapping[str, Tensor], num_in: int, num_groups: int) -> Tensor:
-        """Return the group of each input. GPTQ may have quantized inputs in another order than theirs."""
+        """Return the group of each input. GPTQ may have quantized the inputs in another order."""
         if _GROUPS not in parts:
             return torch.arange(num_in) // (num_in if self.group_size == -1 else self.group_size)
         group_I = parts[_GROUPS].long()
@@ -91,7 +92,7 @@ class PackedInts:
         return group_I
 
     def _codes(self, words: Tensor, *, are_rows: bool) -> Tensor:
-        """Unpack the words: each word's codes become rows one after another, or columns."""
+        """Unpack the words: the codes of each word become consecutive rows (`are_rows`) or columns."""
         shifts_W = torch.tensor(self.places, dtype=torch.int32) * self.bits
         mask = (1 << self.bits) - 1
         if are_rows:

@@ -207,7 +207,7 @@ def test_codes_without_a_word_in_the_config_are_refused(pairs: Callable[[str], P
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(IntegrityError, match="float8_e4m3fn, and there is no scale or config"):
+    with pytest.raises(IntegrityError, match="float8_e4m3fn, and no scale or config"):
         load_span(open_model(tmp_path), 2, 3)
 
 

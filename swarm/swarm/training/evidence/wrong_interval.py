@@ -12,9 +12,9 @@ repeated differ by more than the run's `validation_tolerance`. Comparing blocks.
 
 A validator's finding alone convicts nobody. Members that receive it recompute the interval, and sign what they find.
 Evidence convicts once more than a third of the step's deciding members, and at least two, have signed, so that all
-members ban at about the same time. If only one deciding member other than the accused exists, its finding convicts for
-itself. Findings of members on probation do not count, since keys cost nothing. Anyone with the state that the step
-began from, and the run's data, can repeat the check.
+members ban at about the same time. If the accused and one other member are the only deciding ones, that member's own
+finding convicts, but only for itself. Findings of members on probation do not count, since keys cost nothing. Anyone
+with the state that the step began from, and the run's data, can repeat the check.
 
 A certificate does not prove that its members are the run's. So a member accepts only the outcome that its own history
 has of that step. Everybody else accepts only a certificate with the accused's own commit vote: nobody can forge it, and

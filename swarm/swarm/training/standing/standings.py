@@ -49,7 +49,7 @@ class Register:
         for peer, value in self.credits.items():
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
-        # the uses of all entries, and of the last group of new serials, are added when the entries are dropped
+        # beyond MAX_SERIALS no new serial is honoured, but those of the entries and of one more group still come here
         if len(self.uses) > MAX_SERIALS + MAX_ENTRIES + limits.MAX_CREDENTIALS:
             raise ValueError("the uses are too many")
         for serial, count in self.uses.items():
@@ -134,8 +134,8 @@ class TrainerStandings:
         return f"is used up ({num_uses} of {grant.max_uses})" if num_uses >= grant.max_uses else ""
 
     def overused(self, grants: Grants) -> list[str]:
-        """Return the peers whose grants fail because others of `grants` exhaust the uses or vouchers. Peers enter in
-        the order of their ids."""
+        """Return the peers whose grants fail because others of `grants` exhaust an invitation's uses or a voucher's
+        budget. Peers enter in the order of their ids."""
         entries, surplus = self.register.entries, []
         for peer in sorted(grants):
             if not self.is_new(peer) or self._entry(grants[peer]) is None:

@@ -1,8 +1,8 @@
 """What a certificate proves, the history of certificates that led to a state, and the choice between histories.
 
 Two certificates of one run can contradict each other only if the run has two first groups or a `min_group` of 1, or if
-its author signs a resume order and members go on without it. All then follow the certificate of higher `rank`: a later
-order, more outer steps, the later admission, more members.
+its author signs a resume order and other members go on without the order. All then follow the certificate of higher
+`rank`: a later order, more outer steps, the later admission, more members.
 
 A newcomer, an observer at its first look, and the members of a run before its first outer step have no state of their
 own from which a certificate could follow. They ask several peers (`whom_to_ask`), and follow the history that most of

@@ -85,9 +85,7 @@ def _compute_together(
     )
     outputs = span.run(batch, pool)
     if pool.device.type != "cpu":
-        torch.accelerator.synchronize(
-            pool.device
-        )  # else the time of a pass without a result would count in the next one
+        torch.accelerator.synchronize(pool.device)  # else the next pass would include this one's time
     computed = [PieceResult() for _ in pieces]
     found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
     _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])

@@ -52,7 +52,7 @@ limit."""
 
 
 _WORTH = 0.8
-"""A doubling of threads is worthwhile if it reduces the time at least to this share."""
+"""A doubling of threads is worthwhile if it reduces the time to at most this share."""
 
 _MOST_FAILED = 2
 """After this many consecutive thread counts that are not worthwhile, larger ones are not tried."""

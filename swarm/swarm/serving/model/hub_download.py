@@ -183,9 +183,7 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
             _append(model, name, part, on_bytes)
         except (SwarmError, HfHubHTTPError, OSError):  # SwarmError: `on_bytes` ends the download
             raise
-        except (
-            Exception
-        ) as error:  # the connection broke; the client has used several HTTP libraries, each with its own errors
+        except Exception as error:  # the connection broke; the client has used several HTTP libraries
             broken = error
         num_failures = 0 if _part_bytes(model, name) > part_bytes else num_failures + 1
         if num_failures > MAX_FAILURES:

@@ -66,7 +66,7 @@ class StoredTensor:
         num_bytes = self.num_values * self.dtype.itemsize
         if not num_bytes:
             return torch.empty(self.shape, dtype=self.dtype)
-        # anonymous pages go back to the system with the tensor, which a heap would keep
+        # anonymous pages, which the system gets back with the tensor; a heap would keep them
         memory = mmap.mmap(-1, num_bytes)
         try:
             with self.path.open("rb") as file:

@@ -271,9 +271,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
         return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except (
-        BaseException
-    ) as error:  # libraries raise anything for a stranger's files; a panic of Rust is not an Exception
+    except BaseException as error:  # libraries raise anything here; a panic of Rust is not an Exception
         raise IntegrityError(
             f"the files of {model} cannot be used: {one_line(error)}",
             remedy="its servers may be broken; use another model",

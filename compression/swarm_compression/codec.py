@@ -57,7 +57,7 @@ class Codec(ABC):
 
     @property
     def is_quick(self) -> bool:
-        """Whether values on the CPU are encoded and decoded at 5 GB/s or more on one core.
+        """True if values on the CPU are encoded and decoded at 5 GB/s or more on one core.
 
         Then 100,000 values take less time than a handover to another thread and back.
         """

@@ -43,10 +43,10 @@ class ErrorFeedback:
         return data
 
     def commit(self) -> None:
-        """The round succeeded: make the residuals of ranges encoded since the last `commit` or `rollback` the current
-        ones."""
+        """After a round succeeded, make the residuals of ranges encoded since the last `commit` or `rollback` the
+        current ones."""
         self._residual_N.copy_(self._next_N)
 
     def rollback(self) -> None:
-        """The round failed: drop these residuals, since nothing was sent and nothing lost."""
+        """After a round failed, drop these residuals, since nothing was sent and nothing lost."""
         self._next_N.copy_(self._residual_N)

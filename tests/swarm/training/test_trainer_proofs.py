@@ -482,7 +482,7 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again(
                 first.network.now(),
             )
             false = WrongReduction(group=b"group", statement=statement, leaf=0, result=b"", result_proof=b"", slices=())
-            for reason in ("malformed", "proved nothing before"):
+            for reason in ("malformed", "earlier evidence proved nothing"):
                 with pytest.raises(Exception, match=reason):
                     await convictions.take(false.evidence().to_bytes(), second.peer_id)
             assert not convictions.peers

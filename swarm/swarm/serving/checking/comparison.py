@@ -35,7 +35,7 @@ MAX_DEPTH = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far honest servers may differ after one block; after n blocks, sqrt(n) times as much.
+    """The largest difference of honest servers after one block; after n blocks it is sqrt(n) times as large.
 
     `median_row` and `row` are norms of a row's difference relative to the row's norm. `fingerprint` is the mean
     difference of the largest logits, and `draw` the noise that a draw needs, both relative to the largest logit.

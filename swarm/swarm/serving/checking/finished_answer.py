@@ -1,4 +1,4 @@
-"""What a client has of a finished answer: for each span its inputs, the server's outputs or draws, and the result of
+"""A client's record of a finished answer: for each span its inputs, the server's outputs or draws, and the result of
 its check.
 
 The rows are those of the replay buffers, as they were on the wire. The previous server sent them to the client, and

@@ -42,8 +42,8 @@ Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """What a check needs of its client: `network_id` and time for signatures, the span's `dtype`, and the `candidates`,
-    other servers of the blocks, in the order in which `recompute` asks them."""
+    """The context that a client gives a check: `network_id` and time for signatures, the span's `dtype`, and the
+    `candidates`, other servers of the blocks, in the order in which `recompute` asks them."""
 
     network_id: str
     now: float

@@ -95,7 +95,7 @@ class SpotChecks:
 
     @property
     def is_on(self) -> bool:
-        """Whether servers must sign commitments for each answer."""
+        """True if servers must sign commitments for each answer."""
         return self._options.share > 0
 
     def draws(self) -> bool:

@@ -198,8 +198,8 @@ async def ask_for_proof(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
-    """What evidence proves: at `at`, in Unix seconds, the server `peer_id` signed something false. `reason` says what,
-    in words."""
+    """The finding of evidence: at `at`, in Unix seconds, the server `peer_id` signed something false. `reason` says
+    what, in words."""
 
     peer_id: str
     model: str

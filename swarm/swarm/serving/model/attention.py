@@ -43,7 +43,7 @@ RAGGED = "swarm_ragged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """How a family's attention extends softmax(scale q k) v: scale, window, cap of the logits, and sinks."""
+    """Extensions of a family's attention to softmax(scale q k) v: scale, window, cap of the logits, and sinks."""
 
     scale: float | None
     window: int | None
@@ -332,7 +332,7 @@ def ragged_attention(
     s_aux: Tensor | None = None,
     **others: Any,  # transformers passes all arguments of the model's call
 ) -> tuple[Tensor, None]:
-    """The attention function for transformers' modules within a RaggedCache context."""
+    """Compute attention for transformers' modules within a RaggedCache context."""
     cache = _current.get()
     assert cache is not None, "ragged attention outside of a pass"
     if others.get("position_bias") is not None:

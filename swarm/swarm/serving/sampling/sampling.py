@@ -61,7 +61,7 @@ def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """How logits are changed before a draw. `counts`: how often each token occurs in the answer so far. `banned` tokens
+    """Changes of logits before a draw. `counts`: how often each token occurs in the answer so far. `banned` tokens
     cannot be drawn.
 
     `allowed` has a bit for each token that a grammar allows, the lowest id first; None: all.
@@ -75,7 +75,7 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of an answer are drawn, and what ends the answer. Raises ConfigError for invalid values.
+    """Settings of how an answer's tokens are drawn, and what ends the answer. Raises ConfigError for invalid values.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 cut nothing. Presence and frequency penalties count
     the answer's tokens, the repetition penalty (Keskar et al. 2019, arXiv 1909.05858) the prompt's as well.

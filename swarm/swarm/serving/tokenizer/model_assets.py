@@ -214,8 +214,8 @@ class TokenizerQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class ModelAssets:
-    """What a client needs of a model. With a `table`, texts are decoded from the tokens' bytes; otherwise the process
-    decodes."""
+    """A model's shape, context length and end tokens, and access to its tokenizer's process. With a `table`, texts are
+    decoded from the tokens' bytes; otherwise the process decodes."""
 
     shape: ModelShape
     context_tokens: int

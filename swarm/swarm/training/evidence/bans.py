@@ -23,7 +23,7 @@ MAX_STRANGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What evidence of `kind` proves: `peer_id` lied at outer step `step`. `reason` says how, in words."""
+    """The finding of evidence of `kind`: `peer_id` lied at outer step `step`. `reason` says how, in words."""
 
     peer_id: str
     step: int

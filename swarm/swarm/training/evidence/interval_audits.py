@@ -57,7 +57,7 @@ MAX_DUE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnInterval:
-    """What a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the drawn
+    """A validator's record of a step: `peer`, whose interval it validates, and that member's slices of the drawn
     leaves."""
 
     peer: str
@@ -73,7 +73,7 @@ class Validation:
 
     @property
     def is_accusation(self) -> bool:
-        """Whether another member has found the interval wrong."""
+        """True if another member has found the interval wrong."""
         return bool(self.case.finders)
 
 

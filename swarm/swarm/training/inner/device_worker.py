@@ -36,8 +36,8 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """What worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The rendezvous
-    store of the workers is on `port` of loopback."""
+    """Everything that worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The
+    rendezvous store of the workers is on `port` of loopback."""
 
     rank: int
     config: InnerConfig

@@ -50,7 +50,8 @@ HELD_OUT_BATCHES = 4
 
 
 class Inner(Protocol):
-    """What an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a time."""
+    """The interface of `InnerLoop` and `ModuleInner` to an interval. All calls block, and come from one thread at a
+    time."""
 
     def load(self, theta_N: Tensor) -> None: ...
 
@@ -71,9 +72,9 @@ class Inner(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainingSetup:
-    """What a member needs to train: its inner loop, the run's initial weights, and the `Layout.bounds` (empty: the
-    model is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps them in
-    memory.
+    """Everything that a member needs to train: its inner loop, the run's initial weights, and the `Layout.bounds`
+    (empty: the model is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps
+    them in memory.
 
     If the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights. A member
     that joins a running run does not call it.

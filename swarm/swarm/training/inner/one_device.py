@@ -39,7 +39,7 @@ HELD_OUT_WINDOWS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """How one member computes its inner steps. Each member chooses its own options.
+    """Options of how one member computes its inner steps; each member chooses its own.
 
     All `devices` are one replica: several share each step's windows, each in its own process. A step processes
     `micro_batch_windows` windows at a time and sums their gradients (0: all at once), to bound memory. `autocast`

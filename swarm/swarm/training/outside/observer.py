@@ -268,7 +268,7 @@ class Shortage:
 
     @property
     def is_of_roster(self) -> bool:
-        """Whether too few of the last step's members are there, so that newcomers alone do not help."""
+        """True if too few of the last step's members are there, so that newcomers alone do not help."""
         return self.num_roster_ready < self.num_roster_needed
 
     def words(self, name_of: Callable[[str], str]) -> str:
@@ -285,7 +285,7 @@ class Shortage:
 
     @property
     def remedy(self) -> str:
-        """What lets the run go on if the missing members never come back; empty if joining members will do."""
+        """A remedy if the missing members never come back; empty if joining members will do."""
         if self.is_of_roster:
             return (
                 "if they are gone for good, the run's author can let the others go on: "

@@ -1,4 +1,4 @@
-"""Whether each peer counts fully after a committed state, and what the next state remembers of it.
+"""Standings decide which peers count fully after a committed state, and what the next state remembers of them.
 
 A state keeps leases and probation of a run's trainers, and everything else in its `Register`. Its `credits` remember
 proven members. A member earns one credit for each outer step to which it contributes while it counts fully, up to the

@@ -1,4 +1,4 @@
-"""What a certificate proves, the history of certificates that led to a state, and the choice between histories.
+"""Facts that a certificate proves, the history of certificates that led to a state, and the choice between histories.
 
 Two certificates of one run can contradict each other only if the run has two first groups or a `min_group` of 1, or if
 its author signs a resume order and other members go on without the order. All then follow the certificate of higher
@@ -41,8 +41,8 @@ MAX_ASKED_FOR_STANDING = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a valid certificate proves. `origin` is the group whose contributions the outcome reduces. The `voters` had
-    all parts of the outcome. `order` is the author's last resume order before it, if any.
+    """The facts that a valid certificate proves. `origin` is the group whose contributions the outcome reduces. The
+    `voters` had all parts of the outcome. `order` is the author's last resume order before it, if any.
 
     If `is_order`, the certificate is that order itself, in the form of a group of the order's roster. It changes only
     whose votes count from now on, not the roster in the state.

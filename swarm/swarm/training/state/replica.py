@@ -124,7 +124,7 @@ class Replica:
 
     @property
     def is_new(self) -> bool:
-        """Whether this replica has no outer step yet, and so no state from which certificates must follow.
+        """True if this replica has no outer step yet, and so no state from which certificates must follow.
 
         It then takes the certificate that `certificate_history.most_supported` returns, so that two first groups become
         one.

@@ -43,9 +43,9 @@ SPARE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext(ProofReader):
-    """What the parts of training share for one member. `executor` computes for rounds, in parallel with training.
-    `residuals` exist in a run with error feedback. `credential` is shown when this member enters the run. `revocations`
-    are the author's, as far as this member received them and the state may not know them yet."""
+    """Objects that the parts of training share for one member. `executor` computes for rounds, in parallel with
+    training. `residuals` exist in a run with error feedback. `credential` is shown when this member enters the run.
+    `revocations` are the author's, as far as this member received them and the state may not know them yet."""
 
     executor: Executor
     replica: Replica

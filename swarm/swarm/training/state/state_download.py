@@ -56,7 +56,7 @@ class ChunkSchedule:
 
     @property
     def is_open(self) -> bool:
-        """Whether chunks are still missing."""
+        """True if chunks are still missing."""
         return bool(self._waiting or self._asked)
 
     @property

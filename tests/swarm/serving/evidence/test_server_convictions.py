@@ -151,7 +151,7 @@ def test_what_proves_nothing_convicts_nobody_and_its_sender_is_not_listened_to_a
             with pytest.raises((PeerViolation, IntegrityError), match=why):
                 await held.take(made(now(held)), SERVERS[1].peer_id)
             assert (held.peers, held.num_refused) == (frozenset(), 1)
-            with pytest.raises(PeerViolation, match="proved nothing before"):
+            with pytest.raises(PeerViolation, match="earlier evidence proved nothing"):
                 await sender._network.call(
                     SERVERS[0].peer_id,
                     f"{SERVER_EVIDENCE_METHOD}/{MODEL}",
@@ -246,7 +246,7 @@ def test_keys_that_convict_themselves_are_few_and_leave_room_for_servers() -> No
             made = strangers(MAX_UNLISTED + 4)
             for each in made[:MAX_TAKEN]:
                 assert await held.take(against(each, NETWORK, now(held)), SERVERS[1].peer_id)
-            with pytest.raises(PeerRefused, match="enough evidence"):
+            with pytest.raises(PeerRefused, match="too much evidence"):
                 await held.take(against(made[-1], NETWORK, now(held)), SERVERS[1].peer_id)
             for each in made[MAX_TAKEN:]:
                 await held.take(against(each, NETWORK, now(held)), SERVERS[2].peer_id)

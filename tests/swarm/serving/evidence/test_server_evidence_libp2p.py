@@ -99,7 +99,7 @@ def test_libp2p_liar_that_one_server_challenges_is_convicted_by_all_that_hear_or
             await learned.learn(MODEL, {honest.peer_id: record()}, within_s=10.0)  # and shown to who asks
             assert learned.peers == {liar.peer_id}
             nothing = against_nobody(Identity(b"x" * 32), client.network_id, client.now())
-            for reason in ("the statement is correct", "proved nothing before"):
+            for reason in ("the statement is correct", "earlier evidence proved nothing"):
                 with pytest.raises(PeerViolation, match=reason):
                     await client.call(honest.peer_id, f"{SERVER_EVIDENCE_METHOD}/{MODEL}", nothing, timeout_s=10.0)
 

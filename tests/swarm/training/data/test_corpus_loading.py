@@ -235,7 +235,7 @@ def test_load_tokenizer_with_more_tokens_than_the_model_is_refused(
     for _ in range(2):  # before tokens are made, and once they are there
         with pytest.raises(ConfigError, match="tokenizer has 257 tokens and the model 256") as caught:
             load(stories, config, tokenizer=tokenizer_dir, vocab_size=256)
-        assert "vocab_size of 257" in caught.value.remedy
+        assert "vocab_size to 257" in caught.value.remedy
         load(stories, config, tokenizer=tokenizer_dir, vocab_size=257)
     with pytest.raises(ConfigError, match="tokenizer has 256 tokens and the model 100"):
         load_corpus(DataConfig(), seed=0, vocab_size=100)
@@ -336,7 +336,7 @@ def test_write_tokens_while_another_process_does_waits_says_so_and_takes_them(tm
 
 def test_load_too_little_text_is_refused(jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("only this")
-    with pytest.raises(ConfigError, match=r"a.txt are only 10 tokens to train on"):
+    with pytest.raises(ConfigError, match=r"a.txt has only 10 tokens to train on"):
         load(tmp_path / "a.txt")
 
 

@@ -138,7 +138,7 @@ def test_passages_table_without_the_column_is_refused_with_those_it_has(tmp_path
 
 def test_passages_column_of_numbers_is_refused_and_empty_rows_are_skipped(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", values=[1, 2, 3, 4])
-    with pytest.raises(ConfigError, match=r"column 'text' of .*a.parquet is int64 and no text"):
+    with pytest.raises(ConfigError, match=r"column 'text' of .*a.parquet is int64, not text"):
         documents(tmp_path)
     write_parquet(tmp_path / "a.parquet", values=["x", None, "y", None])
     assert documents(tmp_path) == ["x", "y"]

@@ -151,5 +151,5 @@ def test_batch_file_removed_under_a_running_trainer_does_no_harm(tmp_path: Path)
 @pytest.mark.parametrize(("num_train", "num_validation"), [(16, 100), (100, 16), (0, 0)])
 def test_of_too_few_tokens_are_refused(tmp_path: Path, num_train: int, num_validation: int) -> None:
     tokens = write(tmp_path / "a", [draw(num_train)], [draw(num_validation)])
-    with pytest.raises(ConfigError, match=r"in here are only (0|16) tokens to"):
+    with pytest.raises(ConfigError, match=r"here has only (0|16) tokens to"):
         Corpus.of(tokens, CONFIG, seed=3, source="here", remedy="")

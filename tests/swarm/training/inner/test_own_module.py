@@ -132,7 +132,7 @@ def test_train_on_a_stream_takes_batch_after_batch_and_begins_again() -> None:
 
 def test_stream_that_ends_is_the_author_s_error() -> None:
     inner = ModuleInner(run_of(num_samples=0), own(data=iter([(torch.zeros(2, 3), torch.zeros(2))])))
-    with pytest.raises(ValueError, match="none any more"):
+    with pytest.raises(ValueError, match="or no more"):
         inner.train(range(100), 5)
 
 

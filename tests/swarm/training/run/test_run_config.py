@@ -209,7 +209,7 @@ def test_validation_wants_intervals_that_can_be_computed_once_more() -> None:
         ({"mixing": 0.5}, "mixing"),
         ({"error_feedback": True}, "error_feedback"),
         ({"member_momentum": 0.5}, "member_momentum"),
-        ({"model": {"model_type": "module", "num_values": 3, "digest": "0" * 64}}, "a module of one's own"),
+        ({"model": {"model_type": "module", "num_values": 3, "digest": "0" * 64}}, "an author's own module"),
         ({"validation_rate": 0.6}, "validation_rate"),
     ):
         with pytest.raises(ValueError, match=named):

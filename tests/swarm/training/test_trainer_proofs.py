@@ -300,7 +300,7 @@ def test_member_that_commits_to_slices_that_nobody_can_decode_is_convicted_by_it
         for member in members:
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
             (event,) = member.of(MemberConvicted)
-            assert "nobody can decode" in event.reason
+            assert "cannot be decoded" in event.reason
 
     virtual_time.run(main())
 
@@ -368,7 +368,7 @@ def test_member_that_commits_to_what_nobody_can_decode_is_convicted_together_wit
         for member in members:
             reasons = {event.peer_id: event.reason for event in member.of(MemberConvicted)}
             assert reasons.keys() == {liar.peer_id, owner.peer_id}
-            assert "nobody can decode" in reasons[liar.peer_id]
+            assert "cannot be decoded" in reasons[liar.peer_id]
             assert "signed a wrong result" in reasons[owner.peer_id]
             assert len(member.of(RoundAborted)) == 1, "one lie convicts both"
 
@@ -396,7 +396,7 @@ def test_member_whose_bad_slice_the_backup_finds_is_convicted_as_if_the_owner_ha
         for member in members:
             (event,) = member.of(MemberConvicted)
             assert event.peer_id == liar.peer_id
-            assert "nobody can decode" in event.reason
+            assert "cannot be decoded" in event.reason
             assert len(member.of(RoundAborted)) == 1, "it is convicted in the attempt in which the backup finds it"
 
     virtual_time.run(main())

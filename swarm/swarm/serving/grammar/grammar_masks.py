@@ -153,13 +153,15 @@ class GrammarProcess:
             self._pipe = self._processes.fork()
             request |= {"kind": self._grammar.kind, "grammar": self._grammar.text}
         answer = _ask(self._pipe, json.dumps(request).encode(), within_s + GRACE_S)
-        name = "JSON schema" if self._grammar.kind == "json_schema" else "grammar"
+        is_schema = self._grammar.kind == "json_schema"
+        # the grammar of tools consists of JSON schemas, which a caller knows
+        remedy = "use a simpler or another " + ("JSON schema" if is_schema else "grammar or JSON schema")
         if not answer:
-            raise ConfigError(f"the {name} takes too much time or memory", remedy=f"use a simpler {name}")
+            name = "JSON schema" if is_schema else "grammar"
+            raise ConfigError(f"the {name} takes too much time or memory", remedy=remedy)
         if answer[:1] == b"x":
-            what = "the JSON schema cannot be used" if name == "JSON schema" else "the grammar cannot be used"
-            why = answer[1:].decode(errors="replace")
-            raise ConfigError(f"{what}: {why}", remedy=f"use a simpler or another {name}")
+            what = "the JSON schema cannot be used" if is_schema else "the grammar cannot be used"
+            raise ConfigError(f"{what}: {answer[1:].decode(errors='replace')}", remedy=remedy)
         self._num_sent += len(new)
         return TokenMask(answer[1:], may_end=answer[:1] == b"e")
 

@@ -20,8 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from hypothesis import settings
 from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
+from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent
-from swarm_node.machine.hardware import UNUSED_PACKAGES
+from swarm_node.machine.lean_imports import UNUSED_PACKAGES
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -88,6 +89,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     try:
         # a bench may import a library that wants them
         is_default = session.config.option.markexpr == DEFAULT_MARKS
+        if is_default:
+            defer_compiler()
         with absent(*(UNUSED_PACKAGES if is_default else ())):
             collected = yield
         if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":

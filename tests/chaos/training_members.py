@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import uvloop
 from chaos.armed import ArmedFaults
-from support.forked_node import FORKING
+from support.forked_node import forking
 from support.network_worlds import libp2p_node
 from support.training_swarm import SyntheticInner, config, signed
 from swarm.network.membership import Membership
@@ -175,8 +175,9 @@ class Members:
 
     def stand_by(self, name: str) -> Member:
         """Start a process that gets ready, and then waits."""
-        connection, theirs = FORKING.Pipe()
-        process = FORKING.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
+        processes = forking()
+        connection, theirs = processes.Pipe()
+        process = processes.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
         process.start()
         theirs.close()
         member = self.all[name] = Member(name, process, connection)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
@@ -26,13 +27,7 @@ from swarm_node.diagnostics import quieten_imports
 quieten_imports()
 # one for all tests: Python itself has one such process at most, which imports what was named when it started
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(
-    [
-        *("swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"),
-        # numba imports most of itself only with the first loop
-        "numba.np.arraymath",
-    ]
-)
+FORKING.set_forkserver_preload(["support.computing_node"])
 # and another one for nodes that do not compute: seeds and nodes that stand by above all
 LIGHT = forkserver.ForkServer()
 LIGHT.set_forkserver_preload(
@@ -40,6 +35,15 @@ LIGHT.set_forkserver_preload(
 )
 
 Begin = Callable[[], None]
+
+
+def forking() -> ForkServerContext:
+    """The context whose processes have torch from their start."""
+    # the process that forks is started by Python, and finds there what it is to import
+    where = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, PYTHONPATH=where):
+        forkserver.ensure_running()
+    return FORKING
 
 
 class ForkedNode:
@@ -57,7 +61,9 @@ class ForkedNode:
     ) -> None:
         reading, writing = os.pipe()
         self.stdout: IO[str] = os.fdopen(reading)
-        self._process = FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing), begin))
+        self._process = (forking() if computes else FORKING).Process(
+            target=_run, args=(arguments, environment, err_path, _Sent(writing), begin)
+        )
         server = forkserver._forkserver if computes else LIGHT
         with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
             self._process.start()

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import check_given
@@ -17,7 +16,8 @@ from swarm_protocol.run_credentials import check_given
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, UNUSED_PACKAGES, share_of_limit
+from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, share_of_limit
+from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.roles.run_entry import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
@@ -204,7 +204,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
 
             bound(config.metrics).close()  # it is bound again when there is something to answer
         # torch and the network take seconds to import: the checks above come first
-        with uncollected(), absent(*UNUSED_PACKAGES):
+        with lean_imports():
             role: NodeRole = imported(role_code)(config)
             from swarm_node import daemon  # noqa: PLC0415
 

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swarm.heap import uncollected
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
@@ -33,6 +32,7 @@ from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
+from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import parse_node_name, parse_size
 from swarm_node.storage.home import Home, read_text
@@ -50,7 +50,7 @@ def run(flags: Flags) -> int:
             f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with a [[nodes]] each"
         )
     # torch takes seconds to import: what is refused above is refused at once
-    with uncollected():
+    with lean_imports():
         from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
         from swarm.serving.server.deployment import ServerOptions  # noqa: PLC0415
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.limits import MAX_OUTER_STEP
 
@@ -29,6 +28,7 @@ from swarm_node.commands.command_options import (
 )
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
+from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import (
     RunId,
@@ -80,7 +80,7 @@ def sign(flags: Flags) -> int:
 
     diagnostics.quieten_libraries()
     try:
-        with uncollected():
+        with lean_imports():
             config = read_config(path)
     except ImpossibleRun as error:
         for problem in error.problems:
@@ -106,7 +106,7 @@ def show(flags: Flags) -> int:
     from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
-    with uncollected():
+    with lean_imports():
         found = inspect_run(path)
     _print_run(Emitter(json=flags.json), path, found)
     return 0 if found.run else EXIT_UNSIGNED

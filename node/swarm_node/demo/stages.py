@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.heap import absent, uncollected
 from swarm.threads import in_own_thread
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
@@ -19,7 +18,7 @@ from swarm_node.demo.command import DemoPlan
 from swarm_node.demo.demo_answer import Completion, complete
 from swarm_node.demo.display import DemoSummary, Reporter
 from swarm_node.demo.nodes import DemoError, DemoState, Fleet, NodeState
-from swarm_node.machine.hardware import UNUSED_PACKAGES
+from swarm_node.machine.lean_imports import lean_imports
 
 START_S, TRAIN_S, SERVE_S, ANSWER_S = 300.0, 600.0, 300.0, 120.0
 """Bounds of what hangs: they are many times what two cores need, which may have other work."""
@@ -105,7 +104,7 @@ def run_of(plan: DemoPlan) -> RunConfig:
 def _write_run(path: Path, run: RunConfig, identity: Identity) -> int:
     """Sign the run, and return the number of its model's parameters. This imports torch and transformers, for which
     neither the first line, nor the seed, nor Ctrl-C waits."""
-    with uncollected(), absent(*UNUSED_PACKAGES):
+    with lean_imports():
         from swarm.training.run.run_model import check_model  # noqa: PLC0415
 
         num_parameters = check_model(run)

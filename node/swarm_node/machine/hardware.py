@@ -22,10 +22,6 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.formatting import size
 
-UNUSED_PACKAGES = ("scipy", "torchao")
-"""transformers imports SciPy for losses of object detection and torchao for its own quantizer, and numba imports SciPy
-for linear algebra: 45 MB. `swarm.serving.model.quantization` imports torchao itself, where it quantizes by it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError, reason_of
 
-from swarm_node.machine.hardware import UNUSED_PACKAGES, Hardware, Speeds, cpu_name, machine_memory
+from swarm_node.machine.hardware import Hardware, Speeds, cpu_name, machine_memory
+from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.storage.home import JsonMemory
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ MAX_FILE_BYTES = 4096
 def measure(device: str) -> Speeds:
     """Run the reference block on torch's `device`; about 1.5 s in all."""
     # it takes a second to import, which most starts can save: their speeds are remembered
-    with uncollected(), absent(*UNUSED_PACKAGES):
+    with lean_imports():
         from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
 
     config = LlamaConfig(

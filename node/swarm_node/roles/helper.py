@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from swarm.heap import absent, uncollected
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.diagnostics import as_swarm_error
 from swarm_node.formatting import plural
-from swarm_node.machine.hardware import UNUSED_PACKAGES
+from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
@@ -175,7 +174,7 @@ class HelperRole(IdleRole):
     async def _help(self, node: Node, need: Need) -> bool:
         """Do the work that `need` is about. Returns whether it was taken, and done or ended by leaving."""
         # this imports torch, which a node that only waits does without
-        with uncollected(), absent(*UNUSED_PACKAGES):
+        with lean_imports():
             from swarm_node.roles import volunteer  # noqa: PLC0415
 
         # a stranger's run or model may raise whatever torch and transformers do: that ends the work, and not the node

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +20,7 @@ import pytest
 from safetensors import safe_open
 from support.chat_command import chat_in_pipe, chat_in_terminal
 from support.exposed_metrics import scraped
-from support.forked_node import FORKING
+from support.forked_node import forking
 from support.local_hub import local_hub
 from support.node_process import Node, wait_until
 from support.tiny_models import FAMILIES, write_model
@@ -43,8 +44,16 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "nu
 
 
 def test_forked_nodes_have_imported_what_a_started_one_does_as_quietly() -> None:
-    with ProcessPoolExecutor(1, mp_context=FORKING) as pool:
+    with ProcessPoolExecutor(1, mp_context=forking()) as pool:
         assert not pool.submit(is_progress_bar_enabled).result(), "a bar leaves a named semaphore behind"
+        imported = pool.submit(_imported).result()
+    assert {"swarm_node.roles.volunteer", "transformers.models.llama.modeling_llama"} <= imported
+    unused = {"scipy", "torchao", "torch._dynamo.symbolic_convert", "torch.distributed.tensor", "sympy"}
+    assert not unused & imported, "each takes a tenth of a start, or more, and as much memory"
+
+
+def _imported() -> set[str]:
+    return set(sys.modules)
 
 
 def written_run(folder: Path, *, outer_steps: int, num_nodes: int = 2, data: DataConfig = DEFAULT_DATA) -> Path:

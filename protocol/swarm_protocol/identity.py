@@ -20,7 +20,7 @@ from typing import Annotated, TypeAlias
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -232,10 +232,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _unusable(verb: str, path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot {verb} the identity file {path} ({error.strerror})",
-        remedy="choose another home folder: one that you may write to, with free space",
-    )
+    places = {
+        "read": "name a key file that this user may read",
+        "write": "choose a home that has room, and is writable",
+    }
+    return ConfigError(f"cannot {verb} the identity file {path}: {reason_of(error)}", remedy=places[verb])
 
 
 _DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

@@ -114,6 +114,13 @@ WRONG = [
     (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
     (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),
+    (("chat", "story", "--peers", PEER, "--home", "nodes.toml"), "nodes.toml: a file is in the way → remove it"),
+    (("chat", "story", "--peers", PEER, "--home", "nodes.toml/home"), "nodes.toml/home: a file is in the way"),
+    (("run", "init", "nowhere/run.toml"), "cannot be written: no such file or directory → choose another place"),
+    (
+        ("run", "sign", "unsigned.toml", "--identity", "notes"),
+        "cannot read the identity file notes: is a directory → name a key file that this user may read",
+    ),
     (("models", "check", "/nowhere"), "there is no such directory → give the directory of config.json"),
     (("models", "check", "nowhere"), "nowhere is not a Hugging Face model directory: there is no such directory"),
     (

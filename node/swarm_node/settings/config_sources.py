@@ -77,9 +77,14 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
         if is_named:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
+        if isinstance(error, NotADirectoryError):
+            remedy = "remove it, or choose another directory with --home"
+            raise ConfigError(
+                f"cannot use the home directory {path.parent}: a file is in the way", remedy=remedy
+            ) from None
         return {}
     except (OSError, ValueError):
         pass  # it may be there, and `read_text` says what is wrong

@@ -13,6 +13,7 @@ tables or multi-line strings, so `sign_file` parses the result and compares. Rea
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import textwrap
@@ -290,7 +291,7 @@ def _write_whole(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
             raise
     except OSError as error:
-        remedy = "free space there, or choose another place"
+        remedy = "free space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "choose another place"
         raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy=remedy) from error
 
 

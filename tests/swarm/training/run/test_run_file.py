@@ -446,8 +446,9 @@ def test_new_run_file_on_a_full_disk_leaves_nothing_that_is_in_the_way_later(
     path = tmp_path / "run.toml"
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", half_written)
-        with pytest.raises(ConfigError, match="cannot be written: no space left"):
+        with pytest.raises(ConfigError, match="cannot be written: no space left") as refused:
             new_run_file(path, RunConfig(name="x"))
+    assert refused.value.remedy == "free space there"
     assert not [*tmp_path.iterdir()]
     new_run_file(path, RunConfig(name="x"))
 

@@ -178,6 +178,8 @@ class OneDevice:
         """Return the sum of the losses of `theta_N` on V windows, in fp32. The trained parameters do not change."""
         self._layout.require(theta_N)
         total = 0.0
+        if not len(x_VT):  # this device's share of fewer windows than there are devices
+            return total
         try:
             self._point_at(theta_N.to(self._device))
             with torch.no_grad():

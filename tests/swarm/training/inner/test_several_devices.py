@@ -73,6 +73,8 @@ def test_step_two_workers_are_one_device_up_to_rounding(two: SeveralDevices) -> 
     torch.testing.assert_close(two.flat(), one.flat(), rtol=1e-3, atol=1e-3)
     assert not torch.equal(two.flat(), theta_N)
     assert two.loss(theta_N, windows(7)) == pytest.approx(one.loss(theta_N, windows(7)), rel=1e-5)
+    # a single window leaves one worker without any
+    assert two.loss(theta_N, windows(1)) == pytest.approx(one.loss(theta_N, windows(1)), rel=1e-5)
     assert two.state().keys() == one.state().keys()
     found = whole(two.state())
     assert int(found["num_steps"]) == 4

@@ -176,9 +176,8 @@ class Convictions:
         for ban in self.bans:
             self._send(ban.data, ban.verdict.peer_id, ban.verdict.step, peers)
 
-    async def answer(self, stream: Stream) -> None:
+    async def answer(self, request: EvidenceRequest, stream: Stream) -> None:
         """Show the asking peer the evidence that it does not know. Raises PeerRefused if many ask at once."""
-        request = EvidenceRequest.from_bytes(await stream.receive())
         if request.run != self._context.run:
             raise PeerViolation("this is about another run")
         if self._num_showing >= MAX_SHOWING:

@@ -12,7 +12,7 @@ from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteR
 from swarm_protocol.envelope import unverified
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.member_messages import FollowReply, FollowRequest, Standing, StandingRequest
-from swarm_protocol.proof_messages import EVIDENCE_WANTED, EvidenceOffer
+from swarm_protocol.proof_messages import EVIDENCE_WANTED, EvidenceOffer, EvidenceRequest
 from swarm_protocol.reduction_messages import GroupRequest, ReduceOpening
 from swarm_protocol.training_messages import Ready, ReadyReply
 
@@ -28,6 +28,9 @@ from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import Donor
 
+OPENING_S = 60.0
+"""Time for the first message of a peer's stream, which can wait behind all slices that its sender's uplink has to
+carry, and for this member to begin the step that a follower is at."""
 MAX_PENDING_REVOCATIONS = 64
 """Maximum revocations that a member keeps until the state knows them: each step takes in one."""
 
@@ -251,7 +254,8 @@ class RoundService:
         return b""
 
     async def _on_bans(self, _peer: str, stream: Stream) -> None:
-        await self._convictions.answer(stream)
+        request = EvidenceRequest.from_bytes(await _first(stream))
+        await self._convictions.answer(request, stream)
 
     async def _on_history(self, _peer: str, stream: Stream) -> None:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
@@ -260,7 +264,7 @@ class RoundService:
                 await stream.send(link.certificate)
 
     async def _on_follow(self, peer: str, stream: Stream) -> None:
-        request, replica = FollowRequest.from_bytes(await stream.receive()), self._context.replica
+        request, replica = FollowRequest.from_bytes(await _first(stream)), self._context.replica
         if request.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
         if request.credential is not None:
@@ -271,11 +275,12 @@ class RoundService:
         if request.step <= replica.outer_step:
             await stream.send(FollowReply(kind="committed", certificate=replica.certificate).to_bytes())
             return
-        driver = await self._driver_at(request.step, peer)
+        async with asyncio.timeout(OPENING_S):
+            driver = await self._driver_at(request.step, peer)
         await driver.follow(peer, request, stream)
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
-        opening = ReduceOpening.from_bytes(await stream.receive())
+        opening = ReduceOpening.from_bytes(await _first(stream))
         if self._driver is None or self._driver.setup.step != opening.step:
             raise RoundError(f"this member is not at step {opening.step}")
         await self._driver.serve_part(peer, opening, stream)
@@ -287,6 +292,13 @@ class RoundService:
         if self._driver is None:
             raise PeerRefused("this member is not yet at work")
         return self._driver.groups.show(wanted)
+
+
+async def _first(stream: Stream) -> bytes:
+    """Return the first message of a peer's stream. Raises TimeoutError: streams are bounded in number, and those whose
+    peers say nothing would keep others out."""
+    async with asyncio.timeout(OPENING_S):
+        return await stream.receive()
 
 
 async def _on_alive(_peer: str, _request: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from support.round_scripts import COORDINATOR, STEP, locked, ready, signed
 from swarm.testing import virtual_time
 from swarm.training.member.peer_calls import POLL_S
-from swarm.training.member.round_service import RoundService
+from swarm.training.member.round_service import OPENING_S, RoundService
 from swarm.training.round.round_events import Proven
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
@@ -20,6 +20,7 @@ from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.member_messages import FollowRequest
 from swarm_protocol.training_messages import Ready, ReadyReply, SignedGroup
 
 NOW = 1_750_000_000.0
@@ -147,5 +148,38 @@ def test_resume_order_with_as_many_members_as_a_group_may_have_is_taken() -> Non
         service._context.check = check  # type: ignore[method-assign, misc, assignment]
         assert await service._on_resume("anyone", certificate) == b""
         assert told == [Proven(certificate=certificate)]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("method", ["_on_reduce", "_on_follow", "_on_bans", "_on_history"])
+def test_stream_whose_peer_says_nothing_is_ended(method: str) -> None:
+    """Streams are bounded in number, and those that nobody ends would keep members out."""
+
+    class Silent:
+        async def receive(self) -> bytes:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
+
+    async def main() -> None:
+        service = make_service(STEP - 1)
+        async with asyncio.timeout(OPENING_S + 1.0):
+            with pytest.raises(TimeoutError):
+                await getattr(service, method)(COORDINATOR, Silent())
+
+    virtual_time.run(main())
+
+
+def test_stream_of_a_follower_at_a_step_that_never_comes_is_ended() -> None:
+    class Follower:
+        async def receive(self) -> bytes:
+            return FollowRequest(run="run", step=STEP + 1000, state_digest=bytes(32)).to_bytes()
+
+    async def main() -> None:
+        service = make_service(STEP - 1)
+        cast(Any, service._context).run = "run"
+        async with asyncio.timeout(OPENING_S + 1.0):
+            with pytest.raises(TimeoutError):
+                await service._on_follow(COORDINATOR, cast(Any, Follower()))
 
     virtual_time.run(main())

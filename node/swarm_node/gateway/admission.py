@@ -1,11 +1,12 @@
-"""Checks each request before a route sees it: its caller's API key and rates, and the bounds of its body.
+"""Checks each request before a route sees it: the caller's API key and rates, and the limits on the body.
 
-The file of keys has one a line: `name key [requests_per_min] [tokens_per_min]`; 0 or nothing: the gateway's own rates;
-`#` begins a comment. Only hashes are kept, and all are compared in constant time. A file that changes is read again;
-one that has become unusable changes nothing, with a warning.
+The key file has one key a line: `name key [requests_per_min] [tokens_per_min]`. A rate that is 0 or absent means the
+gateway's own rate. `#` begins a comment. The gateway keeps only the hashes of keys and compares a given key with all of
+them in constant time. A changed file is read again. If it has become invalid, the old keys stay in use and a warning is
+given.
 
-The middlewares are plain ASGI. Who may not ask costs next to nothing, and a refused body is never buffered beyond the
-bound. `AnswerSlots` bounds how many answers run at once.
+The middlewares are plain ASGI. Requests without a valid key are refused before their body is read, and no body is
+buffered beyond the limit. `AnswerSlots` bounds how many answers run at once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One API key, known by its digest alone, with its own rates."""
+    """One API key with its own rates. Only its digest is kept."""
 
     name: str
     digest: bytes
@@ -53,9 +54,10 @@ class Key:
 
 
 class KeyRing:
-    """The keys of a file. Raises ConfigError if it cannot be used, with the line but never the key.
+    """The keys of a file.
 
-    `on_unusable` is told by a message and a remedy of each way in which the file cannot be used any more.
+    Raises ConfigError if the file cannot be used. The message names the line and never the key. `on_unusable` is called
+    with a message and a remedy when the file becomes unusable later, once for each different problem.
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
@@ -70,7 +72,7 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Return the key with this secret."""
+        """Return the key with this secret, or None."""
         self._refresh()
         digest = _digest(secret)
         found = None
@@ -99,7 +101,7 @@ class KeyRing:
 
 def _read_keys(path: Path) -> tuple[list[Key], _Stamp]:
     try:
-        # without waiting for a writer, should it be a pipe
+        # O_NONBLOCK: opening a named pipe must not wait for its writer
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             _check(path, status)
@@ -110,7 +112,7 @@ def _read_keys(path: Path) -> tuple[list[Key], _Stamp]:
     keys = [_parse(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _content(line)]
     for what, values in (("name", [key.name for key in keys]), ("key", [key.digest for key in keys])):
         if len(set(values)) < len(values):
-            raise ConfigError(f"{path} has the same {what} twice", remedy="let each key have a line and a name")
+            raise ConfigError(f"{path} has the same {what} twice", remedy="give each key its own line and name")
     if not 0 < len(keys) <= http_limits.MAX_KEYS:
         raise ConfigError(
             f"{path} has {len(keys)} API keys", remedy=f"write 1 to {http_limits.MAX_KEYS} lines such as: name key"
@@ -134,7 +136,7 @@ def _parse(path: Path, number: int, line: str) -> Key:
     if not fits:
         raise ConfigError(
             f"line {number} of {path} is not an API key",
-            remedy=f"write: name key [requests_per_min] [tokens_per_min], the key of {http_limits.MIN_KEY_CHARS} to "
+            remedy=f"write: name key [requests_per_min] [tokens_per_min]; a key has {http_limits.MIN_KEY_CHARS} to "
             f"{http_limits.MAX_KEY_CHARS} printable characters",
         )
     requests_per_min, tokens_per_min = [*map(int, rates), 0, 0][:2]
@@ -155,7 +157,7 @@ def _stamp_of(path: Path) -> _Stamp | None:
     try:
         return _stamp(path.stat())
     except OSError:
-        return None  # reading it says why
+        return None  # the error of the read that follows says why
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
@@ -163,16 +165,17 @@ def _stamp(status: os.stat_result) -> _Stamp:
 
 
 RATE_LIMITER = "swarm_rate_limiter"
-"""The key under which a request's scope holds its caller's RateLimiter."""
+"""Key in a request's ASGI scope for the caller's RateLimiter."""
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
-"""Open to load balancers and to authors of clients: these paths report nothing that a key protects."""
+"""Paths that need no key: load balancers and authors of clients use them, and they report nothing that a key
+protects."""
 
 
 class AccessControl:
-    """Middleware: 401 without a key where there are keys, 429 beyond the caller's rate.
+    """Middleware: answers 401 without a valid key where keys are required, and 429 beyond the caller's rate.
 
-    `rates` are those of a key without its own, and where there are no keys those of an address.
+    `rates` apply to a key without rates of its own or, where there are no keys, to each address.
     """
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing | None, rates: Rates, limiters: RateLimiters) -> None:
@@ -232,16 +235,17 @@ def _with_rates(send: Send, limiter: RateLimiter) -> Send:
 
 
 class BodyLimit:
-    """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES` or of over MAX_HTTP_VALUES values, 408 for one
-    that does not arrive in time, 429 for a large one while those of others fill MAX_ARRIVING_BYTES, or those of its
-    own address MAX_ADDRESS_ARRIVING_BYTES.
+    """Middleware that reads the whole body and bounds it.
 
-    415 for one that is not declared as JSON: so no page in a browser can send one without asking first.
+    It answers 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES` or with over MAX_HTTP_VALUES values, and 408 for
+    one that does not arrive in time. It answers 429 for a body over SMALL_HTTP_BODY_BYTES while all bodies on their way
+    exceed MAX_ARRIVING_BYTES, or those of the same address exceed MAX_ADDRESS_ARRIVING_BYTES. It answers 415 for a body
+    that is not declared as JSON, so that a page in a browser cannot send one without a CORS preflight request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._arriving: Counter[str] = Counter()  # bytes, by caller
+        self._arriving: Counter[str] = Counter()  # bytes on their way, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -296,26 +300,27 @@ class BodyLimit:
         if own > http_limits.MAX_ADDRESS_ARRIVING_BYTES or of_all > http_limits.MAX_ARRIVING_BYTES:
             raise HttpError(
                 429,
-                "the gateway is receiving as many large requests as it may",
+                "the gateway is receiving as many large requests as it allows",
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )
 
 
 def _check_values(body: bytearray) -> None:
-    """Refuse a body of too many values before it is parsed, since one of two bytes takes up to a hundred of memory."""
+    """Refuse a body of too many values before it is parsed: a value of two bytes takes up to a hundred bytes of
+    memory."""
     most = http_limits.MAX_HTTP_VALUES
     if has_more_values([body], most):
         raise HttpError(
             413,
-            f"the request's body has over {most} objects, lists and texts: send fewer",
+            f"the request's body has over {most} objects, lists and strings: send fewer",
             code="request_too_large",
         )
 
 
 def has_more_values(documents: Sequence[bytes | bytearray], most: int) -> bool:
-    """Return whether JSON has more than `most` objects, lists and texts, counted before it is parsed."""
-    # what the texts hold counts only where it makes a difference, since to leave it out takes longer
+    """Return whether JSON documents together have more than `most` objects, lists and strings, without parsing them."""
+    # brackets inside strings are excluded only if the first count is too high: excluding them takes longer
     return sum(map(_num_values, documents)) > most and sum(_num_outside(each, most) for each in documents) > most
 
 
@@ -324,12 +329,13 @@ def _num_values(document: bytes | bytearray) -> int:
 
 
 def _num_outside(document: bytes | bytearray, most: int) -> int:
-    """Count the values of JSON in UTF-8, which has no zero byte; in UTF-16 what texts hold counts, too."""
+    """Count the values of JSON in UTF-8, without brackets inside strings. UTF-8 JSON has no zero byte: a document that
+    has one is taken for UTF-16, and all its brackets count."""
     return _num_values(document if b"\0" in document else _without_texts(document, most))
 
 
 def _without_texts(document: bytes | bytearray, most: int) -> bytes | bytearray:
-    """Return the JSON with nothing in its texts, unless these alone are more than `most`."""
+    """Return the JSON with its strings emptied. If there are more than `most` strings, return it with them."""
     unescaped = document.replace(b"\\\\", b"").replace(b'\\"', b"")
     return unescaped if unescaped.count(b'"') > 2 * most else b'""'.join(unescaped.split(b'"')[::2])
 
@@ -344,7 +350,7 @@ def _check_size(num_bytes: int) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hand `body` out once; after that only a disconnect can follow."""
+    """Return a `receive` that yields `body` once. After that only a disconnect can follow."""
     pending = [body]
 
     async def replay() -> Message:
@@ -356,7 +362,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class AnswerSlots:
-    """Counts running answers; each choice of a request is one. Owned by the gateway's event loop."""
+    """Counts running answers. Each choice of a request is one. Owned by the gateway's event loop."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -364,11 +370,11 @@ class AnswerSlots:
 
     @contextmanager
     def take(self, num: int) -> Iterator[None]:
-        """Hold `num` of the slots. Raises HttpError 429 at once if fewer are free."""
+        """Hold `num` slots. Raises HttpError 429 at once if fewer are free."""
         if self.num_running + num > self._capacity:
             raise HttpError(
                 429,
-                f"the gateway is giving {self.num_running} answers at once and may give {self._capacity}",
+                f"the gateway has {self.num_running} answers running and allows {self._capacity}",
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )

@@ -1,11 +1,11 @@
 """Answers one request from its running generations: at once, or token by token as server-sent events.
 
-The whole life of the generations is inside `GenerationResponse.__call__`, so a client's disconnect, a stalled reader, a
-deadline and a shutdown all end in the same place, where they are closed and their chains freed. The status is decided
-when the first token is there: failures before it are plain errors, later ones an error event.
+The generations live entirely inside `GenerationResponse.__call__`. A client's disconnect, a stalled reader, a deadline
+and a shutdown therefore all end in the same place, which closes the generations and frees their chains. The status is
+decided when the first token is there: an earlier failure is a plain error response, a later one an error event.
 
-`Answerer` puts admission, the caller's tokens, traces and counters around the generations. `merged` makes one sequence
-of several.
+`Answerer` adds admission, the caller's token rate, traces and counters to the generations. `merged` combines several
+generations into one stream of tokens.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 TRACE_HEADER = "x-swarm-trace"
 CLIENT_GONE = 499
-"""nginx's status for a client that has left."""
+"""nginx's status for a client that closed the connection."""
 
 T = TypeVar("T")
 
 IndexedToken = tuple[int, Token]
-"""A token with the index of its choice."""
+"""The index of a choice, and one of its tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest:
-    """A request that is being answered: its tokens as they come, and what it has used so far."""
+    """A request that is being answered: its tokens as they arrive, and what it has used so far."""
 
     tokens: AsyncIterator[IndexedToken]
     choices: Sequence[Choice]
@@ -58,8 +58,6 @@ class RunningRequest:
 
 
 class GenerationResponse(Response):
-    """The response to one request."""
-
     def __init__(self, answerer: Answerer, builder: ResponseBuilder, batch: GenerationBatch) -> None:
         super().__init__()
         self._answerer = answerer
@@ -67,7 +65,7 @@ class GenerationResponse(Response):
         self._batch = batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless the client leaves first."""
+        """Answer, unless the client disconnects first."""
         await until_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,13 +111,14 @@ class GenerationResponse(Response):
 
 
 async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T | Response:
-    """Return what `answering` does. If the client leaves before, that is cancelled, and the response has no body."""
+    """Return what `answering` returns. If the client disconnects first, cancel `answering` and return a response
+    without a body."""
     task, gone = asyncio.create_task(answering), asyncio.create_task(wait_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        gone.result()  # raises what receiving has raised
+        gone.result()  # re-raise an error of receive()
         return Response(status_code=CLIENT_GONE)
     finally:
         gone.cancel()
@@ -129,9 +128,10 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBatch:
-    """A request as both endpoints pass it on: `request.n` choices for each of `prompts`.
+    """What both endpoints pass to the answerer: a request with `request.n` choices for each of `prompts`.
 
-    `max_tokens` None: as many as are usual and fit. The tools of these names may be called.
+    `max_tokens` None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer. `tools` are the names of
+    the tools that may be called.
     """
 
     request: SamplingRequest
@@ -146,7 +146,7 @@ class GenerationBatch:
 
 
 class Answerer:
-    """Answers batches over one SDK client. State: the slots of running answers, and the newest traces."""
+    """Answers batches over one SDK client. It keeps the slots of running answers and the newest traces."""
 
     def __init__(
         self, client: AsyncClient, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
@@ -162,7 +162,8 @@ class Answerer:
     async def running(
         self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter
     ) -> AsyncIterator[RunningRequest]:
-        """Start the generations of `batch`. Leaving the context frees them, and charges what was used."""
+        """Start the generations of `batch`. Leaving the context closes them and charges the tokens used to the caller's
+        rate."""
         with self.slots.take(batch.num_choices):
             await self._models.check_served(batch.request.model)
             async with self._run(trace_id, batch, limiter) as running:
@@ -229,7 +230,7 @@ class Answerer:
 
 
 def _usage(of_prompts: Sequence[Generation], choices: Sequence[Choice]) -> CompletionUsage:
-    """Return the usage. Each prompt is counted once, however many choices answer it."""
+    """Return the usage. A prompt is counted once, however many choices answer it."""
     return usage_of(
         prompt_tokens=sum(generation.num_prompt_tokens for generation in of_prompts),
         completion_tokens=sum(choice.num_tokens for choice in choices),
@@ -250,10 +251,11 @@ _Queue = asyncio.Queue[IndexedToken | Exception | None]
 async def merged(
     generations: Sequence[Generation], *, num_per_prompt: int
 ) -> AsyncIterator[AsyncIterator[IndexedToken]]:
-    """Run each generation in a task of its own; a failure of one ends all. How far they run ahead is bounded.
+    """Run each generation in a task of its own, and yield one stream of their tokens.
 
-    `num_per_prompt` neighbours answer the same prompt: the first begins, the others follow with its first token. So
-    these find the prompt in the servers' caches instead of all computing it at once.
+    A failure of one generation ends all. A bounded queue limits how far they run ahead of the reader. Each run of
+    `num_per_prompt` consecutive generations answers the same prompt. The first of these starts at once, the others when
+    its first token is there, so that they find the prompt in the servers' caches instead of computing it again.
     """
     if len(generations) == 1:
         async with aclosing(_indexed(generations[0])) as tokens:

@@ -1,7 +1,7 @@
 """Translates every failure of the gateway into an error response that an OpenAI client understands.
 
-This is the one place where Swarm's errors, pydantic's and Starlette's are translated. Nothing of an unexpected
-exception reaches the client; it is logged here.
+This is the one place that translates the errors of Swarm, pydantic and Starlette. Details of an unexpected exception
+are logged here and never sent to the client.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from swarm_node.http.http_error import CODES, HttpError, install_errors
 logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 100
-"""The most of a request's path or field name that an error message repeats."""
+"""The most characters of a request's path or field name that an error message repeats."""
 TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
-"""Names that these routes have for what the SDK calls `prompt`."""
+"""The field of each of these routes that the SDK calls `prompt`."""
 NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
 OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_attributes_type"})
 """Errors of a value that is of another kind than is allowed. A field that may be of two kinds has one for each."""
@@ -38,22 +38,23 @@ TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "u
 """Errors of an object that are about one of its fields, by which its kind is known."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
-"""Paths that clients miss whose base URL lacks its end."""
+"""Paths that a client requests without /v1 if its base URL lacks /v1."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
 PARSING = "There was an error parsing the body"
-"""FastAPI's words for a body that is no JSON for another reason than its grammar: no UTF-8, too deep, a huge number."""
+"""FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
+number."""
 
 
 def install(app: FastAPI) -> None:
-    """Let every failure of `app`'s routes leave in OpenAI's form."""
+    """Turn every failure of `app`'s routes into an error response in OpenAI's form."""
     kinds = (RequestValidationError, HTTPException, HttpError, SwarmError, TimeoutError, Exception)
     install_errors(app, _from_route, *kinds)
 
 
 def from_exception(error: BaseException, path: str, names: Mapping[str, str] = NO_NAMES) -> HttpError:
-    """Translate any exception of the route `path`; of several that tasks failed with, the first.
+    """Translate any exception of the route `path`. Of a group of exceptions, the first one counts.
 
-    `names` are those that the request has for settings that the SDK calls otherwise.
+    `names` maps the SDK's names of settings to the request's fields where these differ.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -76,7 +77,7 @@ def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
         case PeerError() | SessionError():
             return HttpError(503, str(error), code="service_unavailable", retry_after_s=http_limits.RETRY_AFTER_S)
         case ConfigError():
-            # by the first code clients know that they have to shorten the conversation
+            # "context_length_exceeded" tells clients to shorten the conversation
             code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid_request"
             param = names.get(error.field, error.field)
             return HttpError(400, str(error), code=code, param=param or None)
@@ -90,7 +91,7 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 
 
 def _from_validation(error: RequestValidationError) -> HttpError:
-    # of a field that may be of two kinds both are reported: the one that was meant got further
+    # a field that takes two types reports both errors: the longer path is that of the type that was meant
     errors = error.errors()
     first = max(errors, key=lambda found: (len(found["loc"]), found["type"] not in {"string_type", "list_type"}))
     path, kind = _as_sent(_path(first["loc"]), error.body), first["type"]
@@ -123,20 +124,23 @@ def _what(errors: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> tupl
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
-    """Return the path of a field, without the names of types, which are no part of what was sent: such as
-    `list[TextPart]`, and after `response_format` the value of its `type`."""
+    """Return a field's path in the request body.
+
+    Names of types in pydantic's path are left out, such as `list[TextPart]`, and so is the value of `type` after
+    `response_format`.
+    """
     parts = [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
     return [part for before, part in zip(("", *parts), parts, strict=False) if before != "response_format"]
 
 
 def _as_sent(path: Sequence[str], body: object) -> list[str]:
-    """Return the path in the body that was sent, where one prompt or stop may stand for a list of it."""
+    """Return the path in the body as it was sent: one prompt or stop string may stand for a list of one."""
     found = list[str]()
     for number, part in enumerate(path, 1):
         if isinstance(body, list) and part.isdecimal() and int(part) < len(body):
             item = body[int(part)]
             if number < len(path) and not isinstance(item, list | dict):
-                continue  # a list of token ids is taken for a list that holds it
+                continue  # the body's list of token ids became the only item of a list
             body = item
         elif isinstance(body, dict):
             body = body.get(part)
@@ -147,22 +151,24 @@ def _as_sent(path: Sequence[str], body: object) -> list[str]:
 
 
 def _from_http(error: HTTPException, request: Request) -> HttpError:
-    if error.detail == PARSING and type(error.__cause__) is ValueError:  # from int, which bounds its digits
+    # int() raised it: it bounds the number of digits
+    if error.detail == PARSING and type(error.__cause__) is ValueError:
         digits = sys.get_int_max_str_digits()
         return HttpError(400, f"the request body has a number of over {digits} digits", code="invalid_value")
     if error.detail == PARSING:
-        return HttpError(400, "the request body is not JSON in UTF-8 of a reasonable depth", code="invalid_json")
+        return HttpError(400, "the request body is not JSON in UTF-8, or is nested too deeply", code="invalid_json")
     code, message = CODES.get(error.status_code), str(error.detail)
     if code in {"not_found", "method_not_allowed"}:
         path = request.url.path[:MAX_PATH_CHARS]
-        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else "/openapi.json lists what there is"
+        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else "/openapi.json lists all routes"
         message = f"there is no {request.method} {path} here: {hint}"
     allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
     return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})
 
 
 def _methods(request: Request) -> str:
-    """Return the methods of the request's path. Several routes may have it, and Starlette names those of the first."""
+    """Return the methods that the request's path allows. Several routes may have this path; Starlette names the first
+    one's only."""
     routes = [each for each in request.app.routes if isinstance(each, Route)]
     found = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for each in found for method in each.methods or ()}))

@@ -1,6 +1,6 @@
 """The gateway's routes over one SDK client.
 
-CORS is off: pages in a browser cannot use somebody's gateway. This module says which request becomes which generations;
+CORS is off, so pages in a browser cannot use somebody's gateway. This module maps requests to generations.
 `answering.GenerationResponse` owns everything that a request needs while it runs.
 """
 
@@ -32,17 +32,20 @@ from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """`rates` are those of a key without its own, or of each address where there are no `keys`."""
+    """Options of the gateway.
+
+    `rates` apply to a key without rates of its own or, where there are no `keys`, to each address.
+    """
 
     max_requests: int = http_limits.MAX_RUNNING_REQUESTS
-    rates: Rates = Rates()  # noqa: RUF009 it is frozen
+    rates: Rates = Rates()  # noqa: RUF009 Rates is frozen
     keys: KeyRing | None = None
     registry: Registry = field(default_factory=Registry)
     traces: Traces = NO_TRACES
 
 
 def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> FastAPI:
-    """Return the ASGI application. `client` is used, never closed."""
+    """Return the ASGI application. It uses `client` and never closes it."""
     options = options or GatewayOptions()
     gateway = Gateway(client, options)
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
@@ -66,7 +69,7 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     ):
         kind = PlainTextResponse if doc is responses.METRICS else JSONResponse
         app.add_api_route(path, endpoint, methods=[method], response_class=kind, responses=doc)
-        if method == "GET":  # by HEAD a monitor looks whether a page is there
+        if method == "GET":  # monitors use HEAD to see whether a page is there
             app.add_api_route(path, endpoint, methods=["HEAD"], response_class=kind, include_in_schema=False)
     return app
 
@@ -123,10 +126,11 @@ class Gateway:
         return GenerationResponse(self._answerer, builder, batch)
 
     async def show_trace(self, trace_id: str) -> Trace:
-        """Return the servers that work or worked on the request with this id (also in its `x-swarm-trace` header)."""
+        """Return which servers work or worked on the request with this id. A response has the id in its `x-swarm-trace`
+        header."""
         trace = self._answerer.traces.get(trace_id)
         if trace is None:
-            raise HttpError(404, f"no trace of '{trace_id}': only the newest are kept", code="not_found")
+            raise HttpError(404, f"no trace of '{trace_id}': only the newest traces are kept", code="not_found")
         return {"id": trace_id, **trace}
 
 

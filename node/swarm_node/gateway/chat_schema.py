@@ -1,6 +1,6 @@
-"""Defines what a chat request may hold: messages, tools, probabilities; bounded field by field.
+"""Defines the body of a chat request: messages, tools and probabilities, each field bounded.
 
-`calls_grammar` is the grammar of answers that have to call tools, or whose calls have to fit.
+`calls_grammar` makes the grammar of answers that must call a tool, or whose calls must fit a schema.
 """
 
 from __future__ import annotations
@@ -33,29 +33,27 @@ from swarm_node.gateway.request_schema import (
 
 OPENED = json.dumps(OPENING)
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The style of JSON that most models write."""
+"""The JSON style that most models write."""
 
 Schema = Mapping[str, Any]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(StrictBody):
-    """A part of a message's content that is text."""
-
     type: Literal["text"]
     text: Text
 
 
 class CalledFunction(StrictBody):
-    """The function that a model called, with its arguments as JSON text."""
+    """The function that a model called. `arguments` is JSON text."""
 
     name: FunctionName
     arguments: Text
 
     def decoded(self) -> Any:
-        """Decode the arguments, which templates write as JSON themselves.
+        """Return the arguments decoded, since chat templates encode them themselves.
 
-        What is no JSON object stays as it was sent.
+        Arguments that are not a JSON object are returned as they were sent.
         """
         try:
             arguments = json.loads(self.arguments)
@@ -65,7 +63,7 @@ class CalledFunction(StrictBody):
 
 
 class CallMessage(StrictBody):
-    """A call that the assistant made earlier in the conversation. A stream's form of it has its `index`."""
+    """A call that the assistant made earlier in the conversation. A call copied from a stream also has its `index`."""
 
     neutral: ClassVar[Neutral] = {"index": tuple(range(http_limits.MAX_TOOL_CALLS))}
 
@@ -83,7 +81,7 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class PromptMessage(StrictBody):
-    """'developer' is OpenAI's newer word for 'system'."""
+    """A message of the system or the user. 'developer' is OpenAI's newer name for 'system'."""
 
     role: Literal["system", "developer", "user"]
     content: Content
@@ -94,7 +92,7 @@ class PromptMessage(StrictBody):
 
 
 class AssistantMessage(StrictBody):
-    """An earlier answer. It comes back as it was given, with the fields that were empty."""
+    """An earlier answer. Clients send it back as they got it, with its empty fields."""
 
     neutral: ClassVar[Neutral] = {
         "annotations": ([],),
@@ -158,9 +156,9 @@ _TAGS = {
 
 
 def _kind(message: object) -> str | None:
-    """Return the tag of the message's class, or None if its role is none that is known."""
+    """Return the tag of the message's class, or None for an unknown role."""
     if not isinstance(message, dict) or "role" not in message:
-        return "PromptMessage"  # which refuses it in words that fit
+        return "PromptMessage"  # its error message fits a message without a role
     return _TAGS.get(str(message["role"]))
 
 
@@ -178,11 +176,12 @@ ChatMessage = Annotated[
 
 
 def _few_values(messages: list[Any]) -> list[Any]:
-    """Refuse calls whose arguments hold too many values: they are parsed for the template, as the body is."""
+    """Refuse calls whose arguments have too many values: the template gets them parsed, so they cost what a body
+    costs."""
     most = http_limits.MAX_HTTP_VALUES
     calls = [call for each in messages if isinstance(each, AssistantMessage) for call in each.tool_calls or ()]
     if has_more_values([call.function.arguments.encode() for call in calls], most):
-        message = "the arguments of the calls have over {most} objects, lists and texts"
+        message = "the arguments of the calls have over {most} objects, lists and strings"
         raise PydanticCustomError("too_many", message, {"most": most})
     return messages
 
@@ -195,8 +194,6 @@ Messages = Annotated[
 
 
 class Function(StrictBody):
-    """A function that the model may call."""
-
     name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
@@ -204,7 +201,7 @@ class Function(StrictBody):
 
 
 class Tool(StrictBody):
-    """A tool that the client offers: always a function."""
+    """A tool that the client offers. The only type is a function."""
 
     type: Literal["function"]
     function: Function
@@ -215,7 +212,7 @@ TemplateKwargs = Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE
 
 
 def chat_prompt(messages: Sequence[ChatMessage], tools: Sequence[Tool], template_kwargs: JsonObject) -> Prompt:
-    """Return what the model's template makes the prompt of."""
+    """Return the prompt for the model's chat template to render."""
     return Prompt(
         prompt=None,
         messages=[message.flat() for message in messages],
@@ -225,13 +222,13 @@ def chat_prompt(messages: Sequence[ChatMessage], tools: Sequence[Tool], template
 
 
 class NamedFunction(StrictBody):
-    """The name of the function that has to be called."""
+    """The name of the function that must be called."""
 
     name: FunctionName
 
 
 class NamedTool(StrictBody):
-    """A choice of the one tool that has to be called."""
+    """A `tool_choice` that names the one tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -272,13 +269,13 @@ class ChatRequest(SamplingRequest):
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise unfit("top_logprobs", "it needs logprobs to be true")
+            raise unfit("top_logprobs", "requires logprobs to be true")
         if self._must_call and not self.tools:
             raise unfit("tool_choice", "there are no tools to call")
         if isinstance(self.tool_choice, NamedTool) and not self._callable():
             raise unfit("tool_choice", f"there is no tool {self.tool_choice.function.name}")
         if self._must_call and self.answer_schema() is not None:
-            raise unfit("tool_choice", "an answer that has to call a tool cannot have a response_format, too")
+            raise unfit("tool_choice", "an answer that must call a tool cannot have a response_format")
         return self
 
     @property
@@ -288,9 +285,10 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """The limit on new tokens; None for as many as are usual and fit into the model's context.
+        """The limit on new tokens. None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer.
 
-        `max_completion_tokens` has replaced `max_tokens` in OpenAI's API, so it counts where both are given."""
+        `max_completion_tokens` has replaced `max_tokens` in OpenAI's API, so it counts where both are given.
+        """
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -302,28 +300,30 @@ class ChatRequest(SamplingRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     def offered_tools(self) -> list[Tool]:
-        """Return the tools for the model's template; none if it shall call none."""
+        """Return the tools for the model's template; none if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else self.tools
 
     def grammar(self) -> Grammar | None:
-        """Return the grammar of the answer. A call that has to come and arguments that have to fit are part of it."""
+        """Return the grammar of the answer, or None. It includes calls that must be made and arguments that must fit a
+        schema."""
         answer = self.answer_schema()
         offered = self._callable()
         are_free = not (self._must_call or answer is not None or any(tool.function.strict for tool in self.tools))
         if not offered or are_free:
             return super().grammar()
-        # a named function is called once, as OpenAI's API does it
+        # OpenAI's API calls a named function once
         may_repeat = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
         return calls_grammar(offered, may_talk=not self._must_call, may_repeat=may_repeat, answer=answer)
 
     def shown_stops(self) -> tuple[str, ...]:
-        """Return the stop texts, with the end of a call if only one call is allowed and no grammar ends the answer."""
+        """Return the stop strings that are shown. They include the end of a call if only one call is allowed and no
+        grammar ends the answer."""
         is_one = bool(self._callable()) and not self.parallel_tool_calls and self.grammar() is None
         return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
 
     def _callable(self) -> dict[str, Schema]:
-        """Return the schemas of the arguments of the tools that may be called, by name. Arguments need not fit where
-        that was neither asked for nor forced."""
+        """Return the argument schema of each tool that may be called, by name. If the arguments need not fit the tool's
+        own schema, any JSON object is allowed."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         tools = [tool.function for tool in self.offered_tools()]
         return {
@@ -336,15 +336,15 @@ class ChatRequest(SamplingRequest):
 def calls_grammar(
     tools: Mapping[str, Schema], *, may_talk: bool, may_repeat: bool, answer: Schema | None = None
 ) -> Grammar:
-    """Return the grammar of answers that call one of `tools`, or with `may_repeat` several: llguidance's Lark with JSON
-    schemas. The value of each tool is the schema of its arguments.
+    """Return the grammar, in llguidance's Lark with JSON schemas, of answers that call one of `tools`.
 
-    With `may_talk` there may be text before and between calls, or none of these; with `answer` instead a JSON text of
-    that schema. After a call that is the only one the answer ends. Raises ConfigError if the schemas are too large.
+    `tools` maps each tool to the schema of its arguments. `may_repeat` allows several calls. `may_talk` allows text
+    before and between calls, or text alone. With `answer`, the alternative to a call is a JSON text of that schema
+    instead. If only one call is allowed, the answer ends after it. Raises ConfigError if the schemas are too large.
     """
     if answer is None and may_talk:
         start = "(opened call)* TEXT" if may_repeat else "TEXT | opened call"
-        # lazy: text ends where a call begins, and not where it could no longer go on
+        # lazy: text ends where a call begins, not where it could no longer go on
         rules = [
             f"start: {start}",
             f"opened[lazy]: /(?s:.*)/ {OPENED}",
@@ -363,7 +363,7 @@ def calls_grammar(
     try:
         return Grammar(kind="lark", text="\n".join(rules))
     except ValueError as error:
-        raise ConfigError(f"the tools cannot be kept to: {error}", remedy="offer fewer tools") from None
+        raise ConfigError(f"the tools cannot be made a grammar: {error}", remedy="offer fewer tools") from None
 
 
 def _styled(schema: Schema) -> str:

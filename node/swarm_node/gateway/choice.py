@@ -1,8 +1,8 @@
-"""One choice of an answer: from the tokens of a generation to what a client is shown of it, step by step. Pure.
+"""One choice of an answer: turns the tokens of a generation into what the client is shown, step by step. Pure.
 
-Tool calls in the text are found, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: what the templates of Hermes
-(Teknium et al. 2024, arXiv 2408.11857) and Qwen teach. Other forms, a tool that was not offered, broken JSON and a call
-that does not end stay what they are: text. A call that the limit of tokens cuts is not shown.
+Tool calls are recognized in the text in the form `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, which the
+templates of Hermes (Teknium et al. 2024, arXiv 2408.11857) and Qwen teach. Other forms, a tool that was not offered,
+broken JSON and a call without an end remain text. A call that the token limit cuts off is not shown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """`arguments` is JSON text; `index` counts the calls of an answer."""
+    """A call that the model made. `arguments` is JSON text. `index` counts the calls of an answer."""
 
     id: str
     index: int
@@ -43,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token with its probability, `offset` characters into the text of its choice."""
+    """A token with its probability. It begins `offset` characters into the text of its choice."""
 
     token: Token
     offset: int
@@ -51,8 +51,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Holds what is shown next: some text or a call, and the tokens that it came from where probabilities are
-    wanted."""
+    """What is shown next: some text or a call. If probabilities are wanted, `tokens` has the tokens it came from."""
 
     text: str = ""
     call: ToolCall | None = None
@@ -61,7 +60,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedChoice:
-    """One whole choice: its text, the tool calls in it, its tokens, and why it ended."""
+    """One whole choice: its text, its tool calls, its tokens, and why it ended."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -73,7 +72,7 @@ class FinishedChoice:
 class Choice:
     """The state of one choice, owned by the task that answers the request.
 
-    `tools` are the names of the tools whose calls are looked for.
+    `tools` are the names of the tools whose calls are recognized.
     """
 
     tools: Collection[str] = ()
@@ -87,7 +86,7 @@ class Choice:
         self._finder = ToolCallFinder(self.tools) if self.tools else None
 
     def push(self, token: Token) -> list[Delta]:
-        """Return what this token makes visible. With the last one that is all that is left."""
+        """Return what this token makes visible. The last token makes all of the remaining text visible."""
         self.num_tokens += 1
         if token.logprob is not None:
             self._pending.append(token)
@@ -100,18 +99,18 @@ class Choice:
         deltas = [self._delta(part) for part in parts]
         if token.finish_reason:
             self._reason = token.finish_reason
-            # tokens that end an answer without a text of their own spell a stop string, which is not shown
+            # a last token without text of its own belongs to a stop string, which is not shown
             if self._pending and token.finish_reason == "length":
                 deltas.append(self._delta(""))
         return deltas
 
     @property
     def finish_reason(self) -> FinishReason:
-        """The finish reason; valid once the last token has come."""
+        """The finish reason. Valid once the last token was pushed."""
         return "tool_calls" if self._reason == "stop" and self._finder and self._finder.num_found else self._reason
 
     def finished(self, deltas: list[Delta]) -> FinishedChoice:
-        """Put all of the choice's deltas together."""
+        """Combine all of the choice's deltas."""
         return FinishedChoice(
             text="".join(delta.text for delta in deltas),
             calls=tuple(delta.call for delta in deltas if delta.call),
@@ -124,7 +123,7 @@ class Choice:
         if isinstance(part, str):
             self._num_chars += len(part)
         for token in self._pending:
-            is_within, _ = decoder.getstate()  # the bytes of a character that has begun
+            is_within, _ = decoder.getstate()  # bytes of an incomplete character
             tokens.append(ScoredToken(token, min(offset + bool(is_within), self._num_chars)))
             offset += len(decoder.decode(token.data))
         self._pending.clear()
@@ -138,17 +137,18 @@ def as_text(data: bytes) -> str:
 
 
 class ToolCallFinder:
-    """Divides text that comes in pieces into plain text and calls. White space before a call belongs to it."""
+    """Divides text that arrives in pieces into plain text and calls. White space before a call is dropped."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.num_found = 0
         self._names = names
         self._held = ""
-        self._num_searched = 0  # characters of the call that is held, to the end of the last CLOSING in a string
-        self._num_quotes = 0  # in these
+        # characters of the held call that were searched, up to the end of the last CLOSING inside a string
+        self._num_searched = 0
+        self._num_quotes = 0  # quotes in those characters
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Return what has become certain. Text that may begin a call is held back, up to MAX_TOOL_CALL_CHARS of it."""
+        """Return the parts that are certain. Text that may begin a call is held back, up to MAX_TOOL_CALL_CHARS."""
         self._held += text
         found: list[str | ToolCall] = []
         while (start := self._held.find(OPENING)) >= 0:
@@ -169,9 +169,9 @@ class ToolCallFinder:
         return [*found, shown] if shown else found
 
     def flush(self, *, is_cut: bool) -> list[str | ToolCall]:
-        """Return what is still held, as text. White space alone after a call is dropped.
+        """Return the held text. If it is only white space after a call, it is dropped.
 
-        `is_cut`: the limit of tokens ended the text. A call or a tag that has begun then is dropped.
+        `is_cut` means that the token limit ended the text: an unfinished call or tag is then dropped.
         """
         held = self._cut(len(self._held))
         if is_cut:
@@ -181,9 +181,10 @@ class ToolCallFinder:
         return [held] if held.strip() or (held and not self.num_found) else []
 
     def _closing(self, begin: int) -> int:
-        """Return where the call whose JSON begins at `begin` is closed, or -1. Within a string nothing closes it.
+        """Return where the call whose JSON begins at `begin` is closed, or -1. CLOSING inside a string does not close
+        it.
 
-        The quotes of a held call are counted once: else each token of a long one would cost milliseconds.
+        The quotes of a held call are counted only once: otherwise each token of a long call would cost milliseconds.
         """
         while (end := self._held.find(CLOSING, begin + self._num_searched)) >= 0:
             self._num_quotes += _ESCAPED.sub("", self._held[begin + self._num_searched : end]).count('"')
@@ -201,7 +202,7 @@ class ToolCallFinder:
         try:
             call = json.loads(body, parse_float=_number, parse_int=_number)
             name, arguments = call["name"], call["arguments"]
-            # an escape may spell half a surrogate pair, which no response can hold
+            # an escape may encode an unpaired surrogate, which no response can hold
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
@@ -212,16 +213,16 @@ class ToolCallFinder:
 
 
 def _number(text: str) -> float:
-    """Read a number of JSON, whose grammar, and so a call that was forced, has larger ones than Python reads."""
+    """Read a JSON number. JSON's grammar, and thus a forced call, allows larger numbers than Python reads."""
     try:
         return int(text)
-    except ValueError:  # not a whole one, or of thousands of digits
+    except ValueError:  # not an integer, or one of thousands of digits
         number = float(text)
     return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 
 def _num_undecided(text: str) -> int:
-    """Count the characters at the end that a call may begin with: white space, and the beginning of OPENING."""
+    """Count the characters at the end that may belong to a call: white space, and the beginning of OPENING."""
     begun = _num_begun(text)
     rest = text[: len(text) - begun][-MAX_HELD_SPACES:]
     return begun + len(rest) - len(rest.rstrip())

@@ -1,34 +1,34 @@
-"""The limits of a request and an answer, each with its reason.
+"""Limits of a request and an answer, each with its reason.
 
-Limits between peers are in `swarm_protocol.limits`, those of connections in `swarm_node.http.server`.
+Limits between peers are in `swarm_protocol.limits`, limits on connections in `swarm_node.http.server`.
 """
 
 from __future__ import annotations
 
-# A prompt of 128k tokens is about half a megabyte of text; JSON escapes may double it, chat parts add some.
+# A prompt of 128k tokens is about half a megabyte of text. JSON escapes may double it, and chat parts add some.
 MAX_HTTP_BODY_BYTES = 4 * 2**20
-# Objects, lists and texts of a body: a thousand messages with a part and a call each have 30,000, and 128 tools of a
-# hundred fields 90,000. Each takes a microsecond or two of the loop, and up to 200 bytes for as long as it is answered.
+# Objects, lists and strings of a body: a thousand messages with a part and a call each have 30,000, and 128 tools of a
+# hundred fields 90,000. Each takes a microsecond or two of the event loop, and up to 200 bytes while the request runs.
 MAX_HTTP_VALUES = 2**17
-# Bodies that are on their way, of all callers together: those of all running requests at their bound. Small ones come
-# in addition, so that nobody with a few large ones keeps others out.
+# Bytes on their way of all callers' bodies: as many as all running requests at their limit. Small bodies are not
+# refused, so that a few callers with large ones do not keep others out.
 MAX_ARRIVING_BYTES = 256 * 2**20
-# The same of one address, sixteen bodies at their bound: so one address alone does not keep others out.
+# The same for one address: sixteen bodies at their limit, so that one address alone does not keep others out.
 MAX_ADDRESS_ARRIVING_BYTES = 64 * 2**20
 SMALL_HTTP_BODY_BYTES = 64 * 2**10
-# Text beyond what fits the body cannot come; this names the field that is too long.
+# Half of what fits the body, so that the error names the field that is too long.
 MAX_PROMPT_CHARS = 2 * 2**20
 # Four megabytes on a slow uplink of 1 Mbit/s.
 HTTP_BODY_TIMEOUT_S = 40.0
-# Longer than any name that a server can announce (limits.MAX_NAME_BYTES), so that it is simply not found.
+# Longer than any name that a server can announce (limits.MAX_NAME_BYTES): a longer valid name is simply not found.
 MAX_MODEL_NAME_CHARS = 256
 # A conversation of a day; each message costs template work.
 MAX_CHAT_MESSAGES = 1024
 MAX_MESSAGE_PARTS = 64
-# Tools of a request, as OpenAI bounds them; each is put before the model.
+# Tools of a request, as OpenAI limits them. The model's prompt includes each.
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
-# Templates know a few names.
+# Chat templates use a few variables.
 MAX_TEMPLATE_KWARGS = 32
 # Each prompt of a request is answered `n` times, and each answer holds a chain of its own.
 MAX_CHOICES = 16
@@ -37,42 +37,42 @@ MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
 # The name of a caller, a cache or a schema.
 MAX_LABEL_CHARS = 1024
-# Inputs of one request for embeddings: OpenAI takes 2,048, a server here computes them one after another.
+# Inputs of one embedding request. OpenAI allows 2,048; here a server computes them one after another.
 MAX_EMBEDDING_INPUTS = 64
 # The largest vocabularies have 256k entries.
 MAX_TOP_K = 2**18
 
-# The longest contexts in use; the model's own context bounds it further.
+# The longest contexts in use. The model's own context limits it further.
 MAX_NEW_TOKENS = 2**17
 # OpenAI's default for completions.
 DEFAULT_COMPLETION_TOKENS = 16
-# At 2 tokens a second, 3600 tokens; beyond it something is stuck.
+# 3,600 tokens at 2 tokens a second. A request that runs longer is stuck.
 GENERATION_TIMEOUT_S = 1800.0
-# A tool call that is longer is text: arguments of a page or two are usual.
+# A longer tool call is treated as text: arguments of a page or two are usual.
 MAX_TOOL_CALL_CHARS = 2**16
-# Steps of several choices that wait until the reader takes them.
+# Tokens of several choices that wait for the reader.
 MAX_QUEUED_TOKENS = 64
-# JSON has no infinity; OpenAI's word for a token that could not come.
+# JSON has no infinity: OpenAI's value for a token that was impossible.
 LEAST_LOGPROB = -9999.0
 
-# Choices that run at once: each holds a chain of streams and a cache at every server.
+# Choices that run at once. Each holds a chain of streams, and a cache at every server.
 MAX_RUNNING_REQUESTS = 64
 # Names in a message about an unknown model.
 MAX_NAMED_MODELS = 20
-# Models whose first appearance is remembered.
+# Models whose first appearance is kept.
 MAX_SEEN_MODELS = 4096
-# Between a server's death and its replacement's record: one look-up, so a client may ask again soon.
+# A lost server's replacement is found with one look-up, so a client may ask again soon.
 RETRY_AFTER_S = 2.0
-# A trace is under 10 KiB.
+# Each trace is under 10 KiB.
 MAX_KEPT_TRACES = 256
 
-# A caller without limits of its own, where others than this machine can reach the gateway.
+# Default rate of each address if other machines can reach the gateway and it has no keys.
 REQUESTS_PER_MIN = 600
-# A key is compared with all of them.
+# A given key is compared with all of them.
 MAX_KEYS = 1024
 MAX_KEY_FILE_BYTES = 2**20
-# 96 bits in base64: what nobody guesses.
+# 96 bits in base64, which nobody guesses.
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 256
-# How often the file of keys is looked at.
+# How often the key file is checked for changes.
 KEYS_FRESH_S = 1.0

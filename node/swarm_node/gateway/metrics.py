@@ -1,7 +1,7 @@
-"""Keeps what a gateway records of its requests: counters and times, waits for first tokens, and the newest traces.
+"""Keeps what a gateway measures of its requests: counters and times, waits for first tokens, and the newest traces.
 
-`swarm_node.metrics.metric_contract` names the metrics. No label has a value that a client or a peer can choose. State
-belongs to the gateway's event loop.
+`swarm_node.metrics.metric_contract` defines the metrics. No label has a value that a client or a peer can choose. The
+gateway's event loop owns the state.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from swarm_node.node import FirstTokenWait
 
 WINDOW_S = 300.0
 MAX_WAITS = 2000
-"""Number of the latest waits that are kept. They cover the whole window up to seven requests a second."""
+"""The number of waits that are kept. They cover the whole window at up to seven requests a second."""
 
 METHODS = {"GET", "HEAD", "POST"}
-"""Those that routes have. A client may send any other word."""
+"""The methods that routes have. A client may send any other."""
 
 Trace = dict[str, Any]
 
 
 class Metrics:
-    """One gateway's metrics, in its daemon's registry."""
+    """One gateway's metrics in the registry of its daemon."""
 
     def __init__(self, registry: Registry) -> None:
         self.first_tokens = FirstTokenWaits()
@@ -71,7 +71,7 @@ class Metrics:
 
 
 class SpotCheckCounter:
-    """Counts spot checks of spans, and the lies that they proved."""
+    """Counts spot checks of spans, and how many proved a lie."""
 
     def __init__(self, registry: Registry) -> None:
         self._checks = registry.counter("swarm_gateway_spot_checks_total")
@@ -92,7 +92,7 @@ class RequestTimes:
         metrics.waiting.inc()
 
     def token(self, index: int) -> None:
-        """Record that a token of the choice `index` has come."""
+        """Record that a token of the choice `index` has arrived."""
         now_s = time.perf_counter()
         if not self._last_s:
             self._metrics.waiting.dec()
@@ -112,7 +112,7 @@ class RequestTimes:
 
 
 class RequestCounter:
-    """Middleware: counts each request by its route, its status and the reason of a refusal."""
+    """Middleware: counts each request by route, method and status, and each refusal by its reason."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
@@ -122,7 +122,7 @@ class RequestCounter:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = "gone"  # the client left before there was any
+        status = "gone"  # the client disconnected before the response began
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -144,18 +144,18 @@ class RequestCounter:
 
 
 class FirstTokenWaits:
-    """Records how long the newest requests waited for their first token. `clock` in seconds, never back."""
+    """Records how long the newest requests waited for their first token. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waits = deque[tuple[float, float]](maxlen=MAX_WAITS)
 
     def add(self, seconds: float) -> None:
-        """Record a request that has its first token after `seconds`."""
+        """Record a request whose first token came after `seconds`."""
         self._waits.append((self._clock(), seconds))
 
     def newest(self) -> FirstTokenWait | None:
-        """Summarize the requests whose first token came in the last WINDOW_S; None if there were none."""
+        """Summarize the requests whose first token came in the last WINDOW_S. None means that there were none."""
         since = self._clock() - WINDOW_S
         while self._waits and self._waits[0][0] < since:
             self._waits.popleft()
@@ -164,25 +164,22 @@ class FirstTokenWaits:
 
 
 def _rank(waits: list[float], percent: int) -> float:
-    """Return the nearest-rank percentile: one of the `waits`, which are sorted."""
+    """Return the nearest-rank percentile, which is one of the sorted `waits`."""
     return waits[-(-percent * len(waits) // 100) - 1]
 
 
 class TraceStore:
-    """The newest traces by request id.
-
-    A running request is asked for its trace each time; that of a finished one is kept as it was.
-    """
+    """The newest traces by request id. A running request's trace is read anew each time; a finished one's is final."""
 
     def __init__(self, capacity: int = http_limits.MAX_KEPT_TRACES) -> None:
         self._read = NewestItems[str, Callable[[], Trace]](capacity)
 
     def begin(self, trace_id: str, read: Callable[[], Trace]) -> None:
-        """Keep `read`, forgetting the oldest trace beyond the capacity."""
+        """Keep `read`, which returns the trace. Beyond the capacity the oldest trace is dropped."""
         self._read[trace_id] = read
 
     def finish(self, trace_id: str) -> None:
-        """Keep the trace's last value instead of the request it came from."""
+        """Replace the reader of the trace by its last value, so that the request is freed."""
         if trace_id in self._read:
             last = self._read[trace_id]()
             self._read[trace_id] = lambda: last
@@ -196,7 +193,7 @@ class TraceStore:
 
 
 def read_possession(checks: PossessionChecks) -> Iterator[Reading]:
-    """Read what a gateway's servers have proven of published models."""
+    """Read the outcomes of the proofs of possession that this gateway asked servers for."""
     outcomes = {"proven": checks.num_proven, "failed": checks.num_failed, "unanswered": checks.num_unanswered}
     for outcome, number in outcomes.items():
         yield Reading("swarm_gateway_possession_checks_total", number, {"outcome": outcome})

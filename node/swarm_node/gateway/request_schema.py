@@ -1,7 +1,7 @@
-"""Defines what a client may ask for, bounded field by field; chat-only fields are in `chat_schema`.
+"""Defines the fields of requests, each bounded. Chat-only fields are in `chat_schema`.
 
-Each field is honoured or refused by its name, unknown ones too: to ignore a field silently would be to answer another
-question. A field that is known and not offered may hold what changes nothing, for clients send such values.
+Each field is honoured or refused by name, unknown ones included: silently ignoring a field would answer a different
+request. A known but unsupported field may have a value that changes nothing, because clients send such values.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from swarm_protocol.sampler import Grammar
 from swarm_node.gateway import http_limits
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Fields that are known and not offered, with the values beside null that change nothing."""
+"""Known but unsupported fields, with the values besides null that change nothing."""
 
 
 def unfit(name: str, why: str) -> PydanticCustomError:
-    """Return the error for a field that does not go with another."""
+    """Return the error for a field that conflicts with another."""
     return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
 
 
 def check_one_or_many(value: Any) -> None:
-    """Refuse what is neither one text nor a list, where a field takes both."""
+    """Refuse a value that is neither a string nor a list, for a field that takes both."""
     if not isinstance(value, str | list):
         raise PydanticCustomError("string_or_list", "it is not a text or a list")
 
 
 @dataclass(frozen=True, slots=True)
 class OrDefault:
-    """Takes null for the default, as OpenAI's clients send it."""
+    """Accepts null for the default, since OpenAI's clients send null."""
 
     default: Any
 
@@ -70,15 +70,17 @@ def _whole(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_whole)
-"""Takes 5.0 as a whole number: JSON has one kind of numbers. WHOLE and OrDefault come last, or bounds would not be
-described."""
+"""Accepts 5.0 as an integer, since JSON has one type for numbers.
+
+WHOLE and OrDefault must come last in an annotation: otherwise the JSON schema lacks the bounds.
+"""
 
 
 class StrictBody(BaseModel):
-    """The base of all request bodies. Values are not converted: the text "5" is no number.
+    """The base of all request bodies. Values are not converted: the string "5" is not a number.
 
-    However much is wrong with a body, few errors are found, as each costs microseconds and a kilobyte or two: of
-    unknown fields one is looked at, and lists end with their first error (`fail_fast`).
+    However much is wrong with a body, few errors are collected, because each costs microseconds and a kilobyte or two:
+    only one unknown field is looked at, and a list ends with its first error (`fail_fast`).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
@@ -108,12 +110,12 @@ class StrictBody(BaseModel):
 
 @cache
 def _names_of(body: type[BaseModel]) -> frozenset[str]:
-    """Return the names that a body's fields have in JSON."""
+    """Return the names of a body's fields in JSON."""
     return frozenset(field.alias or name for name, field in body.model_fields.items())
 
 
 def _same(value: object, other: object) -> bool:
-    """Compare as JSON does: 1 is 1.0, and true is neither."""
+    """Compare as JSON does: 1 equals 1.0, and true equals neither."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -140,9 +142,9 @@ Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS, allow_inf
 
 
 def _few_biases(value: Any) -> Any:
-    """Refuse too many before each of them is looked at."""
+    """Refuse too many biases before each of them is checked."""
     if isinstance(value, dict) and len(value) > limits.MAX_BIASES:
-        raise PydanticCustomError("too_many", "there are more than {most}", {"most": limits.MAX_BIASES})
+        raise PydanticCustomError("too_many", "must have at most {most} items", {"most": limits.MAX_BIASES})
     return value
 
 
@@ -165,12 +167,12 @@ Label = Annotated[str, Field(max_length=http_limits.MAX_LABEL_CHARS)]
 
 
 def _with_readable_names(value: Any) -> Any:
-    """Refuse names that hold half a surrogate pair, as all text is refused that does."""
+    """Refuse names that hold an unpaired surrogate, as it is refused in every string."""
     if isinstance(value, dict):
         try:
             "".join(value).encode()
         except UnicodeEncodeError:
-            raise PydanticCustomError("string_unicode", "Names should be valid strings in Unicode") from None
+            raise PydanticCustomError("string_unicode", "names must be valid Unicode") from None
     return value
 
 
@@ -178,7 +180,7 @@ JsonObject = Annotated[dict[str, Any], BeforeValidator(_with_readable_names)]
 
 
 def one_or_many(value: Any) -> Any:
-    """Make a list of one stop string, which OpenAI takes as it is."""
+    """Return a list of one for a single stop string, which OpenAI's API accepts without a list."""
     if value is None:
         return []
     check_one_or_many(value)
@@ -194,7 +196,7 @@ class StreamOptions(StrictBody):
 
 
 class NamedSchema(StrictBody):
-    """OpenAI's form of a JSON schema. It is always kept to, so `strict` says nothing more."""
+    """OpenAI's form of a JSON schema. Answers always fit it, so `strict` changes nothing."""
 
     name: Label
     description: Text | None = None
@@ -203,19 +205,19 @@ class NamedSchema(StrictBody):
 
 
 class AnyText(StrictBody):
-    """A response format without constraints."""
+    """A response format without a constraint."""
 
     type: Literal["text"]
 
 
 class AnyObject(StrictBody):
-    """A response format of any JSON object."""
+    """A response format that is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class FittingText(StrictBody):
-    """A response format of JSON that fits a schema."""
+    """A response format that is JSON which fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -225,7 +227,10 @@ ResponseFormat = Annotated[AnyText | AnyObject | FittingText, Field(discriminato
 
 
 class SamplingRequest(StrictBody):
-    """The fields that both endpoints share. The labels name a caller or a cache, and change no answer."""
+    """The fields that both endpoints share.
+
+    `user`, `safety_identifier` and `prompt_cache_key` name a caller or a cache, and change no answer.
+    """
 
     neutral: ClassVar[Neutral] = {
         # OpenAI's
@@ -297,11 +302,11 @@ class SamplingRequest(StrictBody):
     @model_validator(mode="before")
     @classmethod
     def _best_of_as_many_as_are_asked_for(cls, data: Any) -> Any:
-        """Refuse to choose `n` answers among fewer, as OpenAI does; `best_of` has no other effect here."""
+        """Refuse a `best_of` below `n`, as OpenAI does. `best_of` has no other effect here."""
         if isinstance(data, dict):
             best_of, n = data.get("best_of"), data.get("n")
             if isinstance(best_of, int | float) and isinstance(n, int | float) and best_of < n:
-                raise unfit("best_of", "it may not be less than n")
+                raise unfit("best_of", "must be at least n")
         return data
 
     @property
@@ -310,27 +315,27 @@ class SamplingRequest(StrictBody):
 
     @property
     def field_names(self) -> dict[str, str]:
-        """The fields that settings come from which the SDK calls otherwise."""
+        """The request's field for each setting to which the SDK gives another name."""
         return {"grammar": self.grammar_field}
 
     @property
     def grammar_field(self) -> str:
-        """The field that the answer's grammar comes from, if it has one."""
+        """The field that the answer's grammar comes from. Valid only if the answer has a grammar."""
         return "tools" if self.answer_schema() is None else "response_format"
 
     def grammar(self) -> Grammar | None:
-        """Return the grammar that the answer has to fit. Raises ConfigError for one that is too large."""
+        """Return the grammar that the answer must fit, or None. Raises ConfigError if the grammar is too large."""
         schema = self.answer_schema()
         return None if schema is None else schema_grammar(schema)
 
     def answer_schema(self) -> JsonObject | None:
-        """Return the JSON schema of what may be answered; None for anything."""
+        """Return the JSON schema that the answer must fit. None allows any answer."""
         if isinstance(self.response_format, FittingText):
             return self.response_format.json_schema.schema_
         return {"type": "object"} if isinstance(self.response_format, AnyObject) else None
 
     def shown_stops(self) -> tuple[str, ...]:
-        """Return the stop strings that end the text of the answer and belong to it."""
+        """Return the stop strings that are part of the answer's text."""
         return tuple(self.stop) if self.include_stop_str_in_output else ()
 
     @model_validator(mode="after")
@@ -343,9 +348,10 @@ class SamplingRequest(StrictBody):
         return self
 
     def samplings(self) -> Sequence[Sampling]:
-        """Return one Sampling for each of the `n` answers: the first has the request's own seed, the others' follow.
+        """Return one Sampling for each of the `n` answers.
 
-        Raises ConfigError for settings that do not go together.
+        The first has the request's seed, and the others have seeds derived from it. Without a seed each has a random
+        one. Raises ConfigError for settings that conflict.
         """
         sampling = Sampling(
             temperature=self.temperature,
@@ -375,7 +381,7 @@ def _derived(seed: int, index: int) -> int:
 
 
 def one_prompt_or_many(value: Any) -> Any:
-    """Make a list of one prompt, a text or token ids, which OpenAI takes as it is."""
+    """Return a list of one for a single prompt (text or token ids), which OpenAI's API accepts without a list."""
     check_one_or_many(value)
     is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
     return [value] if is_one else value
@@ -389,7 +395,7 @@ Prompts = Annotated[
 
 
 class CompletionRequest(SamplingRequest):
-    """The body of a completion request; `prompt` is always a list here."""
+    """The body of a completion request. After validation `prompt` is always a list."""
 
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
@@ -404,7 +410,7 @@ class CompletionRequest(SamplingRequest):
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
         if len(self.prompt) * self.n > http_limits.MAX_CHOICES:
-            raise unfit("n", f"prompts times n may be {http_limits.MAX_CHOICES} at most")
+            raise unfit("n", f"the number of prompts times n must be at most {http_limits.MAX_CHOICES}")
         return self
 
     @property

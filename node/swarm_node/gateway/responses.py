@@ -1,8 +1,8 @@
-"""Builds what the gateway answers: OpenAI's own response types, ours where it has none, and what `/openapi.json` says
-of each.
+"""Builds the gateway's response objects and their descriptions in `/openapi.json`. The types are OpenAI's where it has
+one.
 
-Pure. A builder makes one endpoint's objects for one request, whole and in chunks. Only fields that were set are
-written.
+Pure. A builder makes one endpoint's objects for one request, whole and in chunks. Fields that were not set are left out
+of the JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> CompletionUsage:
-    """Return the usage; `cached_tokens` of the prompt were in the servers' caches already."""
+    """Return the usage. `cached_tokens` counts the prompt's tokens that the servers' caches had."""
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -43,13 +43,14 @@ def json_response(value: BaseModel, status: int = 200) -> Response:
     return Response(as_json(value), status_code=status, media_type="application/json")
 
 
-# Nested dictionaries are validated in one go: several times faster than a constructor for each object, which counts
-# because each token is a chunk.
+# Nested dictionaries are validated in one call. This is several times faster than a constructor for each object, which
+# matters because each token is a chunk.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """The fields that all objects of a request share. `with_usage`: every chunk has usage, null until the last."""
+    """The fields that all objects of a request share. `with_usage` adds `usage` to every chunk, null until the last
+    one."""
 
     id: str
     model: str
@@ -63,7 +64,7 @@ class ResponseHead:
 
 
 class TextChoice(CompletionChoice):
-    """OpenAI's type leaves out that `finish_reason` is null until the last chunk of a stream."""
+    """OpenAI's choice, except that `finish_reason` may be null, as it is before the last chunk of a stream."""
 
     finish_reason: FinishReason | None  # type: ignore[assignment]
 
@@ -76,7 +77,7 @@ class TextCompletion(Completion):
 
 @dataclass(frozen=True, slots=True)
 class CompletionBuilder:
-    """The objects of a completion, whole and in chunks."""
+    """Builds the objects of a completion, whole and in chunks."""
 
     head: ResponseHead
 
@@ -105,7 +106,7 @@ class CompletionBuilder:
 
 @dataclass(frozen=True, slots=True)
 class ChatBuilder:
-    """The objects of a chat's answer, whole and in chunks."""
+    """Builds the objects of a chat answer, whole and in chunks."""
 
     head: ResponseHead
 
@@ -163,7 +164,7 @@ def _call(call: ToolCall) -> Json:
 def _probability(data: bytes, logprob: float | None) -> Json:
     """Return one token's probability.
 
-    `bytes` are exact, even where the text of a token, being a part of a character, is U+FFFD.
+    `bytes` are exact. A token that is a part of a character has U+FFFD as its text.
     """
     return {"token": as_text(data), "logprob": _finite(logprob), "bytes": list(data)}
 
@@ -171,7 +172,7 @@ def _probability(data: bytes, logprob: float | None) -> Json:
 def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
     """Return a choice's probabilities. `text_offset` counts characters from the beginning of the choice's own text.
 
-    `top_logprobs` has the token that came as well, as OpenAI's has.
+    As in OpenAI's API, `top_logprobs` includes the drawn token.
     """
     return {
         "text_offset": [scored.offset for scored in tokens],
@@ -190,7 +191,7 @@ def _top(scored: ScoredToken) -> dict[str, float]:
 
 
 def _name(data: bytes) -> str:
-    """Return a token's text, or its bytes where it is a part of a character."""
+    """Return a token's text, or its bytes if it is a part of a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -203,7 +204,7 @@ def _finite(logprob: float | None) -> float:
 
 
 class ServedRevision(BaseModel):
-    """One revision of a model that servers have."""
+    """One revision of a model that servers announce."""
 
     revision: str
     num_servers: int
@@ -211,8 +212,7 @@ class ServedRevision(BaseModel):
 
 
 class ServedModel(Model):
-    """A model that can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits
-    or more."""
+    """A model. A request names it by `id`, or by `id@revision`, where the digest may be cut to eight or more digits."""
 
     revision: str = Field(description="digest of the weights in use")
     publisher: str | None = Field(description="peer id of the node that signed the model's manifest; null: unpublished")
@@ -229,7 +229,7 @@ class ModelList(BaseModel):
 
 
 class ModelHealth(BaseModel):
-    """Health of one model: `missing_blocks` are the ranges of blocks that no server announces."""
+    """Health of one model. `missing_blocks` are the ranges of blocks without a server that this gateway can reach."""
 
     id: str
     num_blocks: int
@@ -238,7 +238,7 @@ class ModelHealth(BaseModel):
 
 
 class GatewayHealth(BaseModel):
-    """Health of the gateway: `status` is ok once at least one model is fully served."""
+    """Health of the gateway. `status` is ok if at least one model is fully served."""
 
     status: str
     detail: str
@@ -262,15 +262,15 @@ class Detokenized(BaseModel):
 
 
 Responses = dict[int | str, dict[str, Any]]
-"""A route's answers by status."""
+"""Responses of a route, by status."""
 
 OF_HTTP = (400, 408, 413, 415)
-"""The statuses for no HTTP, and for a body that comes too slowly, is too large or is not declared as JSON."""
+"""Statuses for invalid HTTP, and for a body that comes too slowly, is too large or is not declared as JSON."""
 
 
 _FAILURE = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}}
-"""This says the same as `{"model": ErrorBody}`, which one status of each route needs: FastAPI makes a validator of each
-that has it."""
+"""Describes the same as `{"model": ErrorBody}`. One status of each route needs that form, but FastAPI makes a validator
+for each status that has it."""
 
 
 def _failures(*statuses: int) -> Responses:
@@ -297,4 +297,4 @@ TOKENS = _plain(TokenList, 404)
 TEXT = _plain(Detokenized, 404)
 TRACE = _failures(404)
 HEALTH = {**_failures(), 200: {"model": GatewayHealth}, 503: {"model": GatewayHealth}}
-METRICS = dict.fromkeys(_failures(), _FAILURE)  # failures are JSON there, too, beside text
+METRICS = dict.fromkeys(_failures(), _FAILURE)  # failures are JSON, although the metrics are text

@@ -1,12 +1,12 @@
-"""The node's part as a gateway: a client of the swarm on one side, an HTTP server on the other, in one loop.
+"""The gateway role: a client of the swarm on one side and an HTTP server on the other, in one event loop.
 
-Beside OpenAI's API, which asks for keys where there are any, the dashboard is served at `/`, to everyone, read-only.
+OpenAI's API asks for a key if there are keys. The dashboard at `/` is read-only and open to everyone.
 
-What its spot checks have shown of servers is kept across restarts (see `swarm.trust.reputation`):
+What spot checks have shown of servers is kept across restarts (see `swarm.trust.reputation`):
 
     HOME/reputation.json   {"network_id": …, "servers": {PEER_ID: [PASSED, DISPUTED, FAILED_AT, AT], …}}
 
-If the file is missing, broken or foreign, the home only loses this memory.
+If the file is missing, damaged or of another network, only this memory is lost.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from swarm_node.storage.home import JsonMemory
 
 
 class GatewayRole(NodeRole):
-    """Serves HTTP until the node leaves; running answers then get the daemon's grace to finish.
+    """Serves HTTP until the node leaves. Running answers then have the node's grace period to finish.
 
-    The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
-    cannot be used, for a gateway that would be open to all by accident, for a history and for a model that cannot be
-    kept, StartError if it cannot listen.
+    The constructor binds the port, before the node is ready or known to anybody. It raises ConfigError for unusable
+    keys, for a gateway that would be open to all by accident, and for a dashboard history or a kept model that cannot
+    be used, and StartError if it cannot listen.
     """
 
     name = "gateway"
@@ -91,14 +91,13 @@ class GatewayRole(NodeRole):
                     "warning", message=message, remedy=remedy
                 )
             node.activity.spot_checks = partial(spot_check_status, client.checks)
-            # the client, which notes what it finds, ends before the thread that writes it
+            # close the client before the writer thread: until then it hands findings to that thread
             with writer:
                 async with aclosing(client):
                     with node.metrics.reading(lambda: read_possession(client.possession)):
                         await self._answer(node, client)
 
     async def _answer(self, node: Node, client: AsyncClient) -> None:
-        """Answer requests until the node leaves."""
         await client.warm_up()
         gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
         node.activity.first_token = gateway.state.first_tokens.newest
@@ -110,10 +109,8 @@ class GatewayRole(NodeRole):
             await self._serve(node, combined(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
-        """Serve until the node leaves.
-
-        `app` is all that is served, `dashboard` the part of it that shows the network.
-        """
+        """Serve until the node leaves. `app` is all that is served, and `dashboard` is its part that shows the
+        network."""
         async with serving(checked(app, node.config), self._listener, grace_s=node.config.drain_s) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
@@ -136,8 +133,10 @@ def _tell(node: Node, failure: FailedProof, remember: Callable[[], object]) -> N
 
 
 def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
-    """Return how the gateway's answers are checked, with what its home knows of servers. A thread of `writer` keeps
-    what they show, since a disk can be slow."""
+    """Return how the gateway checks answers, with what its home knows of servers.
+
+    `writer` writes new findings to disk in a thread, since a disk can be slow.
+    """
     counted = SpotCheckCounter(node.metrics)
     network_id, folder = node.network.network_id, node.home.served_evidence
     reputation = reputation_memory(node.home.reputation, network_id).read(Reputation.from_dict) or Reputation()
@@ -158,7 +157,7 @@ def _remember(node: Node, writer: Executor, reputation: Reputation) -> None:
 
 
 def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:
-    """Return what a client's checks have found, or None if it makes none."""
+    """Return what a client's spot checks have found, or None if they are off."""
     if not checks.is_on:
         return None
     counts, now = checks.num_results, time.time()
@@ -173,7 +172,7 @@ def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:
 
 
 def pins(config: Config) -> dict[str, str]:
-    """Return the pinned revisions by the models' names. Raises ConfigError for one that is pinned to two."""
+    """Return the pinned revision of each model. Raises ConfigError if a model is pinned twice."""
     found = {pin.model: pin.revision for pin in config.pin_model}
     if len(found) < len(config.pin_model):
         raise ConfigError("a model is pinned twice", remedy="give --pin-model once for each model")
@@ -181,12 +180,13 @@ def pins(config: Config) -> dict[str, str]:
 
 
 def options(config: Config) -> GatewayOptions:
-    """Return the gateway's options. Raises ConfigError as GatewayRole does."""
+    """Return the gateway's options. Raises ConfigError for unusable keys and for a gateway that is open to all by
+    accident."""
     local = is_local(config.host)
     if not (local or config.api_keys or config.open_to_all):
         raise ConfigError(
-            f"others can reach {config.host} and would need no key",
-            remedy="give --api-keys FILE, or --open-to-all if that is meant",
+            f"other machines can reach {config.host} and would need no key",
+            remedy="give --api-keys FILE, or --open-to-all if anyone may ask",
         )
     requests_per_min = config.requests_per_min
     if requests_per_min is None:
@@ -198,11 +198,11 @@ def options(config: Config) -> GatewayOptions:
 
 
 MAX_FILE_BYTES = MAX_PEERS * 256
-"""A peer id and four numbers with all their digits, twice over."""
+"""Twice the size of a peer id and four numbers with all their digits, for each peer."""
 
 
 def reputation_memory(path: Path, network_id: str) -> JsonMemory:
-    """Return what keeps `Reputation.to_dict` in the file at `path` for that network, and reads it."""
+    """Return the store for `Reputation.to_dict` of that network in the file at `path`."""
     return JsonMemory(
         path=path,
         owner=("network_id", network_id),

@@ -1,4 +1,5 @@
-"""Builds what the gateway reports about models: OpenAI's objects, and in words which blocks are not served."""
+"""Builds what the gateway reports about models: OpenAI's objects, and sentences that say which blocks are not
+served."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Models:
-    """The swarm's models by name, and when each was first seen here."""
+    """The swarm's models by name, and when this gateway first saw each."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -31,7 +32,7 @@ class Models:
         return self._object(await self.find(name))
 
     async def check_served(self, name: str) -> None:
-        """Check that the model can answer.
+        """Check that servers announce every block of the model.
 
         Raises HttpError: 404 for an unknown model, 503 with the blocks that no server has.
         """
@@ -46,12 +47,12 @@ class Models:
             )
 
     async def health(self, running_requests: int) -> GatewayHealth:
-        """Return the health of all models. `status` is "ok" while some model can be answered whole: anyone can
-        announce a part of one.
+        """Return the health of all models. One complete model makes `status` "ok", because anyone can announce a part
+        of a model.
 
-        A server that could not be reached just now counts as gone, whatever its record says. `age_s` is the age of the
-        other servers' records: a server that nobody has tried to reach since it was killed counts until its record
-        expires (60 s); a living one renews its record every 30 s.
+        A server that this gateway has just failed to reach counts as gone, whatever its record says. `age_s` is the age
+        of the oldest record of the other servers. A killed server that nobody has tried to reach counts until its
+        record expires (after 60 s); a live one renews its record every 30 s.
         """
         models = await self._client.models()
         return GatewayHealth(
@@ -71,7 +72,7 @@ class Models:
         )
 
     async def find(self, name: str) -> ModelStatus:
-        """Return the model. Raises HttpError 404 for an unknown one."""
+        """Return the model. Raises HttpError 404 if it is unknown."""
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
@@ -105,7 +106,7 @@ class Models:
 
 
 def _names(model: ModelStatus, asked: str) -> list[str]:
-    """Return the names that the model can be asked for by, with revisions if `asked` names one."""
+    """Return the names by which a request can name the model. They have revisions if `asked` has one."""
     name, pin = split_pin(asked)
     if not pin or model.name != name:
         return [model.name]
@@ -120,5 +121,5 @@ def _describe(model: ModelStatus, gaps: Spans) -> str:
         return f"{model.name}: all {model.num_blocks} blocks are served"
     written = ", ".join(f"{start}:{end}" for start, end in gaps)
     others = ", ".join(f"{model.name}@{short_revision(other.revision)}" for other in model.others if other.is_whole)
-    of_these = f" with the weights of revision {short_revision(model.revision)}; whole is {others}" if others else ""
+    of_these = f" in revision {short_revision(model.revision)}; complete: {others}" if others else ""
     return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}{of_these}"

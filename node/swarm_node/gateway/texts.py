@@ -1,8 +1,8 @@
-"""Embeddings, tokens of texts, and texts of tokens: the routes beside answers, and what a client may send to them.
+"""The routes for embeddings, tokenizing and detokenizing, with their request bodies.
 
-Embeddings are OpenAI's, tokens vLLM's. An embedding is the mean of a text's last hidden states (after the model's last
-norm), scaled to length 1. Models here are trained to continue texts: such vectors tell texts apart, and are no match
-for those of a model made for that.
+Embeddings have OpenAI's API, and tokens have vLLM's. An embedding is the mean of a text's last hidden states (after the
+model's last norm), scaled to length 1. The models here are trained to continue texts: their vectors distinguish texts,
+but are worse than those of a model trained for embeddings.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ Inputs = Annotated[ManyInputs, BeforeValidator(one_prompt_or_many, json_schema_i
 
 
 class EmbeddingRequest(StrictBody):
-    """The body of an embedding request.
-
-    `input` is always a list here. The vectors have the length that the model gives them.
-    """
+    """The body of an embedding request. After validation `input` is always a list. The model decides the vectors'
+    length."""
 
     neutral: ClassVar[Neutral] = {
         "add_special_tokens": (True,),
@@ -110,10 +108,8 @@ class DetokenizeRequest(StrictBody):
 
 
 class Texts:
-    """The routes over the client.
-
-    Each request takes one of the `slots`, as an answer does, and ends with its caller.
-    """
+    """The routes over the client. Each request takes one of the `slots`, as an answer does, and ends if its caller
+    disconnects."""
 
     def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, slots: AnswerSlots) -> None:
         self._client = client
@@ -122,15 +118,15 @@ class Texts:
         self._slots = slots
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
-        """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
+        """Embed one or several texts: the mean of the last hidden states, scaled to length 1."""
         return await self._answered(request, self._embed(body, request.scope[RATE_LIMITER]))
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
-        """Return the tokens of a text, or of messages by the model's chat template."""
+        """Return the tokens of a text, or of messages rendered with the model's chat template."""
         return await self._answered(request, self._tokenize(body))
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
-        """Return the text of tokens, without special ones."""
+        """Return the text of tokens, without special tokens."""
         return await self._answered(request, self._detokenize(body))
 
     async def _answered(self, request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
@@ -151,7 +147,7 @@ class Texts:
     async def _tokenize(self, body: TokenizeRequest) -> Response:
         await self._models.find(body.model)
         if isinstance(body, TokenizeChat):
-            # a template that is not asked to begin an answer need not know of that
+            # templates need not know `add_generation_prompt`, so it is passed only if it is false
             begins = {} if body.add_generation_prompt else {"add_generation_prompt": False}
             prompt = chat_prompt(body.messages, body.tools, {**body.chat_template_kwargs, **begins})
         else:
@@ -166,7 +162,7 @@ class Texts:
 
 
 def _embeddings(body: EmbeddingRequest, vectors: Sequence[Any], num_tokens: int) -> bytes:
-    """Encode the answer, off the loop: a million numbers take some tenths of a second, and no type need check them."""
+    """Encode the answer without pydantic, in a thread: a million numbers take some tenths of a second."""
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)

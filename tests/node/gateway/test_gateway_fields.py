@@ -373,7 +373,7 @@ def test_list_that_is_no_string_names_the_list_alone() -> None:
 def test_best_of_below_n_is_refused_as_openai_does(path: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for n in (2, 3):
-            with pytest.raises(api.BadRequestError, match="best_of: it may not be less than n") as caught:
+            with pytest.raises(api.BadRequestError, match="best_of: must be at least n") as caught:
                 await openai.post(path, body={**PLAIN[path], "n": n, "best_of": n - 1}, cast_to=object)
             assert caught.value.param == "best_of"
 
@@ -437,7 +437,10 @@ def test_few_errors_are_found_in_a_body_with_many(kind: type[StrictBody], body: 
 def test_too_many_biases_are_refused_by_their_number() -> None:
     biases = {str(token_id): 1 for token_id in range(limits.MAX_BIASES + 1)}
     [error] = _errors("/completions", [{"logit_bias": biases}])
-    assert (error["param"], error["message"]) == ("logit_bias", f"logit_bias: there are more than {limits.MAX_BIASES}")
+    assert (error["param"], error["message"]) == (
+        "logit_bias",
+        f"logit_bias: must have at most {limits.MAX_BIASES} items",
+    )
     biases.popitem()
     assert len(_asked("/completions", {"logit_bias": biases}).sampling.logit_bias) == limits.MAX_BIASES
 
@@ -455,5 +458,5 @@ def test_arguments_of_too_many_values_are_refused_as_such_bodies_are(
 
     check(json.dumps({"code": '[{"a\\"}]' * 100}))
     check(json.dumps({"numbers": [*range(1000)]}))
-    with pytest.raises(ValidationError, match="the arguments of the calls have over 100 objects, lists and texts"):
+    with pytest.raises(ValidationError, match="the arguments of the calls have over 100 objects, lists and strings"):
         check(json.dumps({"lists": [[]] * 60}))

@@ -49,7 +49,7 @@ def test_chat_without_top_logprobs_asks_for_the_tokens_own() -> None:
 
     async def conversation(openai: AsyncOpenAI) -> None:
         await openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
-        with pytest.raises(api.BadRequestError, match="needs logprobs to be true") as error:
+        with pytest.raises(api.BadRequestError, match="requires logprobs to be true") as error:
             await openai.chat.completions.create(model="tiny", messages=HELLO, top_logprobs=2)
         assert error.value.param == "top_logprobs"
         plain = await openai.chat.completions.create(model="tiny", messages=HELLO)

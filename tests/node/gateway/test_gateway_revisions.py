@@ -94,7 +94,7 @@ def test_gateway_model_with_a_gap_names_the_other_weights_that_are_whole() -> No
         with pytest.raises(api.InternalServerError) as caught:
             await openai.completions.create(model="tiny", prompt="hi")
         assert (
-            "tiny: nobody serves blocks 1:3 of 4 with the weights of revision 5c819ed15c81; whole is tiny@0d1e2f3a0d1e"
+            "tiny: nobody serves blocks 1:3 of 4 in revision 5c819ed15c81; complete: tiny@0d1e2f3a0d1e"
         ) in caught.value.message
 
     converse(client, conversation)

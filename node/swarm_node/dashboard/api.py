@@ -1,6 +1,6 @@
-"""The JSON API under `/api/v1`: the views as they are, for the pages and for anyone else. Public and read-only.
+"""The JSON API under `/api/v1`: the views, for the pages and for anyone else. Public and read-only.
 
-Described by `/api/v1/openapi.json`. Names of models have slashes, which may be percent-encoded or not.
+`/api/v1/openapi.json` describes the API. Model names contain slashes, which may be percent-encoded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from swarm_node.formatting import shown
 from swarm_node.http.http_error import ErrorBody, HttpError
 
 MAX_NAME_CHARS = 256
-"""The limit of a name in a request. It is longer than any name in a record, so that a longer one is just not found."""
+"""Maximum length of a name in a request. Names in records are shorter, so a longer valid name is simply not found."""
 
 MAX_REPEATED_CHARS = 100
-"""The most of what a visitor sent that the answer to it repeats."""
+"""Maximum length of a visitor's text that an error repeats."""
 
 MAX_NODES = 5000
 MAX_HOURS = 30 * 24.0
@@ -94,17 +94,17 @@ class Api:
         self._checkpoints = checkpoints
 
     async def overview(self) -> Response:
-        """The whole swarm in one answer."""
+        """Return the state of the whole swarm."""
         return _json(self._source.overview())
 
     async def model(self, name: Name) -> Response:
-        """One model: its servers, replicas per block, and the chains that a new session would use."""
+        """Return one model: its servers, its replicas per block, and the chains that a new session would use."""
         if (found := self._source.model(name)) is None:
-            raise _unknown("model", name, "/api/v1/overview lists the models that somebody serves")
+            raise _unknown("model", name, "/api/v1/overview lists the served models")
         return _json(found)
 
     async def run(self, run: Name) -> Response:
-        """One training run by its id: its steps, contributors, refusals, and files to download."""
+        """Return one training run by its id: its steps, contributors, refusals and downloadable files."""
         if (found := await self._source.run(run)) is None:
             raise _unknown("run", run, "/api/v1/overview lists the runs by their ids")
         return _json(found)
@@ -115,12 +115,12 @@ class Api:
         offset: Annotated[int, Query(ge=0, le=10**6)] = 0,
         state: Literal["alive", "leaving", "gone"] | None = None,
     ) -> Response:
-        """Nodes by name, those that went within the last day included."""
+        """Return nodes by name, including those that left within the last day."""
         found = [node for node in self._source.nodes() if state is None or node.state == state]
         return Response(_NODES.dump_json(found[offset : offset + limit]), media_type="application/json")
 
     async def node(self, peer_id: Name) -> Response:
-        """One node: what it says of itself, and what the history knows of it."""
+        """Return one node: what its record says, and what the history has about it."""
         if (found := await self._source.node(peer_id)) is None:
             raise _unknown("node", peer_id, "/api/v1/nodes lists the nodes by their peer ids")
         return _json(found)
@@ -130,16 +130,16 @@ class Api:
         name: Annotated[str, Query(max_length=MAX_NAME_CHARS, description=SERIES)],
         hours: Annotated[float, Query(gt=0, le=MAX_HOURS)] = 24.0,
     ) -> Response:
-        """One number over the newest hours, evenly spaced; null where nothing was known."""
+        """Return one number over the newest hours, evenly spaced, with null where it was unknown."""
         if (found := await self._source.series(name, hours)) is None:
-            raise _unknown("series", name, "/api/v1/openapi.json says which there are")
+            raise _unknown("series", name, "/api/v1/openapi.json lists the series")
         return _json(found)
 
     async def events(self) -> Response:
         return LiveResponse(self._live)
 
     async def checkpoint(self, run: Name, name: Name) -> Response:
-        """A file of a run's checkpoint, whole or a range of it; `RunDetail.checkpoint` lists them."""
+        """Return a file of a run's checkpoint, whole or a range. `RunDetail.checkpoint` lists the files."""
         found = None if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.find, run, name)
         if found is None:
             raise HttpError(404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files")
@@ -147,7 +147,7 @@ class Api:
 
 
 def _unknown(what: str, name: str, remedy: str) -> HttpError:
-    """Return a 404 for a name that nobody has."""
+    """Return a 404 error for an unknown name."""
     return HttpError(404, f"there is no {what} {shown(name, max_chars=MAX_REPEATED_CHARS)} here", remedy=remedy)
 
 

@@ -1,6 +1,6 @@
-"""The dashboard as a node's role and as an ASGI application, alone or beside a gateway's in one server.
+"""The dashboard as a node's role and as an ASGI application, alone or in one server with a gateway.
 
-It is public and read-only: no key is asked for here. Beyond this machine it listens only where `--host` says so.
+The dashboard is public and read-only: it asks for no key. It listens beyond this machine only if `--host` says so.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-"""The headers of every answer that has none of its own, as pages have."""
+"""Default headers of every response. Pages have headers of their own."""
 
 REQUESTS_PER_MIN = 600
-"""The limit of one address. A page with its files and its newest state is ten requests, then one every two seconds."""
+"""Maximum requests per minute from one address. A page with its files and its state takes ten requests, then one every
+two seconds."""
 
 
 def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
-    """Create the application over `source`, which its owner keeps fresh. `has_chat`: a gateway shares the server.
+    """Create the application over `source`, which its owner keeps up to date. `has_chat` means that a gateway shares
+    the server.
 
-    Close its `state.live` before its server stops, or the server waits for every open stream.
+    Close `state.live` of the application before its server stops: otherwise the server waits for every open stream.
     """
     app = FastAPI(
         title="Swarm dashboard",
@@ -77,7 +79,7 @@ def _http_error(error: Exception, request: Request) -> HttpError:
             return HttpError(400, f"{name}: {words(first)}", code="invalid_value", param=name, remedy=remedy)
         case HTTPException():
             message = f"{request.method} {_bounded(request.url.path)}: {shown(str(error.detail)).lower()}"
-            remedy = "/api/v1/openapi.json lists what there is"
+            remedy = "/api/v1/openapi.json lists all routes"
             return HttpError(error.status_code, message, remedy=remedy, headers=error.headers)
         case _:
             logger.error("unexpected error while answering a visitor", exc_info=error)
@@ -85,13 +87,16 @@ def _http_error(error: Exception, request: Request) -> HttpError:
 
 
 def _bounded(text: str) -> str:
-    """Return what a client sent, short and printable enough to be repeated to it."""
+    """Return text that a client sent, made printable and short enough to repeat."""
     return shown(text, max_chars=api.MAX_REPEATED_CHARS)
 
 
 def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
-    """Combine both in one application. The gateway answers, with its own keys and limits, all paths that begin as one
-    of its routes does, and programs that leave out the beginning of OpenAI's routes: it knows what they meant."""
+    """Combine both in one application.
+
+    The gateway, with its own keys and limits, gets all paths whose first segment is that of a gateway route. It also
+    gets requests of programs that left out the `/v1` of OpenAI's routes, since its error explains this.
+    """
     paths = {route.path for route in gateway.routes if isinstance(route, Route)}
     beginnings = {path.split("/")[1] for path in paths}
 
@@ -105,7 +110,8 @@ def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
 
 
 class VisitorRates:
-    """Middleware: 429 in words for an address that asks too often. There is no login, so that is all."""
+    """Middleware: answers 429 to an address that asks too often. Without a login, this is the only limit on
+    visitors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -125,7 +131,7 @@ class VisitorRates:
 
 
 class DefaultHeaders:
-    """Middleware: HEADERS, where an answer has no such header of its own."""
+    """Middleware: adds each of HEADERS that a response lacks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -142,9 +148,9 @@ class DefaultHeaders:
 
 
 class DashboardRole(NodeRole):
-    """Serves pages and API until the node leaves. The port is bound with construction, as a gateway's is.
+    """Serves pages and API until the node leaves. The constructor binds the port, as a gateway's does.
 
-    Raises ConfigError if the history cannot be kept where it should be, StartError if it cannot listen.
+    Raises ConfigError if the history cannot be kept at its place, and StartError if it cannot listen.
     """
 
     def __init__(self, config: Config) -> None:

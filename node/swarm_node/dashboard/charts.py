@@ -1,7 +1,7 @@
-"""The geometry of the pages' charts: numbers in, coordinates out. Templates draw them, plain SVG without text, so that
-a chart stretches to its place and its labels stay HTML.
+"""Computes the geometry of the pages' charts. Templates draw the charts as SVG without text, so that a chart can
+stretch to fill its place while its labels remain HTML.
 
-Every chart is 100 wide; `y` goes down from 0 to 100. Pure.
+Every chart is 100 wide, and `y` goes from 0 at the top to 100. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WIDTH = HEIGHT = 100.0
 NUM_TICKS = 4
 
 FLAT = 1e-9
-"""Values whose relative difference is smaller are drawn as one line: their labels would be the same."""
+"""Values with a smaller relative difference are drawn as one line, because their labels would be equal."""
 
 TINY = 1e-280
 """Smaller values are drawn as zero."""
@@ -22,9 +22,9 @@ TINY = 1e-280
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A line chart. `line`, `area` and `beside`, the line of other values, are SVG path data.
+    """A line chart. `line`, `area` and `beside` are SVG path data; `beside` is a second line.
 
-    `y_ticks` are values at even distances, from the top.
+    `y_ticks` are evenly spaced values, the highest first.
     """
 
     line: str
@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarSegment:
-    """One piece of a bar, or a column; `kind` is a CSS class."""
+    """One piece of a bar, or a column. `kind` is a CSS class."""
 
     x: float
     width: float
@@ -47,9 +47,10 @@ class BarSegment:
 def curve(
     values: Sequence[float | None], *, from_zero: bool = False, beside: Sequence[float | None] = ()
 ) -> Curve | None:
-    """Draw a line through `values` at even distances, broken where one is None. None where there is nothing to draw.
+    """Draw a line through evenly spaced `values`, broken where a value is None. Return None for fewer than two known
+    values.
 
-    Another line goes through the known values of `beside`, which are at the same places.
+    `beside` has other values for the same places. A second line connects those that are known.
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
@@ -81,7 +82,7 @@ def _x(point: str) -> str:
 
 
 def _ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return NUM_TICKS + 1 round values that enclose both, the highest first."""
+    """Return NUM_TICKS + 1 round values that enclose both limits, the highest first."""
     largest = max(abs(low), abs(high))
     if largest < TINY:
         low, high = 0.0, 1.0
@@ -98,16 +99,16 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
-    """Return whole numbers from `first` to `last` for labels at even distances; few numbers are exactly even."""
+    """Return integers from `first` to `last` for evenly spaced labels. In a short range all are exactly even."""
     whole = max(1, last - first)
     even = [steps for steps in range(1, most + 1) if whole % steps == 0]
-    # among many numbers nobody sees that a label is a little off
+    # in a long range nobody sees that a label is slightly off
     steps = most if whole > 5 * most else even[-1]
     return tuple(round(first + (last - first) * i / steps) for i in range(steps + 1))
 
 
 def span(start: int, end: int, num_blocks: int, kind: str) -> BarSegment:
-    """Return the segment of blocks `[start, end)`, inside the bar whatever a record says."""
+    """Return the segment of blocks `[start, end)`. It stays inside the bar, whatever a record says."""
     scale = WIDTH / max(num_blocks, 1)
     left = min(max(start, 0), num_blocks) * scale
     right = min(max(end, 0), num_blocks) * scale
@@ -115,7 +116,7 @@ def span(start: int, end: int, num_blocks: int, kind: str) -> BarSegment:
 
 
 def shares(parts: Iterable[tuple[str, float]]) -> tuple[BarSegment, ...]:
-    """Return parts of a whole, one after the other."""
+    """Return the parts of a whole, one after the other."""
     known = [(kind, value) for kind, value in parts if math.isfinite(value) and value > 0]
     total = sum(value for _, value in known)
     segments: list[BarSegment] = []
@@ -128,7 +129,8 @@ def shares(parts: Iterable[tuple[str, float]]) -> tuple[BarSegment, ...]:
 
 
 def columns(replicas: Sequence[int]) -> tuple[BarSegment, ...]:
-    """Return a column for the servers of each block. A block without one is marked over the whole height."""
+    """Return one column for each block, as high as its number of servers. A block without a server gets a full-height
+    mark."""
     most = max(replicas, default=0) or 1
     width = WIDTH / max(len(replicas), 1)
     drawn: list[BarSegment] = []
@@ -142,7 +144,7 @@ def columns(replicas: Sequence[int]) -> tuple[BarSegment, ...]:
 
 
 def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[BarSegment, ...]:
-    """Return the segments of the newest `seconds` in which a node was there, each wide enough to be seen."""
+    """Return a node's times of presence in the last `seconds`, each wide enough to be seen."""
     begin = now - seconds
     segments: list[BarSegment] = []
     for since, until in times:
@@ -155,7 +157,8 @@ def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds
 
 
 def runs_of(replicas: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-    """Group neighbouring blocks with as many servers, as `(start, end, replicas)`: the text of the columns."""
+    """Group neighbouring blocks that have equally many servers, as `(start, end, replicas)`: the text version of the
+    columns."""
     found: list[tuple[int, int, int]] = []
     for block, value in enumerate(replicas):
         if found and found[-1][2] == value:

@@ -1,7 +1,8 @@
-"""Checkpoints of runs that this machine gives away: a folder whose subfolders are named by run id.
+"""Checkpoints of runs that this machine offers for download: a directory whose subdirectories are named by run id.
 
-As a node's home has them: `RUN/RUN/` holds the exported model, else `RUN/` itself its files. Only plain files that the
-server lists itself are given: a name is looked for among them, never joined to a path. Blocks; keeps no state.
+As in a node's home, `RUN/RUN/` holds the exported model; without it, the files are in `RUN/` itself. Only plain files
+that the server lists itself are offered: a requested name is looked up among them and never joined to a path. Blocks.
+Keeps no state.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from swarm_node.dashboard.views import CheckpointFile
 from swarm_node.formatting import shown
 
 MAX_FILES = 256
-"""The most files of one run: a model's shards and its small files."""
+"""Maximum number of files of one run: a model's shards and its small files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The files in `folder`, read anew each time."""
+    """The files in `folder`, listed anew each time."""
 
     folder: Path
 
     def files(self, run: str) -> tuple[CheckpointFile, ...]:
-        """Return the run's files by name; empty if there is nothing, or nothing that can be read."""
+        """Return the run's files by name. Empty if there are none, or none that can be read."""
         return tuple(
             CheckpointFile(
                 name=shown(path.name),
@@ -36,7 +37,7 @@ class Checkpoints:
         )
 
     def find(self, run: str, name: str) -> Path | None:
-        """Return the file of that name among the run's."""
+        """Return the run's file of that name, or None."""
         return next((path for path, _ in self._plain_files(run) if path.name == name), None)
 
     def _plain_files(self, run: str) -> list[tuple[Path, int]]:
@@ -47,7 +48,7 @@ class Checkpoints:
 
 
 def _subfolder(folder: Path, name: str) -> Path | None:
-    """Return the directory of that name in `folder`; links are not followed."""
+    """Return the directory of that name in `folder`, or None. Symbolic links are not followed."""
     try:
         with os.scandir(folder) as entries:
             return next(

@@ -1,7 +1,7 @@
-"""Polls the network's signed records every second, and holds the views that everyone is shown.
+"""Polls the network's signed records every second, and holds the views that all visitors see.
 
-The collector never dies: what fails is a warning and words in `Overview.stale`, and the views of before stay.
-`run_forever` is its one task; who reads its views does so on the same loop. Views are built in a thread, from values.
+The collector never ends by itself. A failure becomes a log entry and a text in `Overview.stale`, and the earlier views
+stay. `run_forever` is its only task, and its views are read on the same event loop. A thread builds views from values.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ from swarm_node.node import Node
 from swarm_node.settings.config import Config
 
 POLL_S = 1.0
-"""The time from the start of a poll to that of the next, by the clock: one that takes longer skips turns."""
+"""Time in seconds from the start of a poll to the start of the next. A poll that takes longer skips turns."""
 
 PATIENCE_S = 4.0
-"""Visitors hear at least every 5 s, also while a poll takes longer."""
+"""Visitors get news at least every 5 s, even while a poll takes longer."""
 
 MAX_GONE = 1000
 GONE_S = 24 * 3600.0
-"""Time for which a node that went is still listed, as gone."""
+"""Time in seconds for which a node that went is still listed, as gone."""
 
 logger = logging.getLogger(__name__)
 
 
 class Collector:
-    """Implements `views.ViewSource` while `run_forever` runs. `fetch_run` fetches a run's signed file from a member.
-    `peer_paths` returns this node's paths to its connected peers.
+    """Implements `views.ViewSource` while `run_forever` runs.
+
+    `fetch_run` fetches a run's signed file from a member. `peer_paths` returns this node's paths to its connected
+    peers.
     """
 
     def __init__(
@@ -93,16 +95,16 @@ class Collector:
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
         self._convictions = ServerConvictions(network, membership)
-        self._convicted: dict[str, str] = {}  # of what servers are convicted, by peer id
+        self._convicted: dict[str, str] = {}  # why servers are convicted, by peer id
         self._poller = NetworkPoller(network, membership, peer_paths)
         self._manifests = ManifestBook(network)
         self._history = history
         self._checkpoints = checkpoints
         self._runs = RunFollower(network, membership, history, fetch=fetch_run)
         self._changes = ChangeLog()
-        self._found_early: set[str] = set()  # nodes that came while others were still being found
+        self._found_early: set[str] = set()  # nodes that joined while others were still being found
         self._changed = asyncio.Event()
-        self._gone: dict[str, tuple[NodeView, float]] = {}  # with the time at which it was heard of last
+        self._gone: dict[str, tuple[NodeView, float]] = {}  # with the Unix time of its last record
         self._turnover: Turnover | None = None
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
@@ -110,9 +112,9 @@ class Collector:
         self._builder = ViewBuilder(about, peers)
         self._views = self._builder.build(self._snapshot, (), {})
         self._nodes: dict[str, NodeView] = {}
-        self._own_names: dict[str, str] = {}  # as their records say, by peer id
+        self._own_names: dict[str, str] = {}  # names in records, by peer id
         self._overview = self._views.overview
-        self._publish("the network has not been looked at yet")
+        self._publish("the network's records have not been read yet")
 
     async def run_forever(self) -> NoReturn:
         """Poll until cancelled."""
@@ -122,7 +124,7 @@ class Collector:
             while True:
                 polling = tasks.create_task(self._poll(tasks), name="dashboard poll")
                 while not (await asyncio.wait({polling}, timeout=PATIENCE_S))[0]:
-                    self._publish("the network takes long to answer")
+                    self._publish("the network is slow to answer")
                 due_s += POLL_S * (1 + max(0.0, loop.time() - due_s) // POLL_S)
                 await asyncio.sleep(due_s - loop.time())
         raise AssertionError("the loop above has no end")
@@ -131,14 +133,14 @@ class Collector:
         try:
             await self._take(*await self._poller.poll(), tasks)
         except SwarmError as error:
-            logger.warning("the dashboard cannot look at the network: %s", error)
-            self._publish(f"the network cannot be looked at: {shown(error.message)}")
+            logger.warning("the dashboard cannot read the network's records: %s", error)
+            self._publish(f"the network's records cannot be read: {shown(error.message)}")
         except Exception:
-            logger.exception("the dashboard failed to look at the network")
-            self._publish("the dashboard failed to look at the network; its log says why")
+            logger.exception("the dashboard failed to read the network's records")
+            self._publish("the dashboard failed to read the network's records; its log says why")
 
     async def _take(self, snapshot: NetworkSnapshot, problems: tuple[str, ...], tasks: asyncio.TaskGroup) -> None:
-        # of nodes that are gone, too: one that came back with another key has the same name as before
+        # includes nodes that are gone: a node that came back with another key has its earlier name
         self._own_names |= {peer_id: record.name for peer_id, record in snapshot.nodes.records.items()}
         names = unique_names(self._own_names)
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
@@ -153,11 +155,11 @@ class Collector:
         if self._recalling is None or self._recalling.done():
             self._recalling = tasks.create_task(self._recall(), name="dashboard history")
         for problem in problems:
-            logger.warning("the dashboard's picture is older than it should be: %s", problem)
+            logger.warning("some of the dashboard's figures are old: %s", problem)
         self._publish("; ".join(map(shown, problems)))
 
     async def _publishers(self, snapshot: NetworkSnapshot) -> dict[bytes, str]:
-        """Return who signed the models' manifests, by digest, as far as they are here; the others are asked for."""
+        """Return the publishers of known manifests by manifest digest, and ask servers for the others."""
         for name, listed in snapshot.models.items():
             await self._manifests.learn(name, listed.records, within_s=0.0)
         digests = {record.manifest for listed in snapshot.models.values() for record in listed.records.values()}
@@ -165,19 +167,20 @@ class Collector:
         return {digest: published.publisher for digest, published in found.items() if published is not None}
 
     async def _learn_convicted(self, snapshot: NetworkSnapshot) -> dict[str, str]:
-        """Return of what servers are convicted, by evidence that was checked here; models' servers are asked for it."""
+        """Return why servers are convicted, by peer id. Evidence is fetched from servers of published models and
+        checked here."""
         for name, listed in snapshot.models.items():
             if any(record.manifest for record in listed.records.values()):
                 await self._convictions.learn(name, listed.records)
         return {ban.verdict.peer_id: shown(ban.verdict.reason) for ban in self._convictions.bans}
 
     async def close(self) -> None:
-        """End what is under way beside the polls."""
+        """End background work other than the polls."""
         await self._convictions.close()
         await self._manifests.close()
 
     def _keep_gone(self, views: SnapshotViews, at: float, names: Mapping[str, str]) -> None:
-        """Keep the nodes that were there before, and are not any more."""
+        """Keep listing nodes that have gone."""
         for peer_id in self._views.nodes.keys() - views.nodes.keys():
             view = self._views.nodes[peer_id].model_copy(update={"state": "gone", "from_here": None})
             self._gone[peer_id] = view, self._snapshot.at - view.age_s
@@ -204,7 +207,7 @@ class Collector:
         self._record_nodes({peer_id for peer_id, node in views.nodes.items() if node.state == "alive"}, changes, at)
 
     def _record_nodes(self, present: set[str], changes: list[ChangeEvent], at: float) -> None:
-        """Record who is there, once all are found: the history derives from it who came and who went."""
+        """Record which nodes are there, once all are found. The history derives joins and departures from it."""
         if self._changes.is_settling:
             self._found_early.update(each.peer_id for each in changes if each.peer_id is not None)
             return
@@ -214,7 +217,7 @@ class Collector:
         self._history.record_nodes(present, at)
 
     async def _recall(self) -> None:
-        """Read the newest history: shown with the next poll, which does not wait for it."""
+        """Read the newest history. The next poll shows it; no poll waits for it."""
         self._turnover = await self._history.turnover() or self._turnover
         self._recent_changes = await self._history.changes() or self._recent_changes
 
@@ -247,7 +250,7 @@ class Collector:
         steps = await self._history.steps(run_id)
         refusals: tuple[RefusalView, ...] = ()
         if view is None or followed is None:
-            # not there since this dashboard started: what the history knows of it
+            # not seen since this dashboard started: show what the history has
             if not steps:
                 return None
             facts = RunFacts(run=run_id, file=None, trainers=Listed(records={}, ages_s={}), steps=steps)
@@ -315,7 +318,7 @@ class Collector:
 
 
 def _counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:
-    """Return an overview's fields of who came and who went, which are not known before the history was read."""
+    """Return an overview's counts of joins and leaves. They are unknown until the history has been read."""
     if turnover is None:
         return {}
     began = at if turnover.since is None else turnover.since
@@ -327,14 +330,14 @@ def _counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:
 
 
 def check_history(config: Config) -> None:
-    """Refuse a place that cannot be the dashboard's history, before the node starts. Raises ConfigError."""
+    """Refuse a path that cannot hold the dashboard's history, before the node starts. Raises ConfigError."""
     file = sqlite_file(url_of(config.history)) if config.history else None
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
 
 
 def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
-    """Run a daemon's collector, as `running_collector`."""
+    """Run a daemon's collector, like `running_collector`."""
 
     def warn(error: SwarmError) -> None:
         node.emitter.emit("warning", message=error.message, remedy=error.remedy)
@@ -353,9 +356,9 @@ async def running_collector(
     *,
     on_warning: Callable[[SwarmError], None] | None = None,
 ) -> AsyncIterator[Collector]:
-    """Run a collector while the context lasts; it keeps its history in `place`.
+    """Run a collector while the context lasts. It keeps its history in `place`.
 
-    Raises ConfigError for a history that cannot be one.
+    Raises ConfigError if `place` can never hold a history.
     """
     async with DashboardHistory(place, on_warning=on_warning) as history:
         collector = Collector(
@@ -378,7 +381,7 @@ async def running_collector(
 
 
 def checkpoints(config: Config) -> Checkpoints | None:
-    """Return the checkpoints that this machine gives away. Raises ConfigError where their folder is missing."""
+    """Return the checkpoints that this machine offers, or None. Raises ConfigError if their directory is missing."""
     if config.checkpoints is None:
         return None
     if not config.checkpoints.is_dir():

@@ -1,9 +1,9 @@
-"""Live events for visitors: one encoding of each for all of them, and nothing queued for anyone.
+"""Live events for visitors. Each event is encoded once for all streams, and nothing is queued.
 
-A stream sends what is newest when it can, and what was replaced meanwhile is never sent: that is the whole queue of a
-slow reader. An event is the overview alone, so that many streams cost little; what there is beyond it, the API's other
-routes and the pages have. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is
-owned by the task of its request, `Live` by the loop that they run on.
+A stream sends the newest overview when it can. An overview that was replaced meanwhile is never sent, so a slow reader
+needs no queue. An event has only the overview, so that many streams cost little; other routes and pages have the
+details. Streams are limited in number and duration, and browsers reconnect by themselves. The task of a request owns
+its stream, and the event loop owns `Live`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 from swarm_node.http.http_error import HttpError
 
 MAX_STREAMS = 512
-"""Each holds a connection and a task, some 50 KiB."""
+"""Maximum number of streams. Each holds a connection and a task, some 50 KiB."""
 
 MAX_STREAMS_EACH = 64
-"""Streams of one address: enough for a school behind one."""
+"""Maximum number of streams of one address. It is enough for a school behind one NAT."""
 
 HEARTBEAT_S = 10.0
 
 MAX_STREAM_S = 900.0
-"""The age at which a stream ends; its reader, if there still is one, opens the next."""
+"""The age in seconds at which a stream ends. A reader that is still there opens the next."""
 
 RETRY_AFTER_S = 10.0
 HEADERS = {
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # or a proxy would keep events until it has a page of them
+    "x-accel-buffering": "no",  # otherwise a proxy buffers events
 }
 
 
@@ -55,17 +55,17 @@ class Live:
         return self._streams.total()
 
     def close(self) -> None:
-        """End all streams, so that a server that stops need not wait for them."""
+        """End all streams, so that a stopping server does not wait for them."""
         self.closed.set()
 
     @contextmanager
     def slot(self, address: str) -> Iterator[None]:
-        """Hold the place of one stream while the context lasts. Raises HttpError."""
+        """Hold the slot of one stream while the context lasts. Raises HttpError if no slot is free."""
         if self.num_streams >= MAX_STREAMS or self.closed.is_set():
             raise HttpError(
                 503,
                 f"all {MAX_STREAMS} live streams of this dashboard are taken",
-                remedy="the pages and /api/v1/overview tell the same, without being live",
+                remedy="use the pages or /api/v1/overview, which have the same data without live updates",
                 retry_after_s=RETRY_AFTER_S,
             )
         if self._streams[address] >= MAX_STREAMS_EACH:
@@ -84,7 +84,7 @@ class Live:
                 del self._streams[address]
 
     def overview(self) -> tuple[Overview, bytes]:
-        """Return the newest overview, and its event, encoded once for all streams."""
+        """Return the newest overview and its event, which is encoded once for all streams."""
         overview = self.source.overview()
         if self._encoded is None or overview is not self._encoded[0]:
             self._encoded = overview, event(overview.model_dump_json(), "overview")
@@ -92,8 +92,6 @@ class Live:
 
 
 class LiveResponse(Response):
-    """The response to one visitor."""
-
     media_type = "text/event-stream"
 
     def __init__(self, live: Live) -> None:
@@ -108,7 +106,7 @@ class LiveResponse(Response):
             await error(scope, receive, send)
 
     async def _stream(self, receive: Receive, events: EventStream) -> None:
-        """Send news until the visitor has left, the dashboard closes or the stream is old."""
+        """Send news until the visitor leaves, the dashboard closes or the stream reaches its maximum age."""
         gone = asyncio.create_task(wait_disconnected(receive), name="visitor left")
         sending = asyncio.create_task(self._send_news(events), name="news for a visitor")
         over = {gone, sending, asyncio.create_task(self._live.closed.wait(), name="dashboard closes")}

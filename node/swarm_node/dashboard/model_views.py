@@ -1,4 +1,5 @@
-"""Says how a model is served, in words and numbers. Pure: records in, views out; the router chooses the chains."""
+"""Describes how a model is served, in words and numbers. Pure: it turns records into views, and the router chooses the
+chains."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from swarm_node.formatting import blocks, is_single_block, plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_CHAINS = 4
-"""Chains shown of one model: the cheapest, and others that share no server with those before."""
+"""Chains shown for one model: the cheapest, then others that share no server with earlier ones."""
 
 MAX_OTHER_REVISIONS = 8
 
@@ -27,7 +28,7 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 Names = Mapping[str, str]
-"""Names of nodes by peer id, already fit to be shown."""
+"""Printable names of nodes, by peer id."""
 
 NOBODY: Mapping[str, str] = MappingProxyType({})
 
@@ -35,9 +36,9 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class RecordMemo(Generic[R, V]):
-    """Keeps what was made of each peer's record while the record is the same: most are signed anew twice a minute.
+    """Caches what was made from each peer's record until the record changes, which is about twice a minute.
 
-    Membership returns the same object again for a record that it has read already.
+    Membership returns the same object for a record that it has already read.
     """
 
     def __init__(self, make: Callable[[str, R], V]) -> None:
@@ -45,7 +46,7 @@ class RecordMemo(Generic[R, V]):
         self._made: dict[str, tuple[R, V]] = {}
 
     def views(self, records: Mapping[str, R]) -> dict[str, V]:
-        """Return the views by peer id; forget those of peers that are not in `records`."""
+        """Return the views by peer id, and drop those of peers that are not in `records`."""
         before = self._made
         self._made = {
             peer_id: made
@@ -66,10 +67,11 @@ def model_detail(
     *,
     convicted: Mapping[str, str] = NOBODY,
 ) -> ModelDetail | None:
-    """Return the views of the revision that serves most of the model; None if nobody serves any of it.
+    """Return the views of the model's best served revision, or None if nobody serves any of it.
 
-    `memo` keeps the `server_view` of each record. `publishers` are those of manifests, by digest. Servers that are
-    `convicted`, of what each, are listed, and count for nothing: no client asks them that holds the evidence.
+    `memo` caches the `server_view` of each record. `publishers` maps manifest digests to peer ids. `convicted` maps
+    convicted servers to what they are convicted of: they are listed but not counted, since clients that hold the
+    evidence avoid them.
     """
     found = revisions(listed.records, convicted)
     if not found:
@@ -121,7 +123,7 @@ def _other_revisions(found: Sequence[Revision]) -> tuple[RevisionView, ...]:
 
 
 def server_view(peer_id: str, record: ServeRecord) -> ServerView:
-    """Return what stays as it is until the server signs another record."""
+    """Return the view of a server, as far as it changes only with its record."""
     moves = record.next_end > 0
     return ServerView.of(
         record,
@@ -160,9 +162,10 @@ def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequenc
 
 
 def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float | None:
-    """Return the model's speed: the median over its blocks, which a few servers cannot choose.
+    """Return the model's speed: the median over its blocks, so that a few servers cannot set it.
 
-    Every token passes each block once, so the servers of any block report the whole together. None if none does.
+    Every token passes each block once, so the servers of any one block together report the whole speed. None if no
+    server reports its speed.
     """
     known = [record for record in servers.values() if record.tokens_per_s is not None]
     if not known:
@@ -176,7 +179,7 @@ def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float 
 def _chains(
     servers: Mapping[str, ServeRecord], num_blocks: int, names: Names, rtts_ms: Mapping[str, float]
 ) -> tuple[ChainView, ...]:
-    """Return the chains that a client here would find, with the round trips known here."""
+    """Return the chains that a client on this node would find, using the round trips that this node knows."""
     used: set[str] = set()
     found: list[ChainView] = []
     while len(found) < MAX_CHAINS:
@@ -192,7 +195,10 @@ def _chains(
 
 
 def _assumed_ms(chain: Sequence[str], servers: Mapping[str, ServeRecord], rtts_ms: Mapping[str, float]) -> float:
-    """Return what `find_chain` assumes for links without a measured round trip; a token takes each link one way."""
+    """Return how much of a token's time `find_chain` assumed, for links without a measured round trip.
+
+    A token takes each link one way.
+    """
     num_assumed = sum(end not in rtts_ms for end in (chain[0], chain[-1]))
     num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(chain))
     return num_assumed * DEFAULT_RTT_MS / 2

@@ -1,7 +1,8 @@
-"""The dashboard's pages: HTML from the same views that the API gives, complete without JavaScript.
+"""The dashboard's pages: HTML from the views that the API also serves, complete without JavaScript.
 
-A page is rendered at most once a second however many look at it; `static/live.js` fetches it anew whenever the live
-events say that the collector has looked. Geometry is `charts`', formats are `wording`'s. Owned by the app's loop.
+A page is rendered at most once a second, however many visitors request it. `static/live.js` fetches it again when a
+live event says that the collector has polled. `charts` computes geometry and `wording` formats values. Owned by the
+app's event loop.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ KINDS = {
 
 ROWS = 50
 STEP_ROWS = 15
-"""Rows of a table; more are on its next pages."""
+"""Rows of a table on one page. The next pages have the others."""
 CARDS = 12
-"""Models or runs that the overview draws; more are listed by name."""
+"""Models or runs that the overview shows as cards. Others are listed by name."""
 MAX_LISTED = 400
 PRESENCE_S = 30 * wording.DAY_S
 MAX_RENDERED = 256
-"""Pages that are kept for one second."""
+"""Maximum number of rendered pages, which are kept for one second."""
 MAX_QUERY_CHARS = 64
 MAX_NAME_IN_URL = 512
 SORTS: Mapping[str, Callable[[NodeView], Any]] = {
@@ -59,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A response's body, as it is and compressed."""
+    """A response's body, plain and compressed."""
 
     plain: bytes
     packed: bytes
@@ -79,7 +80,7 @@ class Body:
 
 
 def static_files() -> dict[str, Body]:
-    """Read all static files, by name: the folder is part of the package."""
+    """Read all static files of the package, by name."""
     folder = resources.files("swarm_node.dashboard") / "static"
     return {
         file.name: Body.of(file.read_bytes(), KINDS[suffix])
@@ -90,7 +91,7 @@ def static_files() -> dict[str, Body]:
 
 @dataclass(frozen=True, slots=True)
 class Paged(Generic[T]):
-    """One page of a table: its rows, and where they are among all."""
+    """One page of a table: its rows, and their place among all."""
 
     rows: Sequence[T]
     page: int
@@ -111,18 +112,18 @@ class Paged(Generic[T]):
 
 
 def paged(rows: Sequence[T], asked: str | None, size: int = ROWS) -> Paged[T]:
-    """Return the page that was asked for, or the nearest that there is."""
+    """Return the requested page, or the nearest that exists."""
     last = max(1, -(-len(rows) // size))
     page = min(max(int(asked), 1), last) if asked and asked.isdecimal() and len(asked) < 7 else 1
     return Paged(rows[(page - 1) * size : page * size], page, size, len(rows))
 
 
 Content = tuple[str, dict[str, Any]] | None
-"""A template and its values; None if there is no such thing."""
+"""A template and its values. None if the object does not exist."""
 
 
 def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
-    """Return the routes of the pages and of `/static/…`. `has_chat`: a gateway shares the server."""
+    """Return the routes of the pages and of `/static/…`. `has_chat` means that a gateway shares the server."""
     pages = _Pages(source, has_chat=has_chat)
     routes = APIRouter(include_in_schema=False)
     found = [
@@ -146,14 +147,14 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
 
 @dataclass(slots=True)
 class _Page:
-    """One address in its second. Requests for it wait while it is rendered, and for no other page."""
+    """The page of one address for one second. While it is rendered, only requests for this page wait."""
 
     rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     body: Body | None = None
 
 
 class _Pages:
-    """Renders the dashboard's pages from its views, and remembers each page for a second."""
+    """Renders the dashboard's pages from its views, and caches each for a second."""
 
     def __init__(self, source: ViewSource, *, has_chat: bool) -> None:
         self._source = source
@@ -175,14 +176,14 @@ class _Pages:
         return answer
 
     async def static(self, request: Request, name: str) -> Response:
-        """Return a file by its name alone: no path can leave the folder."""
+        """Return a file by its name alone, so that no path can leave the directory."""
         body = self._static.get(name)
         if body is None:
             return self._missing(request, "This file").answer(request)
         return body.answer(request)
 
     def section(self, name: str) -> Callable[[Request], Any]:
-        """Lead who shortens a page's address to the list of models or runs, which is a section of the overview."""
+        """Return an endpoint that redirects `/models` or `/runs` to that section of the overview."""
 
         async def answer(request: Request) -> Response:
             _check_reads_pages(request)
@@ -191,7 +192,7 @@ class _Pages:
         return answer
 
     async def unknown(self, request: Request) -> Response:
-        """Tell a browser in a page that there is nothing at this address, and a program in JSON."""
+        """Answer 404: with a page for browsers, with JSON for programs."""
         _check_reads_pages(request)
         return self._missing(request, "This page", is_page=True).answer(request)
 
@@ -287,7 +288,7 @@ class _Pages:
 
 
 def _check_reads_pages(request: Request) -> None:
-    """Raises HTTPException for a program, which has to be told in JSON that there is nothing."""
+    """Raise HTTPException 404 for a program, which then gets the error as JSON."""
     if "text/html" not in request.headers.get("accept", ""):
         raise HTTPException(404)
 
@@ -306,7 +307,8 @@ def _matches(node: NodeView, asked: Mapping[str, str]) -> bool:
 
 
 def _join_command(join_command: str, detail: RunDetail) -> str | None:
-    """Return the command that joins the run; None for a run id whose form is not known to be harmless in a shell."""
+    """Return the command that joins the run, or None if the run is not open or its id is not known to be safe in a
+    shell."""
     is_open = detail.run.state in {"training", "waiting"}
     if not is_open or not is_run_id(detail.run.run):
         return None
@@ -314,13 +316,13 @@ def _join_command(join_command: str, detail: RunDetail) -> str | None:
 
 
 def _newest(detail: RunDetail, name: str) -> Any:
-    """Return what is known of the newest step that has it, or None."""
+    """Return the attribute `name` of the newest step that has it, or None."""
     known = (getattr(step, name) for step in reversed(detail.steps))
     return next((value for value in known if value not in (None, {})), None)
 
 
 def _linker(request: Request) -> Callable[..., str]:
-    """Return a function that links to the same page with other query values: `link(page=2)`."""
+    """Return a function that links to the same page with other query values, such as `link(page=2)`."""
 
     def link(**changed: object) -> str:
         query = {key: value[:MAX_QUERY_CHARS] for key, value in list(request.query_params.items())[:8]}
@@ -330,7 +332,7 @@ def _linker(request: Request) -> Callable[..., str]:
 
 
 def _safe_url(url: str) -> str:
-    """Return `url` if following it cannot run anything."""
+    """Return `url` if following it cannot run code, or ""."""
     return url if url.startswith(("/", "https://", "http://")) else ""
 
 
@@ -338,7 +340,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("swarm_node.dashboard"),
         autoescape=True,
-        auto_reload=False,  # a daemon goes on with what it knows while its files are replaced
+        auto_reload=False,  # a daemon keeps its templates while its files are replaced
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

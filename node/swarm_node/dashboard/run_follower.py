@@ -1,9 +1,8 @@
-"""Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse,
-and whom they ban.
+"""Follows runs from outside: their signed files, committed steps, their members' measurements and refusals, and bans.
 
-Each run has one job at a time, which asks its members; a slow one holds up no other and no poll. A file is believed if
-it is the one that the run's id names, a step if its certificate holds (see `swarm.training.outside.observer`). Owned by
-the collector's task, which gives the task group that the jobs run in.
+Each run has at most one job at a time, which asks members; a slow job delays no other run and no poll. A file is
+accepted if the run's id names it, and a step if its certificate is valid (see `swarm.training.outside.observer`). The
+collector's task owns the state and provides the task group for the jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from swarm_node.formatting import shown
 from swarm_node.network_snapshot import Listed
 
 MAX_RUNS = 48
-"""Runs that are kept, with those that nobody trains any more; the poller bounds how many are followed."""
+"""Maximum number of runs kept, including runs that nobody trains any more. The poller limits how many are followed."""
 
 RETRY_FILE_S = 30.0
 ASK_FOR_BANS_S = 10.0
@@ -41,12 +40,13 @@ MAX_MEMBERS_ASKED = 4
 """Members that are asked for the file before the next pause."""
 
 FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
-"""`fetch(network, peer_id, run_id)`: the run's file from one member, checked against its id. Raises SwarmError."""
+"""`fetch(network, peer_id, run_id)` returns the run's file from one member, checked against its id. Raises
+SwarmError."""
 
 MAX_STEPS = 500
 MAX_REFUSALS = 100
 MAX_OPEN_STEPS = 8
-"""The newest steps whose members may still report measurements: their records come seconds after a step."""
+"""The newest steps for which members may still report measurements. Their records come seconds after a step."""
 
 T = TypeVar("T")
 
@@ -55,8 +55,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class FollowedRun:
-    """One run, as far as this dashboard has seen it: its members' newest records, its steps, refusals and bans. What it
-    takes in, it records in the `history`. Asks nobody."""
+    """One run as this dashboard has seen it: its members' newest records, its steps, refusals and bans.
+
+    It records everything that it takes in in the `history`. It asks no peer.
+    """
 
     run_id: str
     history: DashboardHistory
@@ -77,7 +79,7 @@ class FollowedRun:
     validation: dict[int, dict[str, float]] = field(default_factory=dict)
     ask_again_at: float = 0.0
     has_recalled: bool = False
-    is_lost: bool = False  # its members did not answer since the last step that they showed
+    is_lost: bool = False  # its members have not answered since the last step that was seen
     links: LinkWatch = field(default_factory=LinkWatch)
     job: asyncio.Task[None] | None = None
 
@@ -101,14 +103,15 @@ class FollowedRun:
 
     @property
     def endorsed_step(self) -> int | None:
-        """The newest outer step that the run's author has endorsed; 0: none was seen, None: its file is not known."""
+        """The newest outer step that the run's author has endorsed. 0: none was seen. None: the run's file is not
+        known."""
         if self.observer is None:
             return None
         endorsement = self.observer.endorsement
         return endorsement.outer_step if endorsement else 0
 
     def recall(self, steps: Sequence[StepView], refusals: Sequence[RefusalView]) -> None:
-        """Take what an earlier dashboard has seen. Members report their newest step again to a new one."""
+        """Add what an earlier dashboard has seen. Refusals that members report again are not duplicated."""
         self.steps.extend(steps)
         recalled = {_key(refusal): refusal for refusal in refusals}
         news = [refusal for refusal in self.refusals if _key(refusal) not in recalled]
@@ -140,7 +143,7 @@ class FollowedRun:
             self._show_step(outer_step, at)
 
     def _take_report(self, peer_id: str, report: RoundReport, names: Names, at: float) -> bool:
-        """Return whether the report is new."""
+        """Take in a member's report. Return whether it is new and belongs to a step that is still open."""
         if self.reported.get(peer_id) == report.outer_step:
             return False
         self.reported[peer_id] = report.outer_step
@@ -159,17 +162,17 @@ class FollowedRun:
         return True
 
     def take_steps(self, committed: Sequence[CommittedStep], now: float) -> None:
-        """Take in steps that the run has committed since the last ones."""
+        """Take in the steps that the run has committed since the last call."""
         since = self.steps[-1].at if self.steps else now
         for number, step in enumerate(committed, 1):
             self.committed[step.outer_step] = self.newest = step
-            # no certificate says when each of the steps since the last poll was committed
+            # certificates do not say when steps were committed: spread them evenly over the time since the last one
             self._show_step(step.outer_step, since + (now - since) * number / len(committed))
         while len(self.committed) > MAX_OPEN_STEPS:
             del self.committed[min(self.committed)]
 
     def _show_step(self, outer_step: int, at: float) -> None:
-        """Put the step among the others, in place of its earlier view."""
+        """Insert the step's view in order, replacing an earlier view."""
         committed = self.committed[outer_step]
         known = next((step for step in self.steps if step.outer_step == outer_step), None)
         earlier = [step for step in self.steps if step.outer_step < outer_step]
@@ -187,14 +190,14 @@ class FollowedRun:
             StepFact(
                 run=self.run_id,
                 group=committed.group,
-                # a certificate says what the group did together, so each member gets the same part
+                # a certificate has the group's total tokens, so each member gets an equal part
                 tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, committed.num_trainers)),
                 step=view,
             )
         )
 
     def _take_validation(self, peer_id: str, report: ValidationReport) -> bool:
-        """Return whether the loss is new, and may belong to a step that is shown."""
+        """Take in a held-out loss. Return whether it is new and belongs to a step that is still open."""
         losses = self._open_step(self.validation, report.outer_step)
         if losses is None:
             return False
@@ -203,7 +206,7 @@ class FollowedRun:
         return is_news
 
     def _open_step(self, by_step: dict[int, dict[str, T]], outer_step: int) -> dict[str, T] | None:
-        """Return what members reported of a step; None for one that is too old or too far ahead. Bounds `by_step`."""
+        """Return what members reported of a step, or None if the step is too old or too far ahead. Bounds `by_step`."""
         newest = max(self.committed, default=0)
         if newest and not newest - MAX_OPEN_STEPS < outer_step <= newest + MAX_OPEN_STEPS:
             return None
@@ -214,7 +217,7 @@ class FollowedRun:
 
 
 def _admitted(file: SignedRun | None, trainers: Listed[TrainerRecord]) -> Listed[TrainerRecord]:
-    """Return the trainers that the run admits: anyone can announce that it trains it."""
+    """Return the trainers that the run admits, since anyone can announce that it trains a run."""
     if file is None or not file.config.only_named:
         return trainers
     records = {peer_id: trainers.records[peer_id] for peer_id in file.config.only_named if peer_id in trainers.records}
@@ -238,7 +241,7 @@ class RunFollower:
     def take(
         self, tasks: asyncio.TaskGroup, runs: Mapping[str, Listed[TrainerRecord]], names: Names, at: float
     ) -> None:
-        """Take in what the records say, and start to ask the members what is new."""
+        """Take in what the records say, and start jobs that ask the members for news."""
         for run_id, trainers in runs.items():
             run = self.runs.get(run_id)
             if run is None:
@@ -280,14 +283,14 @@ class RunFollower:
             logger.exception("the dashboard failed to follow the run %s", run.run_id)
 
     async def _find_file(self, run: FollowedRun) -> None:
-        """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""
+        """Ask a few members for the file, and again after a pause. Raises the last member's error if none has it."""
         loop = asyncio.get_running_loop()
         if loop.time() < run.ask_again_at:
             return
         run.ask_again_at = loop.time() + RETRY_FILE_S
         failure: SwarmError | None = None
         members = active(run.trainers.records)
-        # those with a digest have the state, so they have had the file for longest
+        # members with a digest have the state, so they have had the file for longest
         for peer_id in sorted(members, key=lambda peer_id: (not members[peer_id].digest, peer_id))[:MAX_MEMBERS_ASKED]:
             try:
                 signed = await self._fetch(self._network, peer_id, run.run_id)

@@ -1,5 +1,5 @@
-"""Says how a run goes, in words and numbers. Pure: its file, its members' records and its committed steps in, views
-out."""
+"""Describes how a run goes, in words and numbers. Pure: it turns a run's file, its members' records and its committed
+steps into views."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ Trainers = Mapping[str, TrainerRecord]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """The last outer step and its digest, as most members of the last group seen here have signed in their records."""
+    """The last outer step and its digest, which more than half of the newest known group have signed in their
+    records."""
 
     outer_step: int
     digest: str
@@ -45,11 +46,12 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """All that is known of a run. `steps` are the newest committed ones, oldest first; `file` None: nobody gave it.
+    """All that is known of a run. `steps` are the newest committed steps, oldest first. `file` is None until a member
+    gave it.
 
-    `end` is for a run whose members left before one of them was asked for the proof of the last step. `endorsed_step`
-    is the newest that its author has endorsed, as was verified here (0: none was seen), and `newest` the newest step
-    that was proved here since the start. `roster` are the members that decide what follows it.
+    `end` is set for a run whose members left before one was asked for the proof of the last step. `endorsed_step` is
+    the newest step that its author endorsed, verified here (0: none was seen). `newest` is the newest step that was
+    proved here since the start. `roster` are the members that decide the next step.
     """
 
     run: str
@@ -64,7 +66,7 @@ class RunFacts:
 
 
 def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
-    """Return the newest of `bans`, newest first."""
+    """Return views of the newest bans, newest first."""
     return tuple(
         BanView(
             peer_id=ban.verdict.peer_id,
@@ -99,7 +101,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         num_agreeing=sum(record.digest.hex() == digest for record in at_step),
         num_at_step=len(at_step),
         digest=digest,
-        # of a run that waits, members still announce the speed of their last step
+        # members of a waiting run still announce the speed of their last step
         tokens_per_s=_training_speed(members) if state == "training" else None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
         endorsed_step=facts.endorsed_step,
@@ -118,9 +120,9 @@ def _training_speed(members: Trainers) -> float | None:
 
 
 def remembered_view(facts: RunFacts, at: float) -> RunView:
-    """Return the view of a run that was last seen by an earlier dashboard, from at least one of its steps."""
+    """Return the view of a run that only an earlier dashboard has seen, from at least one of its steps."""
     newest = facts.steps[-1]
-    words = f"Not seen since {utc(newest.at)}: this is what the history knows, up to outer step {newest.outer_step}."
+    words = f"Not seen since {utc(newest.at)}. The history has its steps up to outer step {newest.outer_step}."
     return run_view(facts, at).model_copy(update={"words": words, "remembered": newest.at})
 
 
@@ -132,7 +134,7 @@ def active(trainers: Trainers) -> dict[str, TrainerRecord]:
 def end_of(file: SignedRun, group: Collection[str], trainers: Trainers) -> RunEnd | None:
     """Return the run's end if more than half of `group` say that they have finished with equal weights.
 
-    `group` is that of the newest proved step; empty if none was seen, and then all that are there count.
+    `group` is the group of the newest proved step. If it is empty because no step was seen, all present members count.
     """
     members, last = active(trainers), file.config.outer_steps
     asked = group or members
@@ -162,12 +164,12 @@ def step_view(
 ) -> StepView:
     """Return the view of a committed step.
 
-    `reports` and `validation_losses` (on held-out data) are of this step, by member; those of peers outside its group
-    do not count.
+    `reports` and `validation_losses` (on held-out data) are of this step, by member. Those of peers outside its group
+    are ignored.
     """
     own = [report for peer_id, report in reports.items() if peer_id in step.group]
     losses = [loss for peer_id, loss in validation_losses.items() if peer_id in step.group]
-    # in the order in which they follow each other; those of other versions last
+    # in the order of a round; unknown phases of other versions come last
     places = {
         phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)
         for each in own
@@ -193,7 +195,7 @@ def step_view(
 def contributors(
     facts: RunFacts, done: Iterable[ContributionTotal], names: Names, since: Mapping[str, float], at: float
 ) -> tuple[ContributorView, ...]:
-    """Return the members, and former ones in steps that this dashboard has seen; most tokens first."""
+    """Return the members, and former members of steps that this dashboard has seen, most tokens first."""
     by_peer = {each.peer_id: each for each in done}
     members = active(facts.trainers.records)
     scores = held_out_scores(facts)
@@ -208,8 +210,10 @@ def contributors(
 
 
 def held_out_scores(facts: RunFacts) -> dict[str, float]:
-    """Return the scores of trainers that most members with the newest committed state say, which is the median: they
-    are part of that state."""
+    """Return the median score of each trainer that most members with the newest committed state report.
+
+    Scores are part of that state, so honest members report equal ones.
+    """
     members = active(facts.trainers.records)
     outer_step, digest = _newest(facts, members)
     said = [each for each in members.values() if (each.outer_step, each.digest.hex()) == (outer_step, digest)]
@@ -228,7 +232,8 @@ def contributor_view(
     since: Mapping[str, float],
     at: float,
 ) -> ContributorView:
-    """Return one contributor; `record` None: it is no member any more. `since`: when members were first seen here."""
+    """Return one contributor. `record` is None for a former member. `since` has when this dashboard first saw each
+    member."""
     return ContributorView(
         peer_id=peer_id,
         name=name or short_id(peer_id),
@@ -243,12 +248,12 @@ def contributor_view(
 
 
 def downsampled(steps: Sequence[StepView], most: int) -> tuple[StepView, ...]:
-    """Choose at most `most` steps, evenly, with the first and the last; of the others rather validated ones."""
+    """Return at most `most` steps, evenly chosen, with the first and the last. Validated steps are preferred."""
     return tuple(steps[at] for at in evenly([step.validation_loss is not None for step in steps], most))
 
 
 def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
-    """Return the newest committed step and its digest: as proved, else as most members say."""
+    """Return the newest committed step and its digest: the proved one, or else the one that most members report."""
     if facts.end is not None:
         return facts.end.outer_step, facts.end.digest
     if facts.steps:
@@ -256,7 +261,7 @@ def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
     claims = sorted(record.outer_step for record in members.values() if record.digest)
     if not claims:
         return 0, ""
-    # half of the members are there or further, so that one who claims 2**40 moves nothing
+    # at least half of the members report this step or a later one, so a false claim of 2**40 changes nothing
     outer_step = claims[(len(claims) - 1) // 2]
     digests = Counter(record.digest.hex() for record in members.values() if record.outer_step == outer_step)
     return outer_step, digests.most_common(1)[0][0]
@@ -271,7 +276,7 @@ def _state(
         return "gone"
     states = Counter(record.state for record in members.values())
     if not states["training"] and states["finished"]:
-        # a member that says it is finished has a proof of the last step, which one of the next polls brings
+        # a finished member has a proof of the last step, which one of the next polls fetches
         return "finished" if facts.file is None else "training"
     return "waiting" if is_short or not states["training"] else "training"
 
@@ -279,15 +284,15 @@ def _state(
 def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
     of = f" of {facts.file.config.outer_steps:,}" if facts.file else ""
     if facts.end is not None:
-        seen = f"; step {facts.steps[-1].outer_step} is the last whose proof was seen here" if facts.steps else ""
+        seen = f"; this dashboard has seen the proof of step {facts.steps[-1].outer_step}" if facts.steps else ""
         said = f"{plural(facts.end.num_members, 'member')} {'says' if facts.end.num_members == 1 else 'say'}"
         return f"Finished: {said} that outer step {outer_step:,}{of} is committed{seen}."
     if state == "finished":
         return f"Finished: outer step {outer_step:,}{of} is committed."
     if state == "gone":
-        return f"Nobody trains it any more: it is at outer step {outer_step:,}{of}."
+        return f"Nobody trains this run any more. Its last outer step is {outer_step:,}{of}."
     if state == "waiting":
-        return f"It waits: no member is ready for a step, {plural(len(members), 'member')} joining."
+        return f"Waiting: no member is ready for a step, {plural(len(members), 'member')} joining."
     done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
     return f"Training: {done}, {plural(len(members), 'member')}."
 
@@ -295,7 +300,7 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
 def _waits(shortage: Shortage, names: Names) -> str:
     words = shortage.words(lambda peer_id: names.get(peer_id) or short_id(peer_id))
     remedy = f" {shortage.remedy[0].upper()}{shortage.remedy[1:]}." if shortage.remedy else ""
-    return f"It waits: {words}.{remedy}"
+    return f"Waiting: {words}.{remedy}"
 
 
 def _entrance(config: RunConfig) -> str:
@@ -304,7 +309,7 @@ def _entrance(config: RunConfig) -> str:
 
 
 def _projected_end(facts: RunFacts, at: float) -> float | None:
-    """Estimate the run's end from the pace of the newest steps that were seen here."""
+    """Estimate the run's end from the pace of the newest steps seen here."""
     recent = facts.steps[-20:]
     if facts.file is None or len(recent) < 2:
         return None

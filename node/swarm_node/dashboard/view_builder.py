@@ -1,7 +1,7 @@
-"""Builds all views of one snapshot, and reports what has changed since the last one. No I/O.
+"""Builds all views of one snapshot, and reports what has changed since the last snapshot. No I/O.
 
-Building is some milliseconds of work with a thousand nodes, for a thread. `ChangeLog` keeps what the last snapshot
-held; a node that was there when the dashboard started has not come.
+With a thousand nodes, building takes some milliseconds, so it runs in a thread. `ChangeLog` keeps the contents of the
+last snapshot. A node that was there when the dashboard started is not reported as joined.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _LIKE_ENDING = re.compile(r"…\S*$")
 
 MONTH_S = 30 * 86400.0
 STEP_BYTES = 2**20
-"""The bytes of a path are shown in whole multiples of this, so that views change rarely."""
+"""The bytes of a path are rounded down to multiples of this, so that views change rarely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotViews:
-    """The views of one snapshot, by peer id, model and run id. `overview` is without what the history adds."""
+    """The views of one snapshot, by peer id, model and run id. `overview` lacks what the history adds."""
 
     overview: Overview
     nodes: Mapping[str, NodeView]
@@ -64,10 +64,10 @@ NO_PUBLISHERS: Mapping[bytes, str] = MappingProxyType({})
 
 
 class ViewBuilder:
-    """Builds views, and keeps what they were made of, so that the next ones make only what is new.
+    """Builds views. It caches what records were turned into, so that only new records cost time.
 
-    `about` has what stays the same in every overview: `network_id` and `version`. Others join through `peers`, while
-    they are there.
+    `about` has what stays equal in every overview: `network_id` and `version`. `peers` are addresses through which
+    others join.
     """
 
     def __init__(self, about: Mapping[str, str], peers: Sequence[str] = ()) -> None:
@@ -84,8 +84,11 @@ class ViewBuilder:
         publishers: Mapping[bytes, str] = NO_PUBLISHERS,
         convicted: Mapping[str, str] = NOBODY,
     ) -> SnapshotViews:
-        """Build the views. `names` has the `unique_names` of all nodes of the snapshot, `publishers` the peer ids that
-        signed the manifests of models, by digest, and `convicted` what servers are convicted of, by peer id."""
+        """Build the views. `names` has the `unique_names` of all nodes of the snapshot, by peer id.
+
+        `publishers` has the peer ids that signed models' manifests, by manifest digest. `convicted` has what servers
+        are convicted of, by peer id.
+        """
         nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
@@ -133,7 +136,7 @@ class ViewBuilder:
 
 
 def series_samples(views: SnapshotViews) -> list[SeriesSample]:
-    """Return the numbers that the history keeps over time, as far as they are known."""
+    """Return the known numbers that the history keeps over time."""
     overview = views.overview
     values: list[tuple[str, str, float | None]] = [
         ("nodes", "nodes", overview.num_nodes),
@@ -152,7 +155,7 @@ def series_samples(views: SnapshotViews) -> list[SeriesSample]:
 
 
 def node_view(peer_id: str, record: NodeRecord) -> NodeView:
-    """Return what stays as it is until the node signs another record; the rest is set for each snapshot."""
+    """Return the view of a node, as far as it changes only with its record. `node_views` sets the rest."""
     return NodeView.of(
         record,
         peer_id=peer_id,
@@ -173,12 +176,12 @@ def node_view(peer_id: str, record: NodeRecord) -> NodeView:
 def node_views(
     snapshot: NetworkSnapshot, names: Mapping[str, str], memo: RecordMemo[NodeRecord, NodeView]
 ) -> dict[str, NodeView]:
-    """Return the views of all nodes. `memo` keeps the `node_view` of each record."""
+    """Return the views of all nodes. `memo` caches the `node_view` of each record."""
     return {
         peer_id: view.model_copy(
             update={
                 "name": names[peer_id],
-                # nobody has started tomorrow, whatever their clock says
+                # no start is in the future, whatever a node's clock says
                 "started_at": min(view.started_at, snapshot.at),
                 "age_s": snapshot.nodes.age_s(peer_id),
                 "from_here": _path_view(snapshot, peer_id),
@@ -190,8 +193,9 @@ def node_views(
 
 
 def unique_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of nodes as they are shown, by peer id: where several nodes have the same name, and where a name
-    ends like a peer id, each is followed by the end of its own peer id.
+    """Return the displayed names of nodes, by peer id.
+
+    A name that several nodes have, or that ends like a peer id, is followed by the end of the node's own peer id.
     """
     cleaned = {peer_id: shown(name) for peer_id, name in names.items()}
     counts = Counter(cleaned.values())
@@ -216,7 +220,7 @@ def _path_view(snapshot: NetworkSnapshot, peer_id: str) -> PathView | None:
 
 
 def counted_paths(nodes: Iterable[NodeView]) -> dict[str, int]:
-    """Add up the connections that the nodes that are alive count, by path."""
+    """Add up the connections that live nodes report, by path."""
     total: Counter[str] = Counter()
     for node in nodes:
         if node.state == "alive" and node.paths:
@@ -225,7 +229,7 @@ def counted_paths(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 
 def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
-    """Count the nodes by state and, of those that are alive, by reachability."""
+    """Count the nodes by state, and the live nodes by reachability."""
     by_state = Counter(node.state for node in nodes)
     by_reachability = Counter(node.reachability for node in nodes if node.state == "alive")
     return (
@@ -235,7 +239,7 @@ def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float | None]:
-    """Return the gateways' times to a first token, p50 and p95: of several gateways the median of what each reports."""
+    """Return the times to a first token in seconds (p50, p95), each as the median over the gateways that report it."""
     alive = [record for record in nodes.values() if record.state == "alive"]
     p50s = [record.first_token_p50_s for record in alive if record.first_token_p50_s is not None]
     p95s = [record.first_token_p95_s for record in alive if record.first_token_p95_s is not None]
@@ -243,9 +247,9 @@ def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float 
 
 
 def uptime_share(presence: Iterable[PresenceView], at: float) -> float | None:
-    """Return the share of the time since a node was first seen, at most 30 days, in which it was there.
+    """Return for which share of the time since it was first seen, at most 30 days, a node was there.
 
-    None if it was never seen, or only just.
+    None if the node was never seen, or has only just been seen.
     """
     periods = [(max(period.since, at - MONTH_S), period.until or at) for period in presence]
     first = min((since for since, _ in periods), default=at)
@@ -254,19 +258,22 @@ def uptime_share(presence: Iterable[PresenceView], at: float) -> float | None:
 
 
 SETTLE_S = 10.0
-"""The time from the first snapshot in which a node's lookups find all that are there.
+"""Time in seconds after the first snapshot within which lookups find all nodes.
 
-A node that is found so late has come only if it says that it started since."""
+A node found during this time counts as joined only if its record says that it started after the first snapshot.
+"""
 
 GAP_S = limits.RECORD_LIFETIME_S / 2
-"""Time from one snapshot to the next, ahead or back, after which it is as if the dashboard had just started: this
-machine slept, its clock was set, or it was cut off, and the records of all nodes may have expired here."""
+"""A difference in seconds between two snapshots, forward or back, after which the dashboard behaves as if just started.
+
+This machine slept, its clock was set, or it was cut off, and the records of all nodes may have expired here.
+"""
 
 
 class ChangeLog:
-    """Compares each snapshot with the one before. Owned by the collector's task.
+    """Compares each snapshot with the one before. `is_settling` means that not all nodes are found yet.
 
-    `is_settling`: not all nodes are found yet.
+    Owned by the collector's task.
     """
 
     def __init__(self) -> None:
@@ -282,7 +289,7 @@ class ChangeLog:
         """Return what is new, oldest first."""
         first_at = at if abs(at - self._last_at) > GAP_S else self._first_at
         self._first_at, self._last_at = first_at, at
-        # what is seen while the dashboard settles is kept, and not reported
+        # changes while the dashboard settles are stored but not reported
         changes = [*self._node_changes(at, nodes), *self._model_changes(at, models), *self._run_changes(at, runs)]
         self.is_settling = at - first_at <= SETTLE_S
         if not self.is_settling:
@@ -298,7 +305,7 @@ class ChangeLog:
                 yield ChangeEvent(at=at, kind="join", peer_id=peer_id, words=f"{name} joined")
         for peer_id, name in before.items():
             if peer_id not in present:
-                words = f"{name} left" if peer_id in nodes else f"{name} is gone: it says nothing any more"
+                words = f"{name} left" if peer_id in nodes else f"{name} is gone: its record has expired"
                 yield ChangeEvent(at=at, kind="leave", peer_id=peer_id, words=words)
 
     def _model_changes(self, at: float, models: Mapping[str, ModelView]) -> Iterator[ChangeEvent]:
@@ -308,7 +315,7 @@ class ChangeLog:
             if now != before.get(name):
                 yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"{name} is {now}. {models[name].words}")
         for name in sorted(before.keys() - health.keys()):
-            yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"{name} is served by nobody any more")
+            yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"nobody serves {name} any more")
 
     def _run_changes(self, at: float, runs: Mapping[str, RunView]) -> Iterator[ChangeEvent]:
         state = {run: view.state for run, view in runs.items()}
@@ -319,10 +326,11 @@ class ChangeLog:
 
 
 def invitation(given: Sequence[str], nodes: Mapping[str, NodeRecord], network_id: str) -> str:
-    """Return the command to join through one of the `given` peers, or, if none is there any more, through another seed
-    that others reach directly. `nodes` are the records of the nodes that are known, by peer id.
+    """Return the command to join through one of the `given` peers, or through another reachable seed if none of them is
+    there.
 
-    A name goes before all, as it leads to the nodes that serve as seeds now.
+    `nodes` are the records of known nodes, by peer id. A given domain name is preferred, since it leads to the current
+    seeds.
     """
     alive = {peer_id: record for peer_id, record in nodes.items() if record.state == "alive"}
     names = tuple(addr for addr in given if is_named(addr))
@@ -331,7 +339,7 @@ def invitation(given: Sequence[str], nodes: Mapping[str, NodeRecord], network_id
 
 
 def _other_seed(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
-    """Return the direct addresses of a seed that others reach, of several the one that has been there longest."""
+    """Return the direct addresses of a reachable seed. Of several, the longest-running one is preferred."""
     reached = [
         (_REACHES.index(found), record.started_at, peer_id)
         for peer_id, record in alive.items()
@@ -344,7 +352,7 @@ def _other_seed(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
 
 
 def _leads_to(addr: str, peer_id: str) -> bool:
-    """Return whether an address is valid and leads to the peer itself; a node can write anything there."""
+    """Return whether an address is valid and leads directly to the peer, since a node can announce any text."""
     try:
         return check_peer(addr).endswith(f"/p2p/{peer_id}") and not is_relayed(addr)
     except ConfigError:

@@ -1,9 +1,8 @@
-"""Defines what the dashboard shows, as the JSON API gives it: the one contract between the collector, the API and the
-pages.
+"""Defines what the dashboard shows, in the form of the JSON API: the one contract between collector, API and pages.
 
-Values only. Every text in them comes from peers or users, bounded by the protocol's limits: who shows it escapes it.
-Times are Unix seconds; a `None` is "not known", never zero. The names of fields are the API's, so they stay as they
-are: `words` is a summary in one sentence, `run` a run's id, and `happenings` are changes.
+Values only. Their texts come from peers or users, bounded by the protocol's limits, and must be escaped where they are
+shown. Times are Unix seconds. None means "not known", never zero. The API keeps its field names: `words` is a summary
+in one sentence, `run` is a run's id, and `happenings` are changes.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ from swarm_node.formatting import Reach
 
 
 class View(BaseModel):
-    """The base of all views: frozen, and strict about its fields."""
+    """The base of all views: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def of(cls, record: object, **more: Any) -> Self:
-        """Make a view of what a record or a row has under the same names, and of `more`."""
+        """Return a view with the fields that `record` (a record or a database row) has under the same names, and with
+        `more`."""
         names = cls.model_fields.keys() - more.keys()
         return cls(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **more)
 
 
 class PathView(View):
-    """Says how the node that looks is connected to a peer, and the payload bytes exchanged with it.
+    """How the observing node is connected to a peer, and the payload bytes exchanged with it.
 
-    The bytes are rounded down to whole MiB: visitors of a gateway's dashboard could tell the lengths of answers else.
+    The bytes are rounded down to whole MiB: otherwise visitors of a gateway's dashboard could infer the lengths of
+    answers.
     """
 
     kind: PathKind
@@ -41,10 +42,10 @@ class PathView(View):
 
 
 class NodeView(View):
-    """One node, as its newest signed record says; `from_here` is what the node that looks knows itself. Where several
-    nodes have the same name, `name` ends with the end of the peer id.
+    """One node, as its newest signed record says. `from_here` is what the observing node itself knows.
 
-    Speeds are tokens a second of a probe, None: not measured.
+    If several nodes have the same name, `name` ends with the end of the peer id. Speeds are tokens per second of a
+    probe; None: not measured.
     """
 
     peer_id: str
@@ -53,25 +54,26 @@ class NodeView(View):
     device: str
     state: Literal["alive", "leaving", "gone"]
     reachability: Reach
-    role: Literal["seed", "gateway", "volunteer", "visitor", ""] = ""  # what it was started as; "": it does not say
+    # what it was started as; "": its record does not say
+    role: Literal["seed", "gateway", "volunteer", "visitor", ""] = ""
     memory_bytes: int
     free_memory_bytes: int
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
     training_tokens_per_s: float | None
     started_at: float
-    age_s: float  # since its record was signed
+    age_s: float  # seconds since its record was signed
     models: tuple[str, ...]
     runs: tuple[str, ...]
-    pause: Literal["", "hours", "budget"] = ""  # why it lends nothing now
+    pause: Literal["", "hours", "budget"] = ""  # why it lends nothing now; "": it lends
     lends_again_at: float | None = None
-    paths: dict[str, int] | None = None  # how many peers it is connected to, by path; None: it does not say
-    from_here: PathView | None = None  # None: not connected, or the node that looks itself
-    is_observer: bool = False  # it is the node that looks
+    paths: dict[str, int] | None = None  # number of connected peers by path; None: its record does not say
+    from_here: PathView | None = None  # None: not connected, or it is the observing node itself
+    is_observer: bool = False  # it is the observing node
 
 
 class PresenceView(View):
-    """A time in which a node was seen. `until` is None while it is there."""
+    """A time in which a node was seen. `until` is None while the node is there."""
 
     since: float
     until: float | None
@@ -82,7 +84,7 @@ class NodeDetail(View):
 
     node: NodeView
     presence: tuple[PresenceView, ...]  # the newest 30 days, oldest first
-    uptime_share: float | None  # of the time since it was first seen, at most 30 days
+    uptime_share: float | None  # share of the time since it was first seen, at most 30 days
     tokens_trained: int  # in committed steps that this dashboard has seen
     rounds: int
     serving: tuple[ServerView, ...]
@@ -93,7 +95,7 @@ class ServerView(View):
     """One server of a model's blocks `[start, end)`."""
 
     peer_id: str
-    name: str  # the node's, or the peer id's end while the node is not known
+    name: str  # the node's name, or the end of the peer id while the node is not known
     model: str
     start: int
     end: int
@@ -102,12 +104,13 @@ class ServerView(View):
     free_kv_tokens: int
     prefill_ms_per_token: float
     decode_ms_per_block: float
-    tokens_per_s: float | None  # that it computed of late; None: its version does not say
+    tokens_per_s: float | None  # recently computed; None: its version does not report it
     relayed: bool
-    next_start: int | None  # where it is about to move
+    next_start: int | None  # the span that it is about to move to
     next_end: int | None
     age_s: float
-    convicted: str | None = None  # of what evidence that was checked here convicts it; clients do not ask it then
+    # what it is convicted of, by evidence checked here: clients with the evidence do not use it
+    convicted: str | None = None
 
 
 class SpanView(View):
@@ -120,9 +123,9 @@ class SpanView(View):
 
 
 class ChainView(View):
-    """The spans that a new session would use now, and what a token costs in them.
+    """The spans that a new session would use now, and their milliseconds per token.
 
-    `assumed_ms` is the part of `ms_per_token` that is not measured: for links whose round trip nobody knows.
+    `assumed_ms` is the part of `ms_per_token` that is assumed, for links without a measured round trip.
     """
 
     spans: tuple[SpanView, ...]
@@ -131,7 +134,7 @@ class ChainView(View):
 
 
 class RevisionView(View):
-    """Other weights that are served under a model's name. `is_whole`: they answer, too."""
+    """Other weights served under the same name. `is_whole` means that all their blocks are served."""
 
     revision: str
     num_servers: int
@@ -139,9 +142,10 @@ class RevisionView(View):
 
 
 class ModelView(View):
-    """One model of the network, with its health.
+    """One model of the network with its health.
 
-    All but `other_revisions` is of one revision: the one with the fewest blocks missing, then with the most servers.
+    All fields except `other_revisions` describe one revision: the one with the fewest missing blocks, then the most
+    servers.
     """
 
     name: str
@@ -156,7 +160,7 @@ class ModelView(View):
     tokens_per_s: float | None
     other_revisions: tuple[RevisionView, ...] = ()  # most servers first, at most 8
     manifest: str | None = None  # digest of the signed manifest; None: unpublished
-    publisher: str | None = None  # peer id of its signer, once the signature was checked
+    publisher: str | None = None  # peer id of the manifest's signer, once the signature was checked
 
 
 class ModelDetail(View):
@@ -165,26 +169,27 @@ class ModelDetail(View):
     model: ModelView
     servers: tuple[ServerView, ...]  # by start, then end
     replicas: tuple[int, ...]  # per block
-    chains: tuple[ChainView, ...]  # the cheapest, then others without a common server
+    chains: tuple[ChainView, ...]  # the cheapest, then others that share no server with earlier ones
 
 
 class StepView(View):
-    """A committed outer step. What only members know is None where no record had it in time."""
+    """A committed outer step. What only members know is None if no record reported it in time."""
 
     outer_step: int
-    at: float  # when it was seen here
+    at: float  # when this dashboard saw it
     loss: float
     digest: str
-    num_members: int  # of its group, those that contributed nothing included
+    num_members: int  # members of its group, including those that contributed nothing
     num_tokens: int
-    seconds: float | None  # since the step before
-    phases_s: dict[str, float]  # duration by phase, the group's median: interval, group, reduce, commit, apply
-    bytes_per_parameter: float | None  # sent by a member, the group's median
-    validation_loss: float | None = None  # of the state after it on held-out data, the group's median
+    seconds: float | None  # seconds since the step before
+    # median duration in seconds over the group, by phase: interval, group, reduce, commit, apply
+    phases_s: dict[str, float]
+    bytes_per_parameter: float | None  # bytes that a member sent, median over the group
+    validation_loss: float | None = None  # held-out loss of the state after the step, median over the group
 
 
 class RefusalView(View):
-    """A contribution that a member refused, and why, in its words."""
+    """A contribution that a member refused, with the reason in that member's words."""
 
     outer_step: int
     at: float
@@ -195,9 +200,9 @@ class RefusalView(View):
 
 
 class BanView(View):
-    """A member that is kept out of the run's rounds, since evidence that was checked here proves that it lied.
+    """A member that is excluded from the run's rounds, because evidence checked here proves that it lied.
 
-    `until` is the last outer step of which it is kept out; None: of all.
+    `until` is the last outer step from which it is excluded. None: it is excluded for good.
     """
 
     peer_id: str
@@ -209,7 +214,7 @@ class BanView(View):
 
 
 class ContributorView(View):
-    """One peer that trains a run, or has contributed to it."""
+    """One peer that trains a run or has contributed to it."""
 
     peer_id: str
     name: str
@@ -217,16 +222,17 @@ class ContributorView(View):
     state: Literal["joining", "training", "finished", "leaving", "gone"]
     outer_step: int
     tokens_per_s: float | None
-    tokens: int  # in the committed steps seen here
-    rounds: int  # likewise
-    uptime_s: float | None  # since this dashboard first saw it in the run
-    held_out_score: float | None = None  # what its work does to the held-out loss, in nats a step, as members say
+    tokens: int  # in committed steps that this dashboard has seen
+    rounds: int  # also in steps that this dashboard has seen
+    uptime_s: float | None  # seconds since this dashboard first saw it in the run
+    # by how much its work lowers the held-out loss, in nats per step, as members report
+    held_out_score: float | None = None
 
 
 class RunView(View):
-    """One run. `name` and the numbers of its file are None until a member has given the signed file.
+    """One run. `name` and numbers from the run's file are None until a member has given the signed file.
 
-    `remembered` is the time at which it was last seen, where nobody trains it any more and only the history knows it.
+    `remembered` is when the run was last seen, if nobody trains it any more and only the history knows it.
     """
 
     run: str
@@ -245,16 +251,16 @@ class RunView(View):
     tokens_per_s: float | None
     projected_end: float | None
     remembered: float | None = None
-    endorsed_step: int | None = None  # that the author has endorsed, the newest, verified here; 0: none was seen
-    num_on_probation: int | None = None  # of those that took part in the newest step whose proof was seen here
-    num_trainers: int | None = None  # that took part in it
-    entrance: str | None = None  # who may join, and what invitations are good for, in words
-    needs_invitation: bool = False  # nobody else may join but peers that the run names
-    slow_links: tuple[str, ...] = ()  # members and links that are slower than the others', in words
+    endorsed_step: int | None = None  # newest step that the author has endorsed, verified here; 0: none was seen
+    num_on_probation: int | None = None  # members on probation in the newest step whose proof was seen here
+    num_trainers: int | None = None  # members that took part in that step
+    entrance: str | None = None  # who may join and what invitations do, in words
+    needs_invitation: bool = False  # only peers that the run names may join without an invitation
+    slow_links: tuple[str, ...] = ()  # members and links that are slower than others, in words
 
 
 class CheckpointFile(View):
-    """One file of a run's newest checkpoint, and where to download it."""
+    """One downloadable file of a run's newest checkpoint."""
 
     name: str
     num_bytes: int
@@ -262,7 +268,7 @@ class CheckpointFile(View):
 
 
 class RunDetail(View):
-    """One run with its steps, its contributors and what they refused."""
+    """One run with its steps, contributors, refusals and bans."""
 
     run: RunView
     num_parameters: int | None
@@ -274,7 +280,7 @@ class RunDetail(View):
 
 
 class ChangeEvent(View):
-    """A line of the log of what changed: a node that came or went, a model that became whole, a run's step."""
+    """One line of the log of changes: a node that joined or left, a model's new health, or a run's new state."""
 
     at: float
     kind: Literal["join", "leave", "model", "run"]
@@ -283,7 +289,7 @@ class ChangeEvent(View):
 
 
 class Series(View):
-    """One number over time, evenly spaced; None where nothing was known."""
+    """One number over time, evenly spaced. A value is None where nothing was known."""
 
     name: str
     unit: str
@@ -293,36 +299,37 @@ class Series(View):
 
 
 class Overview(View):
-    """`at` is when the records were last looked at; `stale` says why figures are old or missing."""
+    """The state of the network. `at` is when the records were last read. `stale` says why figures are old or
+    missing."""
 
     at: float
     stale: str | None
     network_id: str
     version: str
-    num_nodes: int  # alive, with seeds, gateways and dashboards
-    num_volunteers: int  # of them, those that serve, train or wait for work
+    num_nodes: int  # alive, including seeds, gateways and dashboards
+    num_volunteers: int  # those of them that serve, train or wait for work
     nodes_by_state: dict[str, int]  # alive, leaving
     nodes_by_reachability: dict[str, int]
-    paths: dict[str, int] = {}  # connections by path, as nodes count them: those between two of them twice
+    paths: dict[str, int] = {}  # connections by path as nodes report them: a connection between two nodes counts twice
     models: tuple[ModelView, ...]
     runs: tuple[RunView, ...]
     tokens_per_s: float | None  # answered, over all models
     training_tokens_per_s: float | None  # trained, over all runs
-    first_token_p50_s: float | None  # of the gateways' requests of the last minutes
+    first_token_p50_s: float | None  # seconds, for the gateways' requests of the last minutes
     first_token_p95_s: float | None
     joins_24h: int | None  # null while the history has not been read
     leaves_24h: int | None
-    turnover_since: float | None = None  # when these counts begin, if the history is younger than 24 hours
+    turnover_since: float | None = None  # when the two counts begin, if the history is younger than 24 hours
     happenings: tuple[ChangeEvent, ...]  # newest first, at most 20
     join_command: str
     num_paused: int = 0  # volunteers that lend nothing now
-    lends_again_at: float | None = None  # when the first of them does
+    lends_again_at: float | None = None  # when the first of them lends again
 
 
 class ViewSource(Protocol):
     """The source of the newest views, held in memory, for the API, the pages, the live events and `top`.
 
-    Nothing here asks a peer: a visitor costs no lookup. What needs the history is awaited. An unknown name returns
+    Nothing here asks a peer, so a visitor costs no lookup. Reads of the history are awaited. An unknown name returns
     None.
     """
 
@@ -330,9 +337,7 @@ class ViewSource(Protocol):
 
     def model(self, name: str) -> ModelDetail | None: ...
 
-    async def run(self, run_id: str) -> RunDetail | None:
-        """Return a run by its id."""
-        ...
+    async def run(self, run_id: str) -> RunDetail | None: ...
 
     def nodes(self) -> tuple[NodeView, ...]:
         """Return all nodes, by name, then peer id."""
@@ -341,9 +346,9 @@ class ViewSource(Protocol):
     async def node(self, peer_id: str) -> NodeDetail | None: ...
 
     async def series(self, name: str, hours: float) -> Series | None:
-        """Return the newest `hours` of a number by its name; `/api/v1/series` says which names there are."""
+        """Return the newest `hours` of the number `name`. `/api/v1/series` documents the names."""
         ...
 
     async def wait_changed(self) -> None:
-        """Wait until the collector has polled once more. Even then everything may be as it was."""
+        """Wait until the collector has polled once more, whether or not anything changed."""
         ...

@@ -1,7 +1,7 @@
-"""Formats numbers, times and names for the pages: the one place that formats. Pure.
+"""Formats numbers, times and names for the pages: the only place that formats. Pure.
 
-None is "not known" and is written as a dash that a screen reader says in words. Names of peers leave here `plain`;
-the templates still escape them.
+None means "not known" and is written as a dash, which a screen reader reads as "not known". Names of peers are returned
+`plain`; templates must still escape them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def effect(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Write a part of 1 as a percentage, and 100 % only where it is all."""
+    """Format a fraction as a percentage. Only a full share is 100 %."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return "100 %" if value >= 1 else f"{math.floor(value * 1000) / 10:g} %"
@@ -58,7 +58,7 @@ def num_bytes(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a duration as `formatting.duration` does. `static/wording.js` writes the same."""
+    """Format a duration as `formatting.duration` does. `static/wording.js` must give the same text."""
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else formatting.duration(seconds)
 
 
@@ -73,12 +73,12 @@ def ago(seconds: float) -> str:
 
 
 def until(seconds: float) -> str:
-    """Write an estimate, to the second."""
+    """Format an estimated time to wait, to the second."""
     return f"in {duration(math.ceil(seconds))}" if seconds > 0 else "any moment now"
 
 
 def clock(at: float) -> str:
-    """Write a Unix time in words, UTC; what no calendar holds is not known."""
+    """Format a Unix time in UTC. A time that no calendar has is not known."""
     try:
         return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M} UTC"
     except (OverflowError, ValueError, OSError):
@@ -93,7 +93,7 @@ def iso(at: float) -> str:
 
 
 def named(name: str | None, peer_id: str) -> str:
-    """Return a name for people: the peer's own, or its id's end."""
+    """Return a displayable name: the peer's own, or the end of its id."""
     return plain(name or "", MAX_NAME_CHARS) or short_id(plain(peer_id))
 
 
@@ -102,17 +102,17 @@ def in_url(text: str) -> str:
 
 
 def doing(node: NodeView, finished: Collection[str] = ()) -> str:
-    """Say what a node does, in a word or two, or when it lends again. It trains no `finished` run."""
+    """Return a node's activity in a word or two, or when it lends again. A run of `finished` is no activity."""
     if node.pause and node.state == "alive":
         return "lends again later" if node.lends_again_at is None else f"lends again on {clock(node.lends_again_at)}"
     work = [word for word, has in (("serves", node.models), ("trains", set(node.runs).difference(finished))) if has]
-    # a dashboard, such as the one that shows this, says no role in its record
+    # a dashboard's record has no role
     idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}.get(node.role, "watches")
     return " and ".join(work) or idle
 
 
 def verdict(overview: Overview) -> tuple[str, str]:
-    """Judge the swarm's state, as `(good | thin | bad | none, sentence)`."""
+    """Return the swarm's state as `(good | thin | bad | none, sentence)`."""
     broken = [model for model in overview.models if model.health == "incomplete"]
     if not overview.num_volunteers:
         return "none", "No volunteer is here yet"
@@ -122,14 +122,14 @@ def verdict(overview: Overview) -> tuple[str, str]:
             ("bad", "The swarm cannot answer yet") if is_all else ("thin", "The swarm answers, but not for every model")
         )
     if any(model.health == "thin" for model in overview.models):
-        return "thin", "The swarm works, and could use a hand"
+        return "thin", "The swarm works, but some blocks have only one server"
     return "good", "The swarm is healthy"
 
 
 def situation(overview: Overview) -> str:
-    """Say who is here and what they do, in one or two sentences."""
+    """Return one or two sentences that say who is here and what they do."""
     if not overview.num_volunteers:
-        return "As soon as a first one joins with the command on this page, it appears here; no need to reload."
+        return "The first volunteer that joins with the command on this page appears here at once. You need not reload."
     answering = sum(model.health != "incomplete" for model in overview.models)
     training = sum(run.state == "training" for run in overview.runs)
     said = [f"{plural(overview.num_volunteers, 'volunteer')} {'is' if overview.num_volunteers == 1 else 'are'} here."]
@@ -144,5 +144,5 @@ def situation(overview: Overview) -> str:
     if overview.num_paused:
         when = "later" if overview.lends_again_at is None else f"on {clock(overview.lends_again_at)}"
         verb = "lends" if overview.num_paused == 1 else "lend"
-        rest = f" {overview.num_paused:,} {verb} nothing now; the first lends again {when}."
+        rest = f" {overview.num_paused:,} {verb} nothing now. The first lends again {when}."
     return f"{' '.join(said)} {runs} training.{rest}"

@@ -48,7 +48,7 @@ def the_model(found: World) -> ModelView:
 @in_a_world
 async def test_before_the_first_look_it_says_so(found: World) -> None:
     overview = found.collector.overview()
-    assert overview.stale == "the network has not been looked at yet"
+    assert overview.stale == "the network's records have not been read yet"
     assert (overview.num_nodes, overview.models, overview.runs) == (0, (), ())
     await found.looks()
     assert found.collector.overview().stale is None
@@ -222,7 +222,7 @@ async def test_node_that_falls_silent_is_gone_when_its_record_expires(found: Wor
     await found.peers["alder"][0].close()  # as if its power had failed
     await asyncio.sleep(limits.RECORD_LIFETIME_S + 5)
     assert found.collector.overview().num_nodes == 0
-    assert found.collector.overview().happenings[0].words == "alder is gone: it says nothing any more"
+    assert found.collector.overview().happenings[0].words == "alder is gone: its record has expired"
 
 
 @in_a_world
@@ -377,7 +377,7 @@ async def test_lookup_that_fails_is_told_and_the_picture_stays(found: World) -> 
     look_up, found.membership.nodes = found.membership.nodes, _failing  # type: ignore[method-assign]
     await asyncio.sleep(5)
     overview = found.collector.overview()
-    assert overview.stale == "the network cannot be looked at: no answer"
+    assert overview.stale == "the network's records cannot be read: no answer"
     assert (overview.at - seen_at, overview.num_nodes, len(overview.models)) == (pytest.approx(0, abs=3), 1, 1)
     found.membership.nodes = look_up  # type: ignore[method-assign]
     await asyncio.sleep(5)
@@ -440,7 +440,7 @@ async def test_lookup_that_takes_long_is_told_meanwhile(found: World) -> None:
             await found.looks()
             num_changes += 1
     overview = found.collector.overview()
-    assert overview.stale == "the network takes long to answer"
+    assert overview.stale == "the network is slow to answer"
     assert overview.num_nodes == 1
 
 

@@ -129,7 +129,7 @@ def test_finished_run_is_finished_also_if_its_members_left_before_they_were_aske
                 assert (view.state, view.outer_step, view.digest) == ("finished", 4, digest)
                 assert view.words == (
                     "Finished: 3 members say that outer step 4 of 4 is committed; "
-                    "step 3 is the last whose proof was seen here."
+                    "this dashboard has seen the proof of step 3."
                 )
             assert detail.run.num_members == 0
 
@@ -209,7 +209,7 @@ def test_run_that_everybody_leaves_stays_and_says_so() -> None:
             await asyncio.sleep(130)
             detail = await detail_of(found, "story")
             assert detail.run.state == "gone"
-            assert detail.run.words.startswith("Nobody trains it any more")
+            assert detail.run.words.startswith("Nobody trains this run any more")
 
     virtual_time.run(main())
 
@@ -228,7 +228,7 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
             detail = await detail_of(found, "story")
             assert (detail.run.state, detail.run.outer_step, detail.run.remembered) == ("gone", 2, at + 2)
             assert detail.run.words == (
-                "Not seen since 2023-11-14 22:13 UTC: this is what the history knows, up to outer step 2."
+                "Not seen since 2023-11-14 22:13 UTC. The history has its steps up to outer step 2."
             )
             assert [(each.outer_step, each.num_members) for each in detail.steps] == [(1, 2), (2, 2)]
             assert detail.run.losses == tuple(each.loss for each in detail.steps)
@@ -411,7 +411,7 @@ def test_run_with_too_few_members_waits() -> None:
     assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"
     view = run_view(facts(states=("training", "joining")), 0.0)
     assert (view.state, view.tokens_per_s) == ("waiting", None)
-    assert view.words == "It waits: 1 of the 2 members that a step needs is there, 1 joining."
+    assert view.words == "Waiting: 1 of the 2 members that a step needs is there, 1 joining."
     assert view.projected_end is None
 
 
@@ -420,7 +420,7 @@ def test_run_with_too_few_members_of_its_last_step_says_who_is_missing_and_what_
     view = run_view(left, 0.0, {"peer 2": "attic"})
     assert view.state == "waiting"
     assert view.words == (
-        "It waits: 2 of the 3 members of the last step that the next one needs are there; missing: attic, …peer 3, "
+        "Waiting: 2 of the 3 members of the last step that the next one needs are there; missing: attic, …peer 3, "
         "…peer 4. If they are gone for good, the run's author can let the others go on: "
         "swarm-node run resume FILE --peers ADDR."
     )

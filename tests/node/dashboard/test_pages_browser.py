@@ -167,7 +167,7 @@ def test_names_that_mean_harm_are_shown_as_text(page: Page, swarms: Swarms) -> N
         assert "W" * 300 not in shown
     page.goto(f"{served.url}/nodes?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
     assert page.locator("#q").input_value() == '"><script>alert(1)</script>'
-    assert "No node is like that" in page.locator("main").inner_text()
+    assert "No node matches" in page.locator("main").inner_text()
     page.goto(served.url)
     assert "<script>document.title='owned'</script>" in page.locator("main").inner_text()
 

@@ -85,7 +85,7 @@ def test_pages_say_plainly_what_was_not_seen_yet() -> None:
     with opened(source) as client:
         html = client.get("/").text
         assert f"since {clock(since)}, when this history begins" in html
-        assert "no gateway has reported one lately" in html
+        assert "no gateway has reported this lately" in html
         model = source.overview().models[0]
         assert f"at block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
 
@@ -109,7 +109,7 @@ def test_overview_without_a_history_counts_nobody_who_came_and_went() -> None:
         html = client.get("/").text
     assert "No history can be shown now" in html
     assert "Nothing yet" not in html
-    assert "no history can be read now" in html
+    assert "the history cannot be read now" in html
     assert "this history begins" not in html
 
 
@@ -183,7 +183,7 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
         assert node.from_here is not None
         text = client.get(f"/nodes/{node.peer_id}").text
         assert f"{kind}, " in text
-        assert f"{whole_mebibytes(node.from_here.sent_bytes)} sent to it, " in text
+        assert f"{whole_mebibytes(node.from_here.sent_bytes)} sent, " in text
         assert node.paths is not None
         assert f"{plural(sum(node.paths.values()), 'peer')}: {path_counts(node.paths)}" in text
     text = client.get("/nodes", params={"q": shown["punched"].name}).text
@@ -191,8 +191,8 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
     apart = next(node for node in source.nodes() if node.from_here is None and node.paths is None)
     text = client.get(f"/nodes/{apart.peer_id}").text
     assert "<dd>none now</dd>" in text
-    assert re.search(r"All that it has</dt><dd><span class=\"none\">", text)
-    assert f"as each end counts them: {path_counts(source.overview().paths)}." in client.get("/").text
+    assert re.search(r"All connections</dt><dd><span class=\"none\">", text)
+    assert f"counted at each end: {path_counts(source.overview().paths)}." in client.get("/").text
 
 
 def test_the_page_of_the_dashboard_s_own_node_says_that_it_is_its_own() -> None:
@@ -201,7 +201,7 @@ def test_the_page_of_the_dashboard_s_own_node_says_that_it_is_its_own() -> None:
     own = node.model_copy(update={"from_here": None, "is_observer": True})
     source.node_details[node.peer_id] = source.node_details[node.peer_id].model_copy(update={"node": own})
     with opened(source) as client:
-        assert "<dd>it is this page's node itself</dd>" in client.get(f"/nodes/{node.peer_id}").text
+        assert "<dd>this is the dashboard's node itself</dd>" in client.get(f"/nodes/{node.peer_id}").text
 
 
 @pytest.mark.parametrize("address", ["/models", "/models/", "/runs", "/runs/"])
@@ -264,7 +264,7 @@ def test_contributors_say_since_when_they_are_counted(client: TestClient, source
         text = opened(source).get("/runs/unseen").text
     finally:
         del source.run_details["unseen"]
-    assert "which may be less than they have trained" in text
+    assert "which may have trained for longer" in text
 
 
 def test_chain_says_how_much_of_its_time_nobody_has_measured(client: TestClient, source: ExampleSource) -> None:
@@ -310,7 +310,7 @@ def test_model_page_names_the_publisher_or_says_that_there_is_none(source: Examp
             source.model_details[name] = detail
 
     assert "Published by <code>12D3KooWxyz</code>" in text_with(publisher="12D3KooWxyz", manifest="ab" * 32)
-    assert "which none of them has given yet" in text_with(publisher=None, manifest="ab" * 32)
+    assert "but this dashboard has not received it yet" in text_with(publisher=None, manifest="ab" * 32)
     assert "Unpublished: nobody has signed" in text_with(publisher=None, manifest=None)
 
 
@@ -329,7 +329,7 @@ def test_convicted_server_is_marked_with_what_it_signed(client: TestClient, sour
     listed = {server.peer_id: server for server in detail.servers}
     convicted = [server for peer_id in rows(html) if (server := listed.get(peer_id)) and server.convicted]
     assert convicted
-    assert html.count(f"{convicted[0].convicted}; clients do not ask it") == len(convicted) < len(rows(html))
+    assert html.count(f"{convicted[0].convicted}; clients do not use it") == len(convicted) < len(rows(html))
 
 
 def test_a_run_that_only_the_history_knows_says_when_it_was_last_seen(source: ExampleSource) -> None:
@@ -369,8 +369,8 @@ def test_an_overview_of_a_swarm_that_only_trains_tells_what_it_trains() -> None:
     source = example_source(12)
     source.change(tokens_per_s=None, training_tokens_per_s=8300.0)
     text = " ".join(re.sub(r"<[^>]+>", " ", opened(source).get("/").text).split())
-    assert "Tokens answered – not known a second, over all models" in text
-    assert f"Tokens trained {wording.number(8300.0)} a second, over all runs" in text
+    assert "Tokens answered – not known per second, over all models" in text
+    assert f"Tokens trained {wording.number(8300.0)} per second, over all runs" in text
 
 
 def test_an_empty_swarm_says_what_to_do_next() -> None:
@@ -514,7 +514,7 @@ def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, c
     assert wording.doing(paused.model_copy(update={"lends_again_at": None})) == "lends again later"
     assert wording.doing(paused.model_copy(update={"pause": "", "role": "", "models": (), "runs": ()})) == "watches"
     breaks = source.overview().model_copy(update={"num_paused": 2, "lends_again_at": 1795557600.0})
-    assert wording.situation(breaks).endswith("2 lend nothing now; the first lends again on 24 Nov 22:00 UTC.")
+    assert wording.situation(breaks).endswith("2 lend nothing now. The first lends again on 24 Nov 22:00 UTC.")
     detail = source.node_details[some.peer_id]
     source.node_details[some.peer_id] = detail.model_copy(update={"node": paused})
     text = opened(source).get(f"/nodes/{some.peer_id}").text  # not from the client, which keeps a page for a second
@@ -546,11 +546,11 @@ def test_a_run_says_what_its_author_has_endorsed_and_how_many_are_on_probation(s
             source.run_details[run_id] = detail
 
     text = text_with(endorsed_step=1200, num_on_probation=1, num_trainers=5)
-    assert "Endorsed by its author up to outer step 1,200, where newcomers begin." in text
+    assert "The author has endorsed outer step 1,200, where newcomers begin." in text
     assert "1 of the 5 that took part in the newest proved step was on probation." in text
     text = text_with(endorsed_step=0, num_on_probation=0, num_trainers=5)
-    assert "No endorsement by its author has been seen here yet." in text
-    assert "0 of the 5 that took part in the newest proved step were on probation." in text
+    assert "This dashboard has not seen an endorsement by the author yet." in text
+    assert "0 of the 5 members that took part in the newest proved step were on probation." in text
     assert "Admission: anyone may join; who was invited." in text_with(entrance="anyone may join; who was invited")
     assert "Admission" not in text_with(entrance=None)
     text = text_with(endorsed_step=None, num_on_probation=None, num_trainers=None)

@@ -1,7 +1,7 @@
-"""The dashboard's memory, as its collector uses it: recorded without waiting, read with a deadline.
+"""The dashboard's history as its collector uses it: recording never waits, and reading has a deadline.
 
-The event loop owns a history; the database belongs to its writer's thread, and a few threads read it. Whatever becomes
-of the database, nothing raises: a read that it does not answer returns what there is without a history.
+The event loop owns the history, a writer thread owns the database, and a few threads read it. Whatever happens to the
+database, no method raises: a read that gets no answer returns an empty result.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class DashboardHistory:
     """The history in `place`: the path of a SQLite file, or a URL such as
     `postgresql://user:password@host/database`.
 
-    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the database takes
-    nothing, once it does again, and when a damaged file was put aside. Raises ConfigError for a place that never can be
-    one.
+    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason when the database stops
+    accepting writes, again when the database works, and when a damaged file was renamed. Raises ConfigError if `place`
+    can never hold a history.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DashboardHistory:
         self._queries = QueryPool(READ_S)
 
     async def __aenter__(self) -> Self:
-        """Wait a little for the database; a slow one is opened while the daemon goes on."""
+        """Wait up to OPEN_S for the database. A slower one is opened in the background."""
         self._loop = asyncio.get_running_loop()
         self._writer.start()
         await asyncio.to_thread(self._writer.was_tried.wait, OPEN_S)
@@ -85,26 +85,26 @@ class DashboardHistory:
 
     @property
     def problem(self) -> HistoryError | None:
-        """Why what is recorded waits instead of being in the database; None while that works."""
+        """Why recorded facts wait instead of being written; None while writing works."""
         return self._writer.problem
 
     async def flushed(self, wait_s: float = 10.0) -> bool:
-        """Wait at most `wait_s` until all that was recorded is written; return whether it is."""
+        """Wait at most `wait_s` until everything recorded is written. Return whether it is."""
         return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
-        """Record all nodes that are there at `at`; who came and who left since the last time follows from it."""
+        """Record all nodes that are there at `at`. Joins and departures since the last record follow from it."""
         self._put(PresenceFact(at, frozenset(peer_ids)), at)
 
     def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
-        """Record numbers; those that cannot be drawn are left out."""
+        """Record numbers. Those that cannot be drawn are dropped."""
         self._put(SamplesFact(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
 
     def record_step(self, step: StepFact) -> None:
         self._put(step, step.step.at)
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
-        """Record a refusal; of each outer step, peer, and peer that refused it the first is kept."""
+        """Record a refusal. Only the first is kept for each outer step, peer, and peer that refused."""
         self._put(RefusalFact(run, refusal), refusal.at)
 
     def record_change(self, change: ChangeEvent) -> None:
@@ -115,19 +115,19 @@ class DashboardHistory:
             self._writer.queue.put(fact)
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
-        """Return the newest 30 days, oldest first, at most 500."""
+        """Return the times of presence in the newest 30 days, oldest first, at most 500."""
         return await self._ask((), reader.read_presence, peer_id, int(self._clock() - self._limits.max_age_s))
 
     async def turnover(self, hours: float = 24.0) -> Turnover | None:
         return await self._ask(None, reader.read_turnover, int(self._clock() - hours * HOUR_S))
 
     async def series(self, name: str, hours: float) -> Series | None:
-        """Return the newest `hours`, in steps of 5 s, a minute or an hour; None for an unknown name."""
+        """Return the newest `hours` in steps of 5 s, a minute or an hour, or None for an unknown name."""
         now, squeeze = int(self._clock()), self._writer.squeeze
         return await self._ask(None, reader.read_series, name, hours, now, self._limits, squeeze)
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
-        """Return at most 500 steps, evenly chosen, oldest first."""
+        """Return at most `limit` steps (500 at most), evenly chosen, oldest first."""
         return await self._ask((), reader.read_steps, run, limit)
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
@@ -135,7 +135,7 @@ class DashboardHistory:
         return await self._ask((), reader.read_contributions, run)
 
     async def contribution(self, peer_id: str) -> ContributionTotal:
-        """Return the total of a peer over all runs that are kept."""
+        """Return the total of a peer over all runs in the history."""
         nothing = ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
         return await self._ask(nothing, reader.read_contribution, peer_id)
 
@@ -144,23 +144,23 @@ class DashboardHistory:
         return await self._ask((), reader.read_refusals, run)
 
     async def changes(self) -> tuple[ChangeEvent, ...]:
-        """Return the newest 20, newest first."""
+        """Return the newest 20 changes, newest first."""
         return await self._ask((), reader.read_changes)
 
     async def _ask(self, instead: _T, read: Callable[..., _T], *about: Hashable) -> _T:
-        """Return what `read` finds `about` these, or `instead` where the database does not answer."""
+        """Return what `read` finds for the arguments `about`, or `instead` if the database does not answer."""
         try:
             return await self._queries.ask((read, *about), lambda: self._read(read, about))
         except HistoryError as error:
-            if self.problem is None:  # else it was told already
+            if self.problem is None:  # otherwise it was reported already
                 logger.warning("the dashboard's history does not answer: %s", error)
             return instead
 
     def _read(self, read: Callable[..., _T], about: tuple[Hashable, ...]) -> _T:
-        """Read in a thread of the pool."""
+        """Run `read` in a thread of the pool."""
         store = self._writer.store
         if store is None:
-            raise HistoryError("the history's database is not open", remedy="wait until it is")
+            raise HistoryError("the history's database is not open", remedy="try again later")
         try:
             with store.reading(READ_S) as connection:
                 return read(connection, *about)
@@ -174,14 +174,14 @@ class DashboardHistory:
             raise known from error
 
     def _warn(self, problem: HistoryError) -> None:
-        """Report a problem; called in the writer's thread."""
+        """Report a problem. Called in the writer's thread."""
         logger.warning("%s", problem)
         if self._on_warning is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_warning, problem)
 
 
 class QueryPool:
-    """Runs queries in threads of its own: with a deadline, one query for all who ask the same, kept for `FRESH_S`.
+    """Runs queries in its own threads, with a deadline. Equal queries share one result, which is kept for `FRESH_S`.
 
     Owned by the event loop.
     """
@@ -192,9 +192,9 @@ class QueryPool:
         self._asked: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
-        """Return what `read` returns.
+        """Return what `read` returns, and raise what it raises.
 
-        Raises what it raises, and HistoryError if it takes longer than the deadline, or too many ask.
+        Also raises HistoryError if the query misses its deadline, or too many are open.
         """
         answer: asyncio.Future[_T] | None = self._asked.get(key)
         if answer is None:
@@ -203,11 +203,11 @@ class QueryPool:
             async with asyncio.timeout(self._deadline_s):
                 return await asyncio.shield(answer)
         except TimeoutError as error:
-            raise _slow("the history gave no answer in time") from error
+            raise _slow("the history did not answer in time") from error
 
     def _begin(self, key: Hashable, read: Callable[[], _T]) -> asyncio.Future[_T]:
         if sum(not answer.done() for answer in self._asked.values()) >= MAX_OPEN_QUERIES:
-            raise _slow("the history is asked too much at once")
+            raise _slow("too many queries of the history are open")
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, read)
         self._asked[key] = answer
@@ -220,9 +220,9 @@ class QueryPool:
         return answer
 
     def close(self) -> None:
-        """Start no more queries; one that runs ends by its own deadline."""
+        """Start no more queries. A running query ends by its own deadline."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _slow(message: str) -> HistoryError:
-    return HistoryError(message, remedy="try again; if it stays so, the database's disk or server is too slow")
+    return HistoryError(message, remedy="try again; if this persists, the database's disk or server is too slow")

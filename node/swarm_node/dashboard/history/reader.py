@@ -1,7 +1,5 @@
-"""Reads the history as views, each in one transaction of the caller.
-
-All answers are bounded, whatever the tables hold.
-"""
+"""Reads the history as views. The caller provides the transaction. All results are bounded, whatever the tables
+hold."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ MAX_CHANGES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionTotal:
-    """Holds what `peer_id` contributed to the committed steps of one run, or of all, that this dashboard has seen."""
+    """What `peer_id` contributed to the committed steps that this dashboard has seen, of one run or of all."""
 
     peer_id: str
     tokens: int
@@ -46,9 +44,9 @@ class ContributionTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turnover:
-    """Arrivals and departures that were seen; what was there when the dashboard started has not arrived.
+    """Joins and departures that were seen. A node that was there when the dashboard started has not joined.
 
-    `since` is the time (Unix seconds) of the first sight of any node; None: nothing was seen yet.
+    `since` is the Unix time at which any node was first seen. None means that no node was seen yet.
     """
 
     joins: int
@@ -57,7 +55,7 @@ class Turnover:
 
 
 def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:
-    """Return the newest presences, oldest first, cut at `since`."""
+    """Return the newest times of presence, oldest first, cut off at `since`."""
     found = connection.execute(
         select(presence.c.since, presence.c.until)
         .join_from(presence, nodes)
@@ -82,8 +80,8 @@ def read_turnover(connection: Connection, since: float) -> Turnover:
 def read_series(
     connection: Connection, name: str, hours: float, now: float, limits: RetentionLimits, squeeze: int = 0
 ) -> Series | None:
-    """Return averages; None for a name without a value for as long as the history keeps. `squeeze` is that of its
-    Retention."""
+    """Return averages over time, or None for a name without values in the whole history. `squeeze` is
+    `Retention.squeeze`."""
     hours = min(max(hours, 1 / 60), limits.max_age_s / HOUR_S)
     found = connection.execute(select(series).where(series.c.name == bounded(name))).one_or_none()
     if found is None:
@@ -101,9 +99,9 @@ def read_series(
 
 
 def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, ...]:
-    """Return steps that are evenly chosen by number, oldest first.
+    """Return steps evenly chosen by number, oldest first.
 
-    The first and the last are among them, and of the others rather those that were validated.
+    The first and the last are included. Among the others, steps with a validation loss are preferred.
     """
     of_run = select(steps).join_from(steps, runs).where(runs.c.run == bounded(run))
     columns = steps.c.outer_step, steps.c.validation_loss
@@ -123,9 +121,9 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
 
 
 def evenly(is_preferred: Sequence[bool], limit: int) -> list[int]:
-    """Choose at most `limit` places, in order and evenly spaced, with both ends.
+    """Return at most `limit` evenly spaced indices in order, including both ends.
 
-    Near each even place the first preferred one is chosen instead.
+    Near each even place the first preferred index is chosen.
     """
     count = len(is_preferred)
     if count <= limit or limit < 2:
@@ -148,7 +146,7 @@ def read_contributions(connection: Connection, run: str) -> tuple[ContributionTo
 
 
 def read_contribution(connection: Connection, peer_id: str) -> ContributionTotal:
-    """Return a peer's total over all runs that are kept."""
+    """Return a peer's total over all runs in the history."""
     tokens, rounds = connection.execute(
         select(func.sum(contributions.c.tokens), func.sum(contributions.c.rounds))
         .join_from(contributions, nodes)
@@ -169,8 +167,10 @@ def read_refusals(connection: Connection, run: str) -> tuple[RefusalView, ...]:
 
 
 def read_changes(connection: Connection) -> tuple[ChangeEvent, ...]:
-    """Return the changes that were recorded last, the last first: what a clock that was ahead has dated comes before
-    them."""
+    """Return the changes that were recorded last, the last first.
+
+    They are ordered by recording, not by time, since a clock may have been ahead.
+    """
     rows = connection.execute(
         select(*(happenings.c[name] for name in ChangeEvent.model_fields))
         .order_by(happenings.c.id.desc())

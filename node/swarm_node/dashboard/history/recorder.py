@@ -1,7 +1,7 @@
-"""The facts that the history records, and how they are written: each batch in one transaction of the caller's. Written
-for both dialects; all values are bound.
+"""Defines the facts that the history records, and writes them. The caller provides one transaction for each batch.
 
-A batch that was rolled back leaves the database and, after `forget`, the recorder as they were.
+The statements suit both databases, and all values are bound parameters. After a rollback and `forget`, the database and
+the recorder are as before the batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from swarm_node.dashboard.history.schema import (
 from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
 
 GAP_S = 600.0
-"""The longest gap between two records of presence. After a longer one it is unknown which nodes left and came."""
+"""The longest gap in seconds between two records of presence. After a longer one it is unknown which nodes joined and
+left."""
 
 MAX_PRESENT = 20_000
 MAX_MEMBERS = 1024
@@ -48,7 +49,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesSample:
-    """One number of a series, for example `tokens_per_s` or `tokens_per_s/MODEL`. What is not finite is dropped."""
+    """One number of a series, such as `tokens_per_s` or `tokens_per_s/MODEL`. Values that are not finite are
+    dropped."""
 
     name: str
     unit: str
@@ -57,10 +59,11 @@ class SeriesSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
-    """A committed outer step of a run. `tokens` is by peer id, where known; all of `group` count as having had a round.
+    """A committed outer step of a run. `tokens` is by peer id, as far as known. All of `group` count as having had a
+    round.
 
-    The same step may be recorded again, once more is known of it: contributions are counted once, `phases_s`,
-    `seconds`, `bytes_per_parameter` and `validation_loss` are replaced where they are now known.
+    The same step may be recorded again when more is known: contributions are counted once, while `phases_s`, `seconds`,
+    `bytes_per_parameter` and `validation_loss` are updated.
     """
 
     run: str
@@ -101,15 +104,15 @@ class FactRecorder:
 
     def __init__(self, limits: RetentionLimits) -> None:
         self._limits = limits
-        self._present: dict[str, int] | None = None  # the number of each node whose presence is open
+        self._present: dict[str, int] | None = None  # row id of each node that is present
         self._looked_at: float | None = None
 
     def forget(self) -> None:
-        """Forget what was read of the database. Call it after a rollback, and for another database."""
+        """Drop what was read from the database. Call it after a rollback, and for another database."""
         self._present = None
 
     def write(self, connection: Connection, facts: Sequence[Fact]) -> None:
-        """Write `facts`, without the series and peers that are beyond the limits."""
+        """Write `facts`, except series and peers beyond the limits."""
         for fact in facts:
             match fact:
                 case PresenceFact():
@@ -230,14 +233,14 @@ def _refusal(connection: Connection, fact: RefusalFact) -> None:
 
 
 def _run(connection: Connection, name: str, at: float) -> int:
-    """Return the run's number; its age begins anew."""
+    """Return the row id of the run, and mark it as active at `at`."""
     bounded_name = bounded(name)
     _replace(connection, runs, ["run"], {"run": bounded_name, "newest_at": at})
     return _known_numbers(connection, runs, "run", [bounded_name])[bounded_name]
 
 
 def _end(connection: Connection, ended: Iterable[int], at: float, *, saw_leave: bool) -> None:
-    """End presences. A clock that was set back ends nothing before it began."""
+    """End presences. If the clock was set back, a presence ends no earlier than it began."""
     until = case((presence.c.since > at, presence.c.since), else_=literal(at))
     for numbers in _chunks(sorted(ended)):
         still = (presence.c.node_id.in_(numbers), presence.c.until.is_(None))
@@ -245,7 +248,7 @@ def _end(connection: Connection, ended: Iterable[int], at: float, *, saw_leave: 
 
 
 def _numbers(connection: Connection, table: Table, name: str, values: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of `values`, which get one where they have none."""
+    """Return the row ids of `values`, inserting rows for new ones."""
     wanted = list(values)
     known = _known_numbers(connection, table, name, wanted)
     new = [value for value in wanted if value not in known]
@@ -278,23 +281,23 @@ def _replace(connection: Connection, table: Table, key: list[str], row: dict[str
 
 
 def _adding(connection: Connection, table: Table, key: list[str], *sums: str) -> postgresql.Insert | sqlite.Insert:
-    """Return an insert that adds to the row that is there."""
+    """Return an insert that adds to the row if it exists."""
     statement = _dialect_insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
     return statement.on_conflict_do_update(index_elements=key, set_=added)
 
 
 def whole(number: int) -> int:
-    """Clip `number` to what a database adds up without overflow."""
+    """Clip `number` to what a database can add up without overflow."""
     return max(-MAX_WHOLE, min(number, MAX_WHOLE))
 
 
 def finite(number: float | None) -> float | None:
-    """Return `number`, or None if it cannot be drawn."""
+    """Return `number`, or None if it is not finite or too large to be drawn."""
     return number if number is not None and math.isfinite(number) and abs(number) <= MAX_NUMBER else None
 
 
 def phases_text(phases_s: Mapping[str, float]) -> str:
-    """Return JSON of at most `MAX_PHASES` durations."""
+    """Return at most `MAX_PHASES` durations as JSON."""
     known = {bounded(name, 40): finite(seconds) for name, seconds in list(phases_s.items())[:MAX_PHASES]}
     return json.dumps({name: seconds for name, seconds in known.items() if seconds is not None})

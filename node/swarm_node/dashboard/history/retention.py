@@ -1,8 +1,8 @@
-"""Limits how much the history keeps, in which detail, and forgets the rest in transactions of milliseconds.
+"""Limits how much the history keeps and in which detail, and deletes the rest in transactions of milliseconds.
 
-It forgets by age, by detail, and sooner when the database is above its bound. A number over time is kept in buckets of
-three widths at once, each for as long as somebody would look at it so closely. `tidy` is a generator so that the writer
-can write between two of its steps, and be ended there.
+Rows are deleted by age and by detail, and sooner if the database exceeds its size limit. A number over time is kept in
+buckets of three widths, wider ones for longer. `tidy` is a generator, so that the writer can write between its steps,
+or end it there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DAY_S = 24 * HOUR_S
 RAW_S = 5
 MINUTE_S = 60
 WIDTHS_S = (RAW_S, MINUTE_S, int(HOUR_S))
-"""Widths of a series' buckets. The collector polls every second."""
+"""Widths in seconds of a series' buckets. The collector polls every second."""
 
 MAX_SQUEEZE = 10
 
@@ -44,11 +44,11 @@ _SERIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """Holds what the history keeps. `max_bytes` limits its content; a SQLite file has a log of at most about 8 MB
-    beside it.
+    """What the history keeps. `max_bytes` limits its content. A SQLite file also has a log of at most about 8 MB.
 
-    Above `max_bytes` all ages halve, and again, until it fits. A run keeps its newest `steps_in_full` steps; of older
-    ones every second goes whenever there are as many again, so that the detail fades with age.
+    Above `max_bytes` all ages are halved repeatedly until the content fits. A run keeps its newest `steps_in_full`
+    steps. Whenever there are as many older steps, every second one of these is deleted, so that detail decreases with
+    age.
     """
 
     max_age_s: float = 30 * DAY_S
@@ -56,23 +56,23 @@ class RetentionLimits:
     raw_age_s: float = 2 * HOUR_S
     minute_age_s: float = 2 * DAY_S
     steps_in_full: int = 1000
-    max_refusals: int = 200  # in a run
+    max_refusals: int = 200  # of a run
     max_changes: int = 1000
     max_series: int = 2000
 
     def ages_s(self, squeeze: int) -> dict[int, float]:
-        """Return how long buckets of each width are kept; the widest as long as anything else."""
+        """Return how long buckets of each width are kept, in seconds. The widest are kept as long as anything else."""
         ages = (self.raw_age_s, self.minute_age_s, self.max_age_s)
         return {width: age / 2**squeeze for width, age in zip(WIDTHS_S, ages, strict=True)}
 
     def width_s(self, hours: float, squeeze: int = 0) -> int:
-        """Return the width of the finest buckets that still hold the newest `hours` and fit into a chart."""
+        """Return the smallest width in seconds whose buckets still cover the newest `hours`."""
         ages_s = self.ages_s(squeeze)
         return next((width for width, age_s in ages_s.items() if hours * HOUR_S <= age_s), WIDTHS_S[-1])
 
 
 class Retention:
-    """Applies the limits to one store. `squeeze` is how often all ages are halved to keep it within its bytes."""
+    """Applies the limits to one store. All ages are divided by 2 ** `squeeze` to keep the store within its size."""
 
     def __init__(self, store: Store, limits: RetentionLimits) -> None:
         self._store = store
@@ -80,12 +80,12 @@ class Retention:
         self.squeeze = 0
 
     def tidy(self, now: float) -> Iterator[None]:
-        """Make one pass. Raises what the database raises; the next pass does what this one left."""
+        """Make one pass. Raises what the database raises; the next pass continues where this one stopped."""
         used, most = self._store.used_bytes(), self._limits.max_bytes
         if used > most and self.squeeze < MAX_SQUEEZE:
             self.squeeze += 1
             days = self._oldest_s() / DAY_S
-            logger.warning("the history is above its %d MiB: it keeps %.1f days now", most // 2**20, days)
+            logger.warning("the history exceeds %d MiB: it now keeps only %.1f days", most // 2**20, days)
         elif used < most // 4 and self.squeeze:
             self.squeeze -= 1
         yield from self._samples(now)
@@ -133,9 +133,9 @@ class Retention:
                 connection.execute(delete(runs).where(runs.c.id == run, runs.c.newest_at < oldest))
 
     def _thin(self, run: int) -> Iterator[None]:
-        """Delete every second of the older steps, once they are as many as those kept in full; the first stays.
+        """Delete every second older step, once older steps are as many as those kept in full. The first step stays.
 
-        Of two neighbours rather one that was not validated goes.
+        Of two neighbours, one without a validation loss is preferred for deletion.
         """
         full = max(1, self._limits.steps_in_full >> self.squeeze)
         with self._store.writing() as connection:
@@ -175,7 +175,7 @@ class Retention:
             yield from self._delete(table, table.c.id, table.c.id <= last, *which)
 
     def _delete(self, table: Table, column: ColumnElement[int], *which: ColumnElement[bool]) -> Iterator[None]:
-        """Delete the rows of `which` in batches; `column` identifies them."""
+        """Delete the rows that match `which`, in batches. `column` identifies them."""
         is_full = True
         while is_full:
             with self._store.writing() as connection:

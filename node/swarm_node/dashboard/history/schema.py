@@ -1,11 +1,11 @@
-"""The history's tables, and how a text is made fit for them.
+"""The history's tables, and how texts are made to fit them.
 
-Texts may be hostile: `bounded` cuts them where they are stored. What a text means is not judged: it is only ever a
-bound parameter, and who shows it escapes it. Times are Unix seconds.
+Texts may be hostile. `bounded` shortens them before they are stored. They are only ever bound parameters, and whoever
+displays them must escape them. Times are Unix seconds.
 
-A database belongs to one dashboard: nobody else writes it. Peers, runs and series are stored by number, since their
-names are long and repeated. `looked_at` is when the collector last recorded who is there: presences that are open when
-a dashboard starts ended then, or went on.
+Only one dashboard writes to a database. Peers, runs and series are stored by row id, since their names are long and
+repeated. `looked_at` is when the collector last recorded presence: presences that are open when a dashboard starts
+either ended then or continue.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ presence = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("node_id", sa.ForeignKey("history_nodes.id"), nullable=False),
     sa.Column("since", sa.Double, nullable=False, index=True),
-    sa.Column("until", sa.Double, index=True),  # null while it is there
-    sa.Column("saw_join", sa.Boolean, nullable=False),  # false: it was there when the dashboard began to look
+    sa.Column("until", sa.Double, index=True),  # null while the node is there
+    sa.Column("saw_join", sa.Boolean, nullable=False),  # false if the node was there when the dashboard started
     sa.Column("saw_leave", sa.Boolean, nullable=False),
     sa.Index("ix_history_presence_node_id", "node_id", "since"),
 )
@@ -87,7 +87,7 @@ steps = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("loss", sa.Double),  # null: not a number
     sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("members", sa.Text, nullable=False),  # JSON: numbers of nodes
+    sa.Column("members", sa.Text, nullable=False),  # JSON: row ids of nodes
     sa.Column("num_tokens", sa.BigInteger, nullable=False),
     sa.Column("seconds", sa.Double),
     sa.Column("phases", sa.Text, nullable=False),  # JSON: seconds by name
@@ -134,9 +134,10 @@ version = sa.Table("history_version", metadata, sa.Column("version_num", sa.Stri
 
 
 def bounded(text: str, limit: int = MAX_NAME) -> str:
-    """Cut `text` to at most `limit` characters, ending in a digest of the whole. Fitting text stays as it is.
+    """Shorten `text` to at most `limit` characters, ending in a digest of the whole. Text that fits stays unchanged.
 
-    PostgreSQL takes no zero character, and neither database half a surrogate pair: they become question marks.
+    PostgreSQL does not accept a zero character, and neither database accepts an unpaired surrogate: both become
+    question marks.
     """
     if len(text) <= limit and text.isascii() and "\0" not in text:
         return text

@@ -1,8 +1,8 @@
-"""One open database: SQLite by path or PostgreSQL by URL, its transactions and size, what its failures mean, and how
-one of an earlier version is brought to the tables of `schema`.
+"""One open database (SQLite by path or PostgreSQL by URL): transactions, size, the meaning of errors, and migration of
+older schemas.
 
-The one place that knows the libraries' errors. `reason` translates what a database refuses; what it does not know is
-the fault of a statement or of a value, not of the database. Blocking; used from the history's threads only.
+Only this module knows the libraries' errors. `reason` translates those that concern the database. Any other error is
+the fault of a statement or a value. Blocking: used only in the history's threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swarm_node.dashboard.history.schema import metadata, version
 from swarm_node.storage import home
 
 BUSY_S = 2.0
-"""Time for which a statement waits for another process's lock. The writer tries again for longer."""
+"""Time in seconds for which a statement waits for another process's lock. The writer retries for longer."""
 
 _POSTGRESQL = ("postgresql", "postgres")
 _SQLITE_BEGINNING = b"SQLite format 3\0"
@@ -48,54 +48,54 @@ _CACHE_KIB = 8192
 _POOL = "history"
 
 _SQLITE = {
-    "BUSY": ("another process holds its lock", "end the other program that uses it; it is tried again"),
-    "LOCKED": ("another process holds its lock", "end the other program that uses it; it is tried again"),
+    "BUSY": ("another process holds its lock", "end the other program that uses it; the dashboard retries"),
+    "LOCKED": ("another process holds its lock", "end the other program that uses it; the dashboard retries"),
     "READONLY": ("it is read-only", "make the file and its directory writable for this user, or choose another place"),
     "PERM": ("permission denied", "make the file and its directory writable for this user, or choose another place"),
     "FULL": ("the disk is full", "free some space, or choose another disk"),
     "IOERR": ("the disk cannot be read or written", "check the disk's space and health, or choose another disk"),
     "CANTOPEN": ("it cannot be opened", "name a file in a directory that is writable for this user"),
-    "CORRUPT": ("the file is damaged", "it is put aside, and a new one begun, when the history is opened again"),
-    "NOTADB": ("the file is damaged", "it is put aside, and a new one begun, when the history is opened again"),
+    "CORRUPT": ("the file is damaged", "it is renamed, and a new file begun, when the history is reopened"),
+    "NOTADB": ("the file is damaged", "it is renamed, and a new file begun, when the history is reopened"),
     "INTERRUPT": ("it took too long", "try again; a faster disk, or PostgreSQL, helps a large site"),
 }
 
 _SQLSTATES = {
-    "08": ("the connection broke", "check that PostgreSQL runs and can be reached; it is tried again"),
+    "08": ("the connection broke", "check that PostgreSQL runs and can be reached; the dashboard retries"),
     "25006": ("it is read-only", "name the primary server, or a role that may write"),
-    "28": ("it does not let this user in", "check user and password in the URL"),
+    "28": ("it refuses this user", "check user and password in the URL"),
     "3D": ("there is no such database", "create it, or correct the URL"),
-    "42501": ("this user may not write there", "grant it the right to create tables in its schema"),
-    "53": ("the server is out of disk, memory or connections", "free some there; it is tried again"),
-    "55": ("a table is locked", "end the other transaction; it is tried again"),
+    "42501": ("this user may not write there", "grant this user the right to create tables in its schema"),
+    "53": ("the server is out of disk, memory or connections", "free some on the server; the dashboard retries"),
+    "55": ("a table is locked", "end the other transaction; the dashboard retries"),
     "57014": ("it took too long", "try again; check what else keeps PostgreSQL busy"),
-    "57": ("the server is shutting down", "start it again; it is tried again"),
+    "57": ("the server is shutting down", "start the server again; the dashboard retries"),
     "58": ("the server's disk fails", "check PostgreSQL's log"),
     "XX": ("its data is damaged", "check PostgreSQL's log"),
 }
 _DAMAGED = ("CORRUPT", "NOTADB")
 
 MIGRATIONS = ("ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",)
-"""The statement that takes a database from each version to the next. One that was released is never changed."""
+"""The statements that take a database from each version to the next, in order. A released statement never changes."""
 
 VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]
 
 
 class HistoryError(SwarmError):
-    """The database cannot be used now: what is recorded waits, and a read finds nothing."""
+    """The database cannot be used now: recorded facts wait, and a read finds nothing."""
 
     code = "history"
 
 
 class DatabaseDamage(HistoryError):
-    """A SQLite file is not, or not any more, a database."""
+    """A SQLite file is damaged, or is not a database."""
 
 
 def url_of(place: Path | str) -> URL:
     """Return the URL of `place`.
 
-    A text without `://` is a path; a URL of PostgreSQL that names no driver gets the one that swarm-node[postgres]
-    installs. Raises ConfigError for the URL of no database whose driver is installed.
+    Text without `://` is a path. A PostgreSQL URL that names no driver gets the driver that swarm-node[postgres]
+    installs. Raises ConfigError for a URL that is not a database's, or whose driver is not installed.
     """
     if isinstance(place, Path) or "://" not in place:
         return URL.create("sqlite", database=str(Path(place).absolute()))
@@ -120,7 +120,7 @@ def url_of(place: Path | str) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return the file behind `url`; None in memory, by a URI, or at a server."""
+    """Return the SQLite file behind `url`. None for a database in memory, by a file: URI, or on a server."""
     name = url.database
     if url.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
         return None
@@ -131,7 +131,7 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, reads_only=reads_only)
     options = {"timeout": 30} if url.get_driver_name() == "pg8000" else {}
-    # the pool would log, with a traceback, that a connection to a server that has gone could not be closed
+    # without this, the pool logs a traceback if it cannot close a connection to a server that has gone
     logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL}").setLevel(logging.CRITICAL)
     return create_engine(
         url, pool_size=3, max_overflow=0, pool_pre_ping=True, connect_args=options, pool_logging_name=_POOL
@@ -146,14 +146,14 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
         if reads_only:
             connection.execute("PRAGMA query_only = ON")
             return
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # heard only before the first table
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # effective only before the first table
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
-    # begun here, since Python's module would begin transactions late, and none around changes of tables
+    # transactions begin here: Python's module begins them late, and none around schema changes
     begin = "BEGIN" if reads_only else "BEGIN IMMEDIATE"
     event.listen(engine, "connect", prepare)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
@@ -161,7 +161,8 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
 
 
 def reason(error: Exception, place: str) -> HistoryError | None:
-    """Translate `error` into a line with a remedy; None if not the database but the statement or its values failed."""
+    """Translate `error` into a message with a remedy. Return None if a statement or its values failed, and not the
+    database."""
     if isinstance(error, HistoryError):
         return error
     known = _known(error)
@@ -178,7 +179,7 @@ def _known(error: Exception) -> tuple[str, str] | None:
         return _SQLITE.get(_sqlite_code(cause))
     if isinstance(cause, OSError):
         explained = home.explain(cause, "use", option="")
-        remedy = explained.remedy if explained else "check that PostgreSQL runs and can be reached; it is tried again"
+        remedy = explained.remedy if explained else _SQLSTATES["08"][1]
         return (cause.strerror or "no answer").lower(), remedy
     # pg8000 has the SQLSTATE in a dictionary, other drivers as an attribute
     state = getattr(cause, "sqlstate", None)
@@ -199,18 +200,18 @@ def is_damage(error: Exception) -> bool:
 
 
 def _sqlite_code(error: sqlite3.Error) -> str:
-    """Return the primary code, such as `BUSY` of `SQLITE_BUSY_SNAPSHOT`."""
+    """Return the primary code, such as `BUSY` for `SQLITE_BUSY_SNAPSHOT`."""
     found = re.match(r"SQLITE_([A-Z]+)", getattr(error, "sqlite_errorname", ""))
     return found.group(1) if found else ""
 
 
-_STEPS_PER_CHECK = 10_000  # instructions of SQLite between two checks of the clock: about a millisecond
-_ROW_BYTES = 48  # PostgreSQL's own and an index entry
+_STEPS_PER_CHECK = 10_000  # SQLite instructions between two checks of the clock: about a millisecond
+_ROW_BYTES = 48  # overhead of a row in PostgreSQL, with one index entry
 _VACUUMED_PAGES = 1024
 
 
 class Store:
-    """An open database. `place` is its name for people, without a password."""
+    """An open database. `place` is its name for messages, without a password."""
 
     def __init__(self, place: str, writer: Engine, reader: Engine, file: Path | None) -> None:
         self.place = place
@@ -222,13 +223,13 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Hold a transaction, committed at the end."""
+        """Hold a transaction, which is committed at the end."""
         with self._writer.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def reading(self, deadline_s: float) -> Iterator[Connection]:
-        """Hold one state of the database; a query that runs past `deadline_s` from now is interrupted."""
+        """Hold one snapshot of the database. A query that runs past `deadline_s` from now is interrupted."""
         with self._reader.begin() as connection:
             if not self._is_sqlite:
                 connection.execute(text(f"SET LOCAL statement_timeout = {max(1, int(deadline_s * 1000))}"))
@@ -243,7 +244,7 @@ class Store:
                 driver.set_progress_handler(None, 0)
 
     def used_bytes(self) -> int:
-        """Return the size of what is kept now; for PostgreSQL it is estimated from the size of every row."""
+        """Return the size of the content in bytes. For PostgreSQL it is estimated from the size of every row."""
         with self._reader.begin() as connection:
             if not self._is_sqlite:
                 sizes = (
@@ -257,17 +258,17 @@ class Store:
             return int(pages * connection.scalar(text("PRAGMA page_size")))
 
     def give_back(self) -> None:
-        """Return a little of the freed space to the disk. PostgreSQL's own vacuum reuses it."""
+        """Return some freed space to the disk. PostgreSQL reuses its space by its own vacuum."""
         if self._is_sqlite and self._file is not None:
             with contextlib.closing(self._writer.raw_connection()) as connection:
                 connection.cursor().execute(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})").fetchall()
 
     def check_place(self) -> None:
-        """Raises HistoryError if the file was moved or removed: what is written to it would be lost."""
+        """Raise HistoryError if the file was moved or removed: later writes would be lost."""
         if self._file is not None and (not self._file.exists() or self._file.stat().st_ino != self._inode):
             raise HistoryError(
                 f"the history's file {self.place} was removed or replaced",
-                remedy="stop the daemon before you move it; a new one is begun",
+                remedy="stop the daemon before you move the file; a new file is begun",
             )
 
     def is_readable(self) -> bool:
@@ -283,9 +284,9 @@ class Store:
 
 
 def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
-    """Open the database at its newest schema; return also the news that a damaged file was put aside.
+    """Open the database at its newest schema. Also return a notice if a damaged file was renamed.
 
-    Raises ConfigError for a place that cannot be one, HistoryError for one that cannot be used now.
+    Raises ConfigError if `place` can never hold a database, HistoryError if the database cannot be used now.
     """
     url = url_of(place)
     file = sqlite_file(url)
@@ -300,7 +301,7 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
                 raise
             news = put_aside(file)
             return _opened(place, shown), news
-    except Exception as error:  # a driver raises any, where another program answers than a database
+    except Exception as error:  # a driver may raise any error if another kind of program answers
         if (known := reason(error, shown)) is not None:
             raise known from error
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -310,14 +311,14 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
 
 
 def put_aside(file: Path) -> HistoryError:
-    """Rename a damaged database and its log, so that it can be looked at. Raises OSError."""
+    """Rename a damaged database and its log, so that they can be examined. Raises OSError."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     aside = file.with_name(f"{file.name}.damaged-{stamp}")
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             Path(f"{file}{suffix}").replace(f"{aside}{suffix}")
     return HistoryError(
-        f"the history in {file} was damaged; a new one is begun",
+        f"the history in {file} was damaged; a new file is begun",
         remedy=f"the damaged file is kept as {aside}: delete it, or save what you can with `sqlite3 FILE .recover`",
     )
 
@@ -341,7 +342,7 @@ def _opened(place: Path | str, shown: str) -> Store:
 def migrate(connection: Connection, place: str) -> None:
     """Bring the database to the newest schema, in the transaction of `connection`.
 
-    Raises HistoryError for a schema newer than this program.
+    Raises HistoryError if the schema is newer than this program.
     """
     if not inspect(connection).has_table(version.name):
         metadata.create_all(connection)
@@ -351,7 +352,7 @@ def migrate(connection: Connection, place: str) -> None:
     if found not in VERSIONS:
         raise HistoryError(
             f"the history in {place} has schema {found!r}, which a newer version of Swarm wrote",
-            remedy="update this one, or let it keep its history in another place",
+            remedy="update this program, or choose another place with --history",
         )
     for statement in MIGRATIONS[VERSIONS.index(found) :]:
         connection.execute(text(statement))
@@ -359,7 +360,7 @@ def migrate(connection: Connection, place: str) -> None:
 
 
 def _check_beginning(file: Path) -> None:
-    """Raises HistoryError for a file that never was a database, which is not ours to put aside."""
+    """Raises HistoryError for a file that never was a database: such a file is not renamed, since it is the user's."""
     if not file.is_file():
         return
     with file.open("rb") as content:
@@ -371,11 +372,14 @@ def _check_beginning(file: Path) -> None:
 
 
 def _check_file(connection: Connection, shown: str) -> None:
-    """Raises DatabaseDamage or what SQLite raises where it cannot begin; HistoryError for another program's file."""
+    """Check that the SQLite file is intact and a history.
+
+    Raises DatabaseDamage or SQLite's error for a damaged file, HistoryError for another program's file.
+    """
     found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
         raise DatabaseDamage(
-            f"the history in {shown} is damaged: {found}", remedy="it is put aside when it is opened again"
+            f"the history in {shown} is damaged: {found}", remedy="the file is renamed when it is opened again"
         )
     tables = inspect(connection).get_table_names()
     if tables and version.name not in tables:

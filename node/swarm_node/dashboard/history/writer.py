@@ -1,11 +1,12 @@
-"""The thread that writes the history, its queue, and what it does when the database fails.
+"""The thread that writes the history, its queue, and what happens when the database fails.
 
-Samples and records of who is there come every few seconds and the newest makes up for those before; committed steps,
-refusals and changes come once. So they wait apart, and where the database is slow or away the oldest of their kind go.
+There are two queues. Samples and records of presence come every few seconds, and newer ones make up for lost ones.
+Committed steps, refusals and changes come only once. If the database is slow or away, each queue drops its oldest
+facts.
 
-What a database does not take waits and is tried again; `problem` says why once that lasts. A database that can be read
-goes on to be read meanwhile, another one is opened anew. The thread owns the open store; readers use `store` as it is
-at that moment.
+Facts that could not be written wait and are retried. `problem` says why, once a failure lasts. Meanwhile, a database
+that is still readable serves reads, and one that is not is reopened. The thread owns the open store; readers use the
+current `store`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ BATCH = 500
 
 
 class WriteQueue:
-    """Facts that wait to be written. Safe from any thread.
+    """Facts that wait to be written. Thread-safe.
 
-    Only the writer calls `take`; what it returned is `put_back` or not, then `done`.
+    Only the writer calls `take`. It then calls `put_back` for facts that it could not write, and `done`.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class WriteQueue:
                 self._add(fact)
 
     def take(self, wait_s: float) -> list[Fact]:
-        """Take at most a batch of each kind; empty if there is nothing after `wait_s`."""
+        """Take at most a batch of each kind. The result is empty if nothing came within `wait_s`."""
         with self._changed:
             if not len(self) and not self.is_closed:
                 self._changed.wait(wait_s)
@@ -72,23 +73,23 @@ class WriteQueue:
             return taken
 
     def done(self) -> None:
-        """Report that what was taken is written or put back."""
+        """Report that the facts taken were written or put back."""
         with self._changed:
             self._num_taken = 0
             self._changed.notify_all()
 
     def pause(self, wait_s: float) -> None:
-        """Wait until closed, at most `wait_s`."""
+        """Wait at most `wait_s`, or until the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_closed, wait_s)
 
     def wait_empty(self, wait_s: float) -> bool:
-        """Wait at most `wait_s`; return whether all that was put is written, or given up."""
+        """Wait at most `wait_s`. Return whether everything was written or dropped."""
         with self._changed:
             return self._changed.wait_for(lambda: not len(self) and not self._num_taken, wait_s)
 
     def close(self) -> None:
-        """End all waits, also future ones."""
+        """End all waits, including future ones."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -104,7 +105,8 @@ class WriteQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTiming:
-    """Seconds until a failure is told, and between attempts before and after that, and between passes of retention."""
+    """Times in seconds: `patience_s` until a failure is reported, `retry_s` and `again_s` between attempts before and
+    after the report, and `tidy_s` between passes of retention."""
 
     patience_s: float = 30.0
     retry_s: float = 1.0
@@ -113,7 +115,8 @@ class WriterTiming:
 
 
 class HistoryWriter:
-    """`warn` is called in the writer's thread. Others use only `queue`, `suspect` and the attributes."""
+    """Writes the queued facts in a thread of its own, which calls `warn`. Other threads use only `queue`, `suspect` and
+    the attributes."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class HistoryWriter:
         self.store: Store | None = None
         self.problem: HistoryError | None = None
         self.was_tried = threading.Event()
-        """Set once the database is open, or was tried to be opened."""
+        """Set once the database is open, or the first attempt to open it failed."""
         self._place = place
         self._limits = limits
         self._timing = timing
@@ -144,14 +147,14 @@ class HistoryWriter:
 
     @property
     def squeeze(self) -> int:
-        """Return how often all ages are halved now."""
+        """Return how often all ages are currently halved."""
         return self._retention.squeeze if self._retention is not None else 0
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, wait_s: float) -> bool:
-        """Write what is waiting and end. Returns False if the database blocks the thread, which is left behind."""
+        """Write what waits, and end. Return False if the database blocks the thread, which then keeps running."""
         self.queue.close()
         self._thread.join(wait_s)
         return not self._thread.is_alive()
@@ -168,7 +171,7 @@ class HistoryWriter:
         self._release()
 
     def _turn(self) -> bool:
-        """Write what waits, and tidy. Return whether the database took it."""
+        """Write what waits, and tidy. Return whether the database accepted the facts."""
         facts: list[Fact] = []
         try:
             store = self.store or self._open()
@@ -186,14 +189,14 @@ class HistoryWriter:
         return True
 
     def _works(self, store: Store) -> None:
-        """Tell that the database takes what is recorded, if it was told that it does not."""
+        """Report that the database accepts writes again, if an earlier warning said that it does not."""
         if self.problem is not None and self._failing_since is not None:
             lost = duration(time.monotonic() - self._failing_since)
             self._warn(HistoryError(f"the history in {store.place} works again; it could not be used for {lost}"))
         self._failing_since = self.problem = None
 
     def _open(self) -> Store:
-        """Raises HistoryError."""
+        """Open the store. Raises HistoryError."""
         self.store, news = open_store(self._place)
         self._recorder.forget()
         self._retention = Retention(self.store, self._limits)
@@ -207,7 +210,7 @@ class HistoryWriter:
         self.store = self._retention = None
 
     def _write(self, store: Store, facts: Sequence[Fact]) -> None:
-        """Write `facts`; one that no database takes is dropped. Raises what a failing database raises."""
+        """Write `facts`. A fact that the database rejects is dropped. Raises what a failing database raises."""
         if not facts:
             return
         try:
@@ -224,7 +227,7 @@ class HistoryWriter:
                     self._write(store, [fact])
 
     def _tidy(self, store: Store) -> None:
-        """Make one step of retention, if it is time. Raises for a file that is damaged or gone."""
+        """Make one step of retention if it is due. Raises if the file is damaged or gone."""
         assert self._retention is not None
         if self._suspicion is not None:
             raise self._suspicion

@@ -1,18 +1,18 @@
-// Keeps a page as the swarm is: whenever the live events say that somebody looked, the page is fetched once more and
-// what changed is put in. Says how old the picture is, and when the connection is lost.
+// Keeps a page up to date: when a live event says that the dashboard has polled, the page is fetched again and its
+// changes are applied. Also shows how old the figures are, and whether the connection is lost.
 
 import { morph } from "./morph.js";
 import { ago } from "./wording.js";
 
 const QUIET_S = 25; // a heartbeat comes every 10 s
 const RETRY_S = [0.1, 1, 2, 4, 8, 15];
-const REFRESH_S = 2; // at most one fetch in so long
+const REFRESH_S = 2; // at least this long between two fetches
 const FETCH_S = 15;
 
 const box = document.getElementById("live");
 const state = document.getElementById("live-state");
 const main = document.getElementById("main");
-const still = "still" in main.dataset; // a page that the visitor works in is not fetched again
+const still = "still" in main.dataset; // a page in which the visitor types is not fetched again
 const seconds = () => performance.now() / 1000;
 
 let looked = seconds() - Number(box.dataset.age);
@@ -39,17 +39,17 @@ function tick() {
 }
 
 function connect() {
-  close(); // a page that comes back from the browser's cache is shown twice
+  close(); // a page restored from the browser's cache connects a second time
   retryAt = Infinity;
   heard = seconds();
   source = new EventSource("/api/v1/events");
   source.addEventListener("overview", (event) => {
     hear();
     const at = JSON.parse(event.data).at;
-    if (at !== shownAt) looked = seconds(); // what comes first after connecting may be old
+    if (at !== shownAt) looked = seconds(); // the first event after connecting may be old
     shownAt = at;
     if (!still) {
-      // visitors do not all come in the same moment
+      // spread the fetches of all visitors over half a second
       refreshAt = Math.min(refreshAt, Math.max(seconds(), refreshed + REFRESH_S) + Math.random() / 2);
     }
   });
@@ -66,7 +66,7 @@ function hear() {
 function lose() {
   close();
   retryAt = seconds() + RETRY_S[Math.min(failures, RETRY_S.length - 1)] * (0.75 + Math.random() / 2);
-  // a stream that ended in good order is back before anyone needs to be told
+  // a stream that ended normally is reopened before the visitor needs to know
   if (failures++) say("lost", "Connection lost, trying again");
   if (failures > 2 && !still) refreshAt = seconds();
 }
@@ -95,7 +95,7 @@ async function refresh() {
   }
 }
 
-// a page that nobody looks at holds no connection, also one that is opened in a tab behind this one
+// a hidden page holds no connection, even if it was opened in a background tab
 function follow() {
   if (document.hidden) {
     close();
@@ -120,7 +120,7 @@ async function copy(button) {
     await navigator.clipboard.writeText(code.textContent);
     button.textContent = "Copied";
   } catch {
-    getSelection().selectAllChildren(code); // without https there is no clipboard: one key is left to press
+    getSelection().selectAllChildren(code); // there is no clipboard without https: select the text for the visitor to copy
     button.textContent = "Selected: press Ctrl-C";
   }
   setTimeout(() => (button.textContent = "Copy"), 3000);

@@ -1,5 +1,5 @@
-// Makes one element like another by changing only what differs, so that focus, selection, scroll positions and opened
-// details survive an update. Rows and cards are matched by `data-key`, everything else by its place.
+// Makes one element equal to another by changing only what differs, so that focus, selection, scroll positions and open
+// details survive an update. Rows and cards are matched by `id` or `data-key`, everything else by position.
 
 const key = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset?.key : undefined);
 
@@ -10,11 +10,11 @@ export function morph(old, wanted) {
     return;
   }
   morphAttributes(old, wanted);
-  // a button that was pressed says so for a while
+  // a pressed copy button keeps its confirmation for a while
   if (!old.classList.contains("copy")) morphChildren(old, wanted);
 }
 
-// what a visitor did to an element is not the server's to undo
+// an update must not undo what the visitor did to an element
 const kept = (element, name) =>
   (name === "open" && element.localName === "details") || (name === "hidden" && element.classList.contains("copy"));
 

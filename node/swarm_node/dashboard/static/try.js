@@ -1,4 +1,4 @@
-// A chat box over the gateway's own API: streams an answer, then shows the way that it took.
+// A chat box that uses the gateway's API: streams an answer, then shows its trace.
 
 import { showTrace } from "./waterfall.js";
 import { duration } from "./wording.js";
@@ -73,7 +73,7 @@ async function failure(response) {
   }
 }
 
-// the texts of a stream of events, in OpenAI's form of either endpoint
+// yields the texts of an event stream, in OpenAI's form of either endpoint
 async function* pieces(stream) {
   let rest = "";
   for await (const chunk of decoded(stream)) {
@@ -107,11 +107,11 @@ async function follow(id, model) {
     if (!response.ok) throw new Error(await failure(response));
     showTrace(place, await response.json(), await names(model));
   } catch (error) {
-    place.textContent = `Its trace could not be read: ${error.message}`;
+    place.textContent = `The trace could not be read: ${error.message}`;
   }
 }
 
-// of the model's servers, by peer id; without them the waterfall tells the ends of ids
+// names of the model's servers, by peer id; without a name the waterfall shows the end of the id
 async function names(model) {
   try {
     const response = await fetch(`/api/v1/models/${encodeURIComponent(model)}`);

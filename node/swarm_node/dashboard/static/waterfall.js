@@ -1,11 +1,11 @@
-// Draws the trace of a request: where the whole time went, then what an average token does at each hop of the chain that
-// answered last. Servers that were replaced on the way, and what that took, are told below it.
+// Draws the trace of a request: where the whole time went, then the times of an average token at each hop of the last
+// chain. Below this it lists the servers that were replaced during the answer, and how long that took.
 
 import { duration } from "./wording.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// `names` are the nodes' own by peer id; who has none is told by the end of the id
+// `names` are the nodes' names by peer id; a node without a name is shown by the end of its id
 export function showTrace(place, trace, names = new Map()) {
   const hops = (trace.hops ?? []).filter((hop) => !hop.is_replaced).sort((one, other) => one.start - other.start);
   if (!hops.length) {
@@ -21,33 +21,33 @@ const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function summary(trace, numHops) {
   const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
-  const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens a second` : "";
+  const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens per second` : "";
   return make(
     "p",
     { class: "lead strong" },
     `${counted(trace.num_tokens, "token")} over ${counted(numHops, "hop")}: ${ms(trace.opening_ms)} to find servers, first token after ` +
-      `${ms(trace.first_token_ms)}, all of it in ${ms(trace.total_ms)}${rate}.`,
+      `${ms(trace.first_token_ms)}, ${ms(trace.total_ms)} in total${rate}.`,
   );
 }
 
-// one after the other, as a token passes them: the next hop's bar begins where this one's ends
+// hops in the order in which a token passes them: each bar begins where the one before ends
 function table(hops, short) {
   const total = hops.reduce((sum, hop) => sum + hop.ms_per_step, 0) || 1;
-  const head = make("tr", {}, ...["Hop", "A token's way", "Blocks", "Waits", "Computes", "Travels", "Sum"].map((text, i) => heading(text, i)));
+  const head = make("tr", {}, ...["Hop", "Timeline of a token", "Blocks", "Queue", "Compute", "Network", "Sum"].map((text, i) => heading(text, i)));
   let begun = 0;
   const rows = hops.map((hop) => {
     const row = hopRow(hop, begun, total, short);
     begun += hop.ms_per_step;
     return row;
   });
-  return make("table", { class: "fall" }, make("caption", { class: "unseen" }, "What an average token did at each hop"), make("thead", {}, head), make("tbody", {}, ...rows));
+  return make("table", { class: "fall" }, make("caption", { class: "unseen" }, "Times of an average token at each hop"), make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
 function heading(text, i) {
   return make("th", { scope: "col", class: i === 1 ? "blocks" : i > 2 ? "num" : "" }, text);
 }
 
-// the end of a peer id is not broken over two lines, as in the pages' own links
+// as in the pages' links, the end of a peer id is not broken over two lines
 function nodeName(name) {
   const at = name.lastIndexOf(" …");
   return at < 0 ? make("bdi", {}, name) : make("bdi", {}, name.slice(0, at + 1), make("span", { class: "nowrap" }, name.slice(at + 1)));
@@ -80,17 +80,17 @@ function bar(parts, begun, total) {
 }
 
 function legend() {
-  const entries = [["hop1", "waits for its turn"], ["hop0", "is computed"], ["hop2", "travels"]];
+  const entries = [["hop1", "waits in the queue"], ["hop0", "is computed"], ["hop2", "is on the network"]];
   return make("ul", { class: "legend" }, ...entries.map(([kind, text]) => make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
 }
 
 function replays(all, short) {
   if (!all.length) return [];
   const lines = all.map((one) => {
-    const how = one.was_handed_over ? "handed them over" : `had ${one.num_tokens} tokens computed again`;
+    const how = one.was_handed_over ? "received its cache" : `computed ${one.num_tokens} tokens again`;
     return make("li", {}, `Blocks ${one.start}:${one.end}: ${short(one.lost_peer)} was lost (${one.reason}), ${one.new_peers.map(short).join(", ")} took over and ${how}, a pause of ${ms(one.failover_ms)}.`);
   });
-  return [make("h3", {}, "On the way"), make("ul", { class: "tasks" }, ...lines)];
+  return [make("h3", {}, "Servers replaced during the answer"), make("ul", { class: "tasks" }, ...lines)];
 }
 
 function make(name, attributes, ...children) {

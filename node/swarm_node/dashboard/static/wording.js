@@ -1,4 +1,4 @@
-// Durations as `formatting.py` writes them; a test compares the two.
+// Formats durations as `formatting.py` does; a test compares the two.
 
 const digits = (value) => {
   const decimals = Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;

@@ -1,10 +1,10 @@
-"""The console script; `python -m swarm_node` is the same, even where the script is not on the path."""
+"""The console script. `python -m swarm_node` does the same, even if the script is not on the PATH."""
 
 from swarm_node import interrupts
 
 
 def main() -> None:
-    """Import the command line once Ctrl-C is handled: that takes a while."""
+    """Handle Ctrl-C first, then import the command line, which takes a while."""
     interrupts.end_process()
     from swarm_node import cli  # noqa: PLC0415
 

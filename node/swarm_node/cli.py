@@ -1,9 +1,9 @@
 """The `swarm-node` command: runs the sub-commands of `command_list`, and turns errors into messages and exit codes.
 
-Only light modules are imported here, because `--help` and `status` should answer at once; whatever needs torch or
-hivemind is imported by the command that uses it.
+Only light modules are imported here, because `--help` and `status` must answer at once. A command itself imports torch
+or hivemind if it needs them.
 
-Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug, 130 interrupted.
+Exit codes: 0 done, 1 cannot be done, 2 wrong usage, 70 a bug, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GROUPS = {
     ),
 }
 USUAL = {"evidence": "list", "models": "list", "invite": "create"}
-"""The command that a group runs when none of its commands is named."""
+"""The command that a group runs if none of its commands is named."""
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():
@@ -82,21 +82,20 @@ def root(
 
 
 def main() -> None:
-    """Run the command of this process's arguments, and end with its exit code."""
-    # imports make hundreds of thousands of objects that stay: a collection at each 700 takes a sixth of their time
+    """Run the command in this process's arguments, and exit with its exit code."""
+    # imports create hundreds of thousands of lasting objects: collecting at each 700 takes a sixth of the import time
     gc.set_threshold(10_000)
     code = run(sys.argv[1:])
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # nothing of ours is left to do, while the teardown of torch, gRPC and uvloop takes time, and has been seen to spin
-    # without end after a failure
+    # skip the teardown of torch, gRPC and uvloop: it takes time, and has been seen to spin without end after a failure
     os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Nothing but SystemExit from typer's completion escapes."""
+    """Run one command and return its exit code. Only SystemExit of typer's completion escapes."""
     emitter = Emitter(json="--json" in arguments)
     diagnostics.quieten_imports()
     try:
@@ -116,7 +115,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.EXIT_INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has closed it; keep the interpreter from complaining about that when it exits
+        # the reader closed our output: keep the interpreter from reporting this when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return diagnostics.EXIT_FAILURE
     except Exception as error:
@@ -126,12 +125,12 @@ def run(arguments: Sequence[str]) -> int:
 
 @functools.cache
 def _command() -> Any:
-    """Return the tree of all commands, which takes a while to make."""
+    """Return the tree of all commands. Building it takes a while, so it is cached."""
     return typer.main.get_command(app)
 
 
 def _or_help(arguments: list[str]) -> list[str]:
-    """Show the help where no command is named."""
+    """Add --help if no command is named."""
     is_group = len(arguments) == 1 and arguments[0] in GROUPS
     return [*arguments, "--help"] if not arguments or is_group else arguments
 
@@ -144,6 +143,6 @@ def with_usual(arguments: list[str]) -> list[str]:
 
 
 def _known(arguments: Sequence[str]) -> list[str]:
-    """Return the words of the command, or of the group, that was meant."""
+    """Return the words of the command or group that was meant."""
     names = [*(entry.name.split() for entry in COMMANDS), *([name] for name in GROUPS)]
     return max((words for words in names if words == list(arguments[: len(words)])), key=len, default=[])

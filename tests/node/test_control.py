@@ -323,4 +323,4 @@ def test_status_says_while_a_trainer_is_on_probation_and_what_its_runs_author_en
     assert "endorsed   by the run's author up to outer step 1,200" in shown
     assert "held out   this node +0.5" in shown
     other = this_node.text(replace(REPLY, training=replace(training, endorses_other=True)))
-    assert "the run's author endorses another outer step 1,200 than this node's history has" in other
+    assert "the run's author endorsed another state at outer step 1,200 than this node has" in other

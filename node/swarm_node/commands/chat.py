@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarm.client import Client
 
 FIRST_S = 10.0
-"""Records arrive within a second or two of the connection."""
+"""Longest wait for the model's records. They usually arrive within two seconds of the connection."""
 
 LOOK_S = 0.25
 MAX_INPUT_CHARS = 2_000_000
@@ -42,10 +42,10 @@ HELP = "/help"
 EXIT = "/exit"
 KEYS = (
     f"Ctrl-C stops an answer, {ANEW} starts a new conversation, {EXIT} or Ctrl-D ends the chat, {HELP} shows this; "
-    "after a space, a text may begin with a slash"
+    "put a space before a text that begins with a slash"
 )
 COMMAND = re.compile(r"(/[a-z]+)(\s.*)?")
-"""A line that begins with a word after a slash is no question, so that a mistyped command is not sent to servers."""
+"""A line that begins with a slash and a word is not a question, so a mistyped command is not sent to servers."""
 SEE_HELP = "see swarm-node chat --help"
 
 T = TypeVar("T")
@@ -53,9 +53,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """Holds what was said, with a model of that name. `system` precedes everything.
+    """A conversation with `model`. `system` precedes all messages.
 
-    A model without a chat template continues the text that was written so far.
+    A model without a chat template continues the text of the conversation.
     """
 
     model: str
@@ -140,7 +140,8 @@ class Chat:
             self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, {by}, on {servers}")
 
     def converse(self) -> None:
-        """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""
+        """Answer questions until the input ends. Ctrl-C stops an answer. At the prompt, Ctrl-C raises
+        KeyboardInterrupt."""
         self._emitter.say(KEYS)
         for question in _questions():
             if (command := COMMAND.fullmatch(question)) is not None:
@@ -157,15 +158,16 @@ class Chat:
 
     def _obey(self, command: str, rest: str) -> None:
         if rest and command in {ANEW, HELP, EXIT}:
-            self._emitter.say(f"{command} stands alone on its line, so nothing was done: {KEYS}")
+            self._emitter.say(f"{command} must be alone on its line, so nothing was done: {KEYS}")
         elif command == ANEW:
             self._conversation.said.clear()
-            self._emitter.say("a new conversation: what was said before is forgotten")
+            self._emitter.say("this is a new conversation: the earlier messages are forgotten")
         else:
             self._emitter.say(KEYS if command == HELP else f"unknown command {command}: {KEYS}")
 
     def answer(self, question: str, *, goes_on: bool = False) -> None:
-        """Stream the answer. Where the conversation `goes_on`, Ctrl-C stops it only, and what came is kept."""
+        """Stream the answer. If the conversation `goes_on`, Ctrl-C stops only the answer, and its text so far is
+        kept."""
         text, reason = "", None
         try:
             tokens: Any = self._client.generate(**self._conversation.asking(question))
@@ -189,7 +191,7 @@ class Chat:
 
 
 def fit_for_terminal(text: str) -> str:
-    """Return `text` without characters that move the cursor or turn the text: strangers' machines wrote it."""
+    """Return `text` without control characters: strangers' machines wrote it, and such characters move the cursor."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
@@ -217,13 +219,13 @@ def _piped() -> str:
     """Read the question from standard input. Raises ConfigError if it is empty, too long or not text."""
     try:
         text = sys.stdin.read(MAX_INPUT_CHARS + 1)
-        text.encode()  # where the locale is C, bytes that are no text are read as surrogates
+        text.encode()  # in the C locale, bytes that are not text are read as surrogates
     except UnicodeError as error:
         raise ConfigError(
             "the question on standard input is not text in UTF-8", remedy="convert it to UTF-8 first"
         ) from error
     if not text.strip():
-        raise ConfigError("there is no question on standard input", remedy="pipe one in, or chat in a terminal")
+        raise ConfigError("there is no question on standard input", remedy="pipe a question in, or chat in a terminal")
     if len(text) > MAX_INPUT_CHARS:
         raise ConfigError(f"the question has over {MAX_INPUT_CHARS} characters", remedy="shorten it")
     return text.rstrip("\n")
@@ -232,7 +234,7 @@ def _piped() -> str:
 def _conversation_of(flags: Flags) -> Conversation:
     model = flags.options["model"]
     if not model:
-        raise UsageError("MODEL is missing", remedy="name one of those that swarm-node models lists")
+        raise UsageError("MODEL is missing", remedy="name a model that swarm-node models lists")
     temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
     return Conversation(
         model=model,

@@ -1,4 +1,4 @@
-"""Every sub-command of `swarm-node`: its purpose, its code, its settings and options. Values only."""
+"""Every sub-command of `swarm-node`: its purpose, code, settings and options. Values only."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ TRAINING = (
 )
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
-# options of several commands
+# options that several commands share
 RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
 SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
 EXPIRES = {"--expires TIME": "Validity, such as 30d, 12h or 90m; at most 366d (default: 30d)."}
-NEW_FILE = {"--out FILE": "Write it to a new file that only you can read, instead of to stdout (with --json: stderr)."}
-FOR_NODE = {"--for-node NODE": "Make it valid only for this peer id, as swarm-node identity shows it on that machine."}
+NEW_FILE = {"--out FILE": "Write to a new file that only you can read, instead of stdout (with --json: stderr)."}
+FOR_NODE = {"--for-node NODE": "Invite only this peer id. On that machine, swarm-node identity shows the id."}
 COMMANDS = (
     Command(
         name="seed",
-        purpose="Run a seed: a peer that others join through, and that relays for nodes behind a NAT.",
+        purpose="Run a seed: a node through which others join, and which relays for nodes behind a NAT.",
         code="swarm_node.commands.daemons:seed",
         settings=DAEMON,
         example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
@@ -84,8 +84,8 @@ COMMANDS = (
         options={
             "PATH": "The run file (default: run.toml).",
             **SIGNER,
-            "--pin": "Pin a hub data set by the digest of its tokens as well as its commit: download and tokenize it "
-            "now.",
+            "--pin": "Pin a hub data set by the digest of its tokens as well as its commit. This downloads and "
+            "tokenizes the data set now.",
             "--unpinned": "Do not pin the data; members may then train on different data.",
         },
     ),
@@ -143,15 +143,14 @@ COMMANDS = (
         options={
             **RUN_FILE,
             **SIGNER,
-            "--members FILE": "Ask only these peers for the run's state, one peer id a line (default: all that train "
-            "it).",
+            "--members FILE": "Ask only these peers for the run's state, one peer id a line (default: all members).",
             "--every TIME": "Repeat the endorsement at this interval, such as 30m or 1h, until the run is finished.",
             "--yes": "Sign and deliver the endorsement; without this, only show what would be signed.",
         },
     ),
     Command(
         name="run invite",
-        purpose="Print an invitation to a run, with which nodes skip probation. For the run's author and its inviters.",
+        purpose="Print an invitation to a run. Invited nodes skip probation. For its author and inviters.",
         code="swarm_node.commands.run_invite:invite",
         settings=(*HERE, "network_id"),
         example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
@@ -159,7 +158,7 @@ COMMANDS = (
             **RUN_FILE,
             **SIGNER,
             **EXPIRES,
-            "--uses NUMBER": "Maximum number of nodes that may use it (default: 1).",
+            "--uses NUMBER": "Maximum number of nodes that may use the invitation (default: 1).",
             **FOR_NODE,
             **NEW_FILE,
         },
@@ -173,9 +172,8 @@ COMMANDS = (
         options={
             **RUN_FILE,
             **SIGNER,
-            "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat the option for "
-            "several.",
-            "--inviter NODE": "Peer id of an inviter, all of whose invitations become invalid.",
+            "--serial SERIAL…": "Serial of an invitation (run invite and status show it). May be repeated.",
+            "--inviter NODE": "Peer id of an inviter. All invitations from this inviter become invalid.",
         },
     ),
     Command(
@@ -186,7 +184,7 @@ COMMANDS = (
         example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
         options={
             **RUN_FILE,
-            "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it on that machine.",
+            "--for-node NODE": "The newcomer's peer id. On that machine, swarm-node identity shows the id.",
             **EXPIRES,
             **NEW_FILE,
         },
@@ -208,9 +206,9 @@ COMMANDS = (
         options={
             "PATH": "The evidence file (see: swarm-node evidence list).",
             "--run FILE": "The run file that the evidence must belong to (default: the one in the evidence file).",
-            "--state DIR": "Do not trust the members' findings about an interval: recompute it from this checkpoint "
-            "of its start.",
-            "--model DIR": "Check a server's answer: recompute it with the published model in this directory.",
+            "--state DIR": "Recompute an interval from this checkpoint of its start, instead of trusting the members' "
+            "findings.",
+            "--model DIR": "Recompute a server's answer with the published model in this directory.",
         },
     ),
     Command(
@@ -230,16 +228,16 @@ COMMANDS = (
     ),
     Command(
         name="models publish",
-        purpose="Sign a manifest of a model's files, so that clients can tell it from other models with its name.",
+        purpose="Sign a manifest of a model's files, so that clients can tell the model from others of the same name.",
         code="swarm_node.commands.models:publish",
         settings=HERE,
         example="swarm-node models publish ~/models/story --name story",
         options={
-            "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
+            "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub. A hub model is downloaded.",
             "--name NAME": "The published name (default: the directory's name, or NAME on the hub).",
             **SIGNER,
-            "--out FILE": "Also write the manifest to this new file; it is always written to swarm-model.manifest "
-            "beside the model.",
+            "--out FILE": "Also write the manifest to this new file, besides swarm-model.manifest in the model's "
+            "directory.",
         },
     ),
     Command(
@@ -313,7 +311,7 @@ COMMANDS = (
             "--rights RIGHTS": "What the invited node may do: a list of join, serve, train, ask (default: all).",
             **EXPIRES,
             **FOR_NODE,
-            "--note NOTE": "A note for your own list, such as whom it is for.",
+            "--note NOTE": "A note for your own list, such as who gets the invitation.",
             **NEW_FILE,
         },
     ),
@@ -326,11 +324,11 @@ COMMANDS = (
     ),
     Command(
         name="invite revoke",
-        purpose="Revoke an invitation to the private network of this home. Other nodes then refuse nodes that use it.",
+        purpose="Revoke an invitation to this home's private network. Members then refuse nodes that use it.",
         code="swarm_node.commands.invite:revoke",
         settings=(*HERE, "peers"),
         example="swarm-node invite revoke 0123456789abcdef",
-        options={"SERIAL": "The serial that invite list shows."},
+        options={"SERIAL": "Serial of the invitation, as invite list shows it."},
     ),
     Command(
         name="status",
@@ -381,7 +379,7 @@ COMMANDS = (
             "PATH": "The scenario file (TOML).",
             "--out FILE": "Write FILE.html and FILE.json (default: the scenario file's name with -report).",
             "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
-            "--processes N": "Number of processes (default: 2 from 2,000 nodes on). Reports depend on it.",
+            "--processes N": "Number of processes (default: 2 from 2,000 nodes on). Reports depend on the number.",
         },
     ),
     Command(
@@ -394,7 +392,7 @@ COMMANDS = (
     ),
     Command(
         name="demo",
-        purpose="Demonstrate everything on this machine: nodes train a model together and serve it, and one is killed.",
+        purpose="Demonstrate everything on this machine: nodes train and serve a model together, and one is killed.",
         code="swarm_node.demo.command:demo",
         settings=(),
         example="swarm-node demo --nodes 4 --keep demo",
@@ -402,7 +400,7 @@ COMMANDS = (
             "--nodes N": f"Volunteers to start (default: {NUM_NODES}).",
             "--outer-steps N": f"Outer steps to train (default: {OUTER_STEPS}).",
             "--interval-steps N": f"Inner steps between two outer steps (default: {INTERVAL_STEPS}).",
-            "--min-tokens N": "Minimum length of the completion, which goes on until the killed node is noticed "
+            "--min-tokens N": "Minimum tokens of the completion. It continues until the killed node is noticed "
             f"(default: {MIN_NEW_TOKENS}).",
             "--prompt TEXT": "Text to complete (default: the beginning of a function).",
             "--temperature T": f"Sampling temperature; 0: always the likeliest byte (default: {TEMPERATURE}).",

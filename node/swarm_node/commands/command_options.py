@@ -1,8 +1,8 @@
-"""Makes command-line options out of settings, so that each is named, explained and parsed in one place only.
+"""Makes command-line options from settings, so that each is named, described and parsed in one place.
 
-A command says which settings it takes; typer sees an ordinary signature, and the command receives them as `Flags`.
-After `--run` and `--model` a shell completes run files and models in the folder that is typed so far; where there are
-none it completes any path, as for other options.
+A command lists the settings that it takes. typer sees an ordinary signature, and the command receives the values as
+`Flags`. After `--run` and `--model` a shell completes run files and model directories in the directory typed so far; if
+there are none, it completes any path, as for other options.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 MAX_OFFERED = 200
 DEFAULT_PATH = Path("run.toml")
-"""The run file of commands that are given none."""
+"""The run file that commands use by default."""
 
 
 def run_files(incomplete: str) -> list[str]:
@@ -43,24 +43,27 @@ def models(incomplete: str) -> list[str]:
 
 
 COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {"run": run_files, "model": models}
-"""Completions of a setting's value, by the setting's name."""
+"""The function that completes a setting's value, by the setting's name."""
 
 
 def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
-    """Return the paths that complete `incomplete`, written as it was begun: `~/` and relative paths stay."""
+    """Return the paths that complete `incomplete`. `~/` and relative paths stay as they were typed."""
     above, slash, begun = incomplete.rpartition("/")
     try:
         entries = sorted(Path(above + slash or ".").expanduser().iterdir())
         found = [entry.name for entry in entries if entry.name.startswith(begun) and fits(entry)]
-    except (OSError, RuntimeError):  # the folder does not exist, or ~NAME names no user
+    except (OSError, RuntimeError):  # the directory does not exist, or ~NAME names no user
         return []
     return [f"{above}{slash}{name}" for name in found[:MAX_OFFERED]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Holds what was given on the command line; None marks what was not. `options` holds the options and arguments that
-    are no settings, by name: switches as bool, files as Path, all else as text."""
+    """What was given on the command line; None marks what was not given.
+
+    `options` holds the options and arguments that are not settings, by name: switches as bool, files as Path,
+    everything else as str.
+    """
 
     values: Mapping[str, Value]
     json: bool
@@ -68,17 +71,17 @@ class Flags:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self) -> Config:
-        """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
+        """Resolve the settings from these flags, the environment and the settings file. Raises ConfigError."""
         return config_sources.resolve(self.values, file=self.file)
 
     def member(self) -> Config:
-        """Resolve the settings of a command that goes to a network, which may be a private one. Raises ConfigError."""
+        """Resolve the settings of a command that joins a network, with the home's invitation. Raises ConfigError."""
         from swarm_node.storage.kept_invitation import with_invitation  # noqa: PLC0415 - the network's code
 
         return with_invitation(self.resolve())
 
     def parsed(self, name: str, parse: Callable[[str], T], remedy: str) -> T | None:
-        """Return the option `name` as `parse` reads it; None if it was not given. Raises UsageError."""
+        """Return the option `name` parsed by `parse`, or None if it was not given. Raises UsageError."""
         text: str | None = self.options[name]
         try:
             return None if text is None else parse(text)
@@ -86,7 +89,7 @@ class Flags:
             raise UsageError(f"--{name.replace('_', '-')}: {text!r:.80} {error}", remedy=remedy) from error
 
     def home(self) -> Path:
-        """Return the home, for a command that needs no other setting. Raises ConfigError."""
+        """Return the home directory, for a command that needs no other setting. Raises ConfigError."""
         return config_sources.resolve_home(self.values)
 
 
@@ -94,9 +97,10 @@ class Flags:
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
-    `settings` names the settings that it takes. `options` maps its other options to their help: `--yes` is a switch,
-    `--out DIR` and `--identity FILE` are paths, `--step STEP` is a text, `--serial SERIAL…` may be repeated; `PATH`,
-    `DIR` and `MODEL` need no name of an option. A command of two words is in the group that the first names.
+    `settings` names the settings that the command takes. `options` maps its other options to their help texts: `--yes`
+    is a switch, `--out DIR` and `--identity FILE` are paths, `--step STEP` is text, and `--serial SERIAL…` may be
+    repeated. `PATH`, `DIR`, `MODEL` and `SERIAL` are positional arguments. A name of two words puts the command into
+    the group of the first word.
     """
 
     name: str
@@ -118,7 +122,7 @@ class Command:
             parameters.append(_option("config", Path | None, "--config", about, metavar="FILE"))
 
         def callback(**given: Any) -> int:
-            # an empty list is typer's way to say that a repeatable option was not given
+            # typer gives an empty list for a repeatable option that was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             options = {each.name: given[each.name] for each in others}
             run: Callable[[Flags], int] = imported(self.code)
@@ -134,9 +138,9 @@ _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTI
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does.
+    """Let `--peers A B` mean `--peers A --peers B`: addresses begin with a slash, and commands do not.
 
-    Raises UsageError for an option without a value: an empty one, or a setting that is followed by the next one.
+    Raises UsageError for an option without a value: the value is empty, or a setting is followed by the next option.
     """
     spread_out: list[str] = []
     for argument in arguments:
@@ -158,7 +162,7 @@ def _no_value(option: str, found: str) -> UsageError:
 
 
 def imported(code: str) -> Any:
-    """Return what `module:name` stands for."""
+    """Return the object that `module:name` refers to."""
     module, name = code.split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -198,7 +202,7 @@ def _option(
     metavar: str | None = None,
     complete: Callable[[str], list[str]] | None = None,
 ) -> inspect.Parameter:
-    # brackets would be taken for markup and vanish
+    # rich would take brackets for markup and drop them
     option = typer.Option(
         declared, help=escape(about), metavar=metavar or None, show_default=False, autocompletion=complete
     )
@@ -207,7 +211,7 @@ def _option(
 
 
 def with_peers(flags: Flags) -> Config:
-    """Return the settings, which have to name a peer. Raises ConfigError."""
+    """Return the settings, which must name a peer. Raises ConfigError."""
     config = flags.member()
     if not config.peers:
         raise UsageError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
@@ -215,11 +219,11 @@ def with_peers(flags: Flags) -> Config:
 
 
 def run_file(flags: Flags) -> Path:
-    """Return the path in PATH; that a file is there is checked before torch is imported. Raises ConfigError."""
+    """Return the run file in PATH. Checks that it exists before torch is imported. Raises ConfigError."""
     path = flags.options["path"] or DEFAULT_PATH
     if not path.exists():
         if isinstance(parse_run(str(path)), RunId):
-            raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
+            raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file, which this command needs")
         remedy = f"check the path, or write one: swarm-node run init {path}"
         raise ConfigError(f"{path} cannot be read: it does not exist", remedy=remedy)
     if not path.is_file():
@@ -229,7 +233,7 @@ def run_file(flags: Flags) -> Path:
 
 
 def file_or_id(flags: Flags) -> Path | RunId:
-    """Return the run's file, or its id, as PATH names it. Raises ConfigError."""
+    """Return the run's file or id, whichever PATH names. Raises ConfigError."""
     named = flags.options["path"]
     which = parse_run(str(named)) if named else None
     if isinstance(which, Path) and not which.exists():
@@ -238,9 +242,10 @@ def file_or_id(flags: Flags) -> Path | RunId:
 
 
 def signing_identity(flags: Flags, *, with_any_key: bool = True) -> Identity:
-    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs.
+    """Return the key to sign with. Raises ConfigError if there is none: an author must know which key signs.
 
-    Without `with_any_key` a new key would be of no use, as only one that has signed or trained before may sign this.
+    Without `with_any_key`, only a key that has signed or trained before may sign, so the error does not suggest a new
+    key.
     """
     if given := flags.options.get("identity"):
         if not given.exists():
@@ -259,6 +264,6 @@ def signing_identity(flags: Flags, *, with_any_key: bool = True) -> Identity:
 
 
 def say_lookup(model: Path | HubId, emitter: Emitter) -> None:
-    """Say what a hub is about to be asked for, since its answer may take seconds."""
+    """Say what a hub is about to be asked for, since its answer may take seconds. Say nothing for a local model."""
     if isinstance(model, HubId):
         emitter.say(f"asking the hub for {model.model_id}")

@@ -1,6 +1,6 @@
 """`swarm-node seed`, `join`, `gateway` and `dashboard`.
 
-Each holds the home, then runs a daemon in it until that is done or has to leave.
+Each locks the home, then runs a daemon until it is done or told to leave.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seed(flags: Flags) -> int:
     config = flags.member()
     if not config.listen:
         raise UsageError(
-            "a seed needs an address to listen on", remedy="give --listen one, such as /ip4/0.0.0.0/tcp/4001"
+            "a seed needs an address to listen on", remedy="give an address, such as --listen /ip4/0.0.0.0/tcp/4001"
         )
     return live(flags, config, "swarm_node.roles.seed:SeedRole", joins=False)
 
@@ -51,7 +51,7 @@ def join(flags: Flags) -> int:
     config = _within_rights(config)
     run, run_id = None, config.run.run_id if isinstance(config.run, RunId) else ""
     if isinstance(config.run, Path):
-        # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
+        # refuse a file that is not a run, or was changed after signing, before torch is imported to try the run's model
         from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415
 
         run = load_signed_run(config.run)
@@ -64,27 +64,29 @@ def join(flags: Flags) -> int:
     if have_expired(config):
         emitter.warning(
             f"the invitation to {run_id} has expired: this node goes on without it",
-            remedy="ask who gave it for a new one, and check the clock",
+            remedy="ask the inviter for a new invitation, and check this machine's clock",
         )
     if config.model:
-        # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
+        # otherwise torch's threads spin for milliseconds after each decoding step, on cores that other threads need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
     if config.run or config.model:
-        # otherwise nothing is seen for the many seconds that this can take on a machine with other work
-        emitter.say("starting: loads torch and, at the first start, measures this machine")
+        # otherwise nothing is printed for many seconds on a busy machine
+        emitter.say("starting: loading torch and, at the first start, measuring this machine")
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 
 def _check_invitations(config: Config, run_id: str, peer_id: str) -> None:
-    """Refuse at once an invitation that lets the node `peer_id` into no run, or not into the run `run_id`. Raises
-    ConfigError."""
+    """Refuse an invitation that cannot let the node `peer_id` into the run `run_id`, or that is given without a run.
+
+    Raises ConfigError.
+    """
     if config.invitation and not run_id:
         raise UsageError(
             f"no run is named, so {config.origin('invitation')} has no effect",
-            remedy="give --run the run's file or its id, too",
+            remedy="also give the run's file or id with --run",
         )
     check_given(config.invitation, peer_id, run_id, network_id=config.network_id)
 
@@ -100,8 +102,10 @@ def dashboard(flags: Flags) -> int:
 
 
 def _within_rights(config: Config) -> Config:
-    """Return the settings of a node that takes only work for which its invitation has the right. Raises ConfigError if
-    it was given other work."""
+    """Return the settings, with `take` limited to work that the node's invitation has the right to.
+
+    Raises ConfigError if the node was given other work.
+    """
     if config.invite is None:
         return config
     if config.model or config.then_serve or ("take" in config.origins and config.take == "models"):
@@ -117,13 +121,13 @@ def _within_rights(config: Config) -> Config:
 
 
 def _check_work(config: Config) -> None:
-    """Refuse early what is impossible by its settings alone. Raises ConfigError."""
+    """Refuse settings that contradict each other or name missing files, before slow imports. Raises ConfigError."""
     if config.run and config.model:
         raise UsageError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
         raise UsageError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
     if "take" in config.origins and (config.run or config.model):
-        raise UsageError("--take cannot be combined with --run or --model", remedy="leave it out")
+        raise UsageError("--take cannot be combined with --run or --model", remedy="leave out --take")
     is_free = not (config.run or config.model)
     limits = ("dtype", "blocks") if is_free and config.take in {"any", "models"} else SERVING
     limited = [name for name in limits if name in config.origins]
@@ -135,7 +139,7 @@ def _check_work(config: Config) -> None:
     named = [name for name in TRAINING if name in config.origins]
     if named and not config.run and not (is_free and config.take in {"any", "runs"}):
         raise UsageError(
-            f"there is nothing to train, so {config.origin(named[0])} has no effect", remedy="give --run RUN, too"
+            f"there is nothing to train, so {config.origin(named[0])} has no effect", remedy="also give --run RUN"
         )
     if isinstance(config.run, Path) and not config.run.is_file():
         found = "is a directory, not a run file" if config.run.is_dir() else "does not exist"
@@ -144,14 +148,14 @@ def _check_work(config: Config) -> None:
             remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
         )
     if config.max_memory:
-        # what the process itself will hold is known later, and counts only where the model is in the same memory
+        # the memory of the process itself is known later, and counts only if the model is in the same memory
         share_of_limit(config.max_memory, LEAST_PROCESS_BYTES if config.device == "cpu" else 0)
     _check_data(config)
     check_model_directories(config)
 
 
 def _check_data(config: Config) -> None:
-    """Refuse data or a tokenizer that is missing, unless the tokens that the run pins were kept. Raises ConfigError."""
+    """Refuse missing data or a missing tokenizer, unless the run's pinned tokens are cached. Raises ConfigError."""
     named = {"--data": config.data, "--tokenizer": config.tokenizer}
     missing = [(option, path) for option, path in named.items() if path is not None and not path.exists()]
     if missing and not _keeps_tokens_of(config):
@@ -164,20 +168,20 @@ def _keeps_tokens_of(config: Config) -> bool:
     from swarm.training.data.token_file import digests_in  # noqa: PLC0415
 
     if not isinstance(config.run, Path):
-        return True  # what the run pins is known once its file is here
+        return True  # the run's pins are known once its file is here
     text = config.run.read_text(errors="replace")
     return any(digest in text for digest in digests_in(shared_cache()))
 
 
 def check_model_directories(config: Config) -> None:
-    """Refuse a directory that holds no model; a model on a hub is checked later. Raises ConfigError."""
+    """Refuse a directory without a model. A model on a hub is checked later. Raises ConfigError."""
     for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
         if isinstance(place, Path):
             check_model_directory(place, f"give {option} the directory that holds it and the *.safetensors{other}")
 
 
 def check_model_directory(place: Path, remedy: str) -> None:
-    """Raises ConfigError with `remedy` if there is no config.json in `place`."""
+    """Raise ConfigError with `remedy` if `place` has no config.json."""
     if not (place / "config.json").is_file():
         absent = "it is a file" if place.is_file() else "there is no such directory"
         found = "it holds no config.json" if place.is_dir() else absent
@@ -185,9 +189,9 @@ def check_model_directory(place: Path, remedy: str) -> None:
 
 
 def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
-    """Hold the home and run the role whose class `role_code` names. Returns the exit code.
+    """Lock the home and run the role whose class `role_code` names. Return the exit code.
 
-    `joins`: the role needs a peer to join through.
+    `joins` means that the role needs a peer to join through.
     """
     home = Home(config.home)
     home.create()
@@ -196,14 +200,14 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
         config = with_own_renewed(config, home)
         check_member(config, home, Identity.load_or_create(home.identity).peer_id)
         config = remembered_peers.choose_listen(config)
-        # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
+        # the last quick check: after correcting this, a user should not meet another mistake
         if joins:
             remembered_peers.check_can_join(config)
         if config.metrics is not None:
             from swarm_node.metrics.exporter import bound  # noqa: PLC0415
 
-            bound(config.metrics).close()  # it is bound again when there is something to answer
-        # torch and the network take seconds to import: the checks above come first
+            bound(config.metrics).close()  # the exporter binds the address again once it can answer
+        # the checks above come first, because importing torch and the network takes seconds
         with lean_imports():
             role: NodeRole = imported(role_code)(config)
             from swarm_node import daemon  # noqa: PLC0415

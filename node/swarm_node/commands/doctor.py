@@ -1,8 +1,8 @@
 """`swarm-node doctor`: checks this machine for what keeps nodes from working. Exit code 1 if a check fails.
 
-Each check is one function and each finding has its remedy. Checks read and try things out, and leave nothing behind.
-The network is checked from a temporary host with a temporary identity, so that the
-doctor can run beside a daemon. Imports torch.
+Each check is one function, and each finding has a remedy. Checks read and try things, and leave nothing behind. The
+network is checked from a temporary host with a temporary identity, so that the doctor can run beside a daemon. Imports
+torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from swarm_node.storage.home import Home
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 LISTEN_S = 2.0
-"""Local peers answer at once; one that has just answered somebody else does within a second."""
+"""How long to listen for local peers. They answer at once, or within a second if they have just answered another
+node."""
 
 
 Result = Literal["ok", "warn", "fail"]
@@ -57,7 +58,7 @@ Result = Literal["ok", "warn", "fail"]
 def run(flags: Flags) -> int:
     config = remembered_peers.choose_listen(flags.member())
     diagnostics.quieten_libraries()
-    logging.getLogger("swarm").setLevel(logging.CRITICAL)  # a finding says it better
+    logging.getLogger("swarm").setLevel(logging.CRITICAL)  # findings explain problems better
     emitter = Emitter(json=flags.json)
     code = 0
     for finding in _findings(config):
@@ -81,7 +82,7 @@ def _findings(config: Config) -> Iterable[Finding]:
 
 @contextmanager
 def _leaving_no_home(home: Home) -> Iterator[None]:
-    """Remove the directories of a home that are made inside, as long as they are empty."""
+    """Remove the directories of the home that the block creates, unless they have content."""
     places = (*reversed(home.path.parents), home.path, home.cache, home.checkpoints, home.log)
     missing = [place for place in places if not os.path.lexists(place)]
     try:
@@ -93,11 +94,11 @@ def _leaving_no_home(home: Home) -> Iterator[None]:
 
 
 LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
-"""The lower bounds of pyproject.toml, for machines where they were overridden."""
+"""The lower bounds of pyproject.toml, for machines where other versions were installed."""
 
 LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
 NO_DISK_BYTES = 200 * 2**20
-RELEASED_AT = 1_760_000_000  # October 2025: a clock before this software was written is wrong
+RELEASED_AT = 1_760_000_000  # October 2025: an earlier time is before this software was written, so the clock is wrong
 BINARY_TIMEOUT_S = 10.0
 
 
@@ -148,8 +149,7 @@ def check_home(config: Config) -> Iterable[Finding]:
 
 
 def check_disk(config: Config) -> Iterable[Finding]:
-    """Check what is free for the home, if it is there: `check_home` makes it for a while, or says why it cannot be
-    one."""
+    """Check the free space for the home, if it exists. `check_home` creates it for a while, or says why it cannot."""
     if not os.path.isdir(config.home):  # noqa: PTH112 (Path.is_dir raises where one may not look)
         return []
     free_bytes = shutil.disk_usage(config.home).free
@@ -159,11 +159,11 @@ def check_disk(config: Config) -> Iterable[Finding]:
 
 
 def check_clock(_config: Config) -> Iterable[Finding]:
-    """Check that the clock is not before this software was written; seeds check it against theirs."""
+    """Check that the clock is not before this software was written. Seeds compare it with their own clocks."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
     if now < RELEASED_AT:
-        remedy = "set it, for example by turning on network time: timedatectl set-ntp true"
+        remedy = "set the clock, for example by turning on network time: timedatectl set-ntp true"
         return [Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)]
     return [Finding("clock", "ok", shown)]
 
@@ -191,7 +191,7 @@ def check_gpu(_config: Config) -> Iterable[Finding]:
 
 
 LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu)
-"""The checks that need no other node, in reading order."""
+"""The checks that need no other node, in the order in which they are printed."""
 
 
 def _port_finding(addr: str) -> Finding:
@@ -199,19 +199,19 @@ def _port_finding(addr: str) -> Finding:
     if error is None:
         return Finding("ports", "ok", f"{addr} is free")
     message = f"cannot listen on {addr}: {(error.strerror or str(error)).lower()}"
-    return Finding("ports", "fail", message, "choose another with --listen; port 0 takes any free one")
+    return Finding("ports", "fail", message, "choose another address with --listen; port 0 takes any free port")
 
 
 NAMELESS = "doctor"
 
 
 async def check_network(config: Config) -> Iterable[Finding]:
-    """Join with a temporary identity; check the ways in, the clock and the reachability."""
+    """Join with a temporary identity, and check peers, clock and reachability."""
     findings = [*await check_names(config), *await check_local_network(config)]
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
         remedy = "give --peers the address of a seed"
-        return [*findings, Finding("seeds", "warn", "no seed is given, so none was contacted", remedy)]
+        return [*findings, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
     try:
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
@@ -222,7 +222,7 @@ async def check_network(config: Config) -> Iterable[Finding]:
             return [*findings, *await _look_around(config, network, membership)]
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
-        # who names nobody may be about to start a network
+        # a user who names no peer may be about to start a network
         result: Result = "fail" if config.peers or known or about == "clock" else "warn"
         return [*findings, Finding(about, result, error.message, error.remedy)]
 
@@ -245,7 +245,7 @@ def _way_in(network: Libp2pNetwork) -> str:
     if entry.given:
         return f"through {plural(len(entry.given), 'given peer')}"
     if entry.remembered:
-        return f"through {plural(len(entry.remembered), 'remembered peer')}, as no given one answered"
+        return f"through {plural(len(entry.remembered), 'remembered peer')}, as no given peer answered"
     return f"through {plural(len(entry.nearby), 'node')} of the local network"
 
 
@@ -292,7 +292,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `remedy` is empty if it is ok."""
+    """The result of one check. `remedy` is empty if the result is ok."""
 
     check: str
     result: Result
@@ -301,7 +301,7 @@ class Finding:
 
 
 async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:
-    """Check that each name among the peers leads to addresses that this node may dial."""
+    """Check that each domain name among the peers leads to addresses that this node may dial."""
     lookup = lookup or DnsLookup(timeout_s=TIMEOUT_S)
     named = [text for text in config.peers if is_named(text)]
     kinds = kinds_to_dial(config.listen, [subnet.address for subnet in own_subnets()] if named else ())
@@ -312,16 +312,16 @@ async def check_names(config: Config, lookup: Lookup | None = None) -> list[Find
             num_peers = len({addr.peer_id for addr in resolved.addrs})
             findings.append(Finding("names", "ok", f"{text} leads to {plural(num_peers, 'peer')}"))
         for failure in resolved.failures.values():
-            remedy = "check the name and this machine's name servers, or give --peers the address itself"
+            remedy = "check the name and this machine's name servers, or give an address with --peers"
             findings.append(Finding("names", "fail", f"{text}: {failure.message}", remedy))
     return findings
 
 
 async def check_local_network(config: Config) -> list[Finding]:
-    """Say which nodes of the network answer in the local network, where the node would look for them."""
+    """Report which nodes of the network answer in the local network, if the node would look for them there."""
     if not config.finds_local_peers:
         return []
-    # only where the local network is looked at
+    # imported only if the local network is searched
     from swarm.network.discovery.local_discovery import LocalDiscovery  # noqa: PLC0415
     from swarm.network.discovery.multicast import MulticastLink, segments_of  # noqa: PLC0415
 

@@ -1,9 +1,8 @@
-"""`swarm-node evidence verify` and `evidence list`: what a file of evidence proves, for anyone, without a network.
+"""`swarm-node evidence verify` and `evidence list`: what an evidence file proves, without a network.
 
-An evidence file holds the run's signed file, so its check needs nothing else. Those who do not believe what members
-have signed about an interval compute it once more, from a checkpoint of the state that it began from and the run's
-data. A file about a server's answer is judged by the model's files, and one about its wrong proof of possession proves
-itself.
+An evidence file contains the run's signed file, so checking it needs nothing else. To check an interval without
+trusting the members' findings, one recomputes it from a checkpoint of its start and the run's data. Evidence about a
+server's answer is checked with the model's files. Evidence about a wrong proof of possession proves itself.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Check: TypeAlias = "Callable[[Path], tuple[SignedRun, Verdict]]"
 
 
 def verify(flags: Flags) -> int:
-    """Print what the file proves. Raises UsageError if it cannot be judged, IntegrityError if it proves nothing."""
+    """Print what the file proves. Raises UsageError if it cannot be checked, IntegrityError if it proves nothing."""
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
@@ -51,8 +50,10 @@ def verify(flags: Flags) -> int:
 
 
 def show(flags: Flags) -> int:
-    """Print what each file of the home proves. What proves nothing is a warning. Raises UsageError if there is no such
-    home."""
+    """Print what each evidence file in the home proves, and warn of each that proves nothing.
+
+    Raises UsageError if there is no such home.
+    """
     from swarm.training.evidence.evidence import files_in  # noqa: PLC0415
 
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
@@ -68,7 +69,7 @@ def show(flags: Flags) -> int:
     if not paths:
         emitter.say(
             f"{home.path} keeps no evidence: no member of its runs and no server was convicted, and its spot checks "
-            f"have named nobody"
+            f"found no lying server"
         )
     return 0
 
@@ -84,8 +85,7 @@ def _print_kept(path: Path, emitter: Emitter) -> None:
 
 
 def _usable(path: Path) -> EvidenceFile:
-    """Return what is in the file. Raises UsageError for one that cannot be judged: it is not there, is no evidence, or
-    of an unknown kind."""
+    """Return what is in the file. Raises UsageError if it is missing, is not evidence or is of an unknown kind."""
     from swarm.training.evidence.evidence import open_file, read_file  # noqa: PLC0415 - torch, for seconds
 
     try:
@@ -98,7 +98,7 @@ def _usable(path: Path) -> EvidenceFile:
 
 
 def _replay(flags: Flags) -> Check | None:
-    """Return what checks an accusation from the checkpoint that is given, if one is."""
+    """Return a check of an accusation from the checkpoint that was given, or None if none was given."""
     place: Path | None = flags.options["state"]
     if place is None:
         return None
@@ -112,7 +112,7 @@ def _replay(flags: Flags) -> Check | None:
     state = load_at(place).state
 
     def check(path: Path) -> tuple[SignedRun, Verdict]:
-        # the weights are those of the checkpoint, so nothing is brought
+        # the checkpoint has the weights, so no start checkpoint is loaded
         return replay_file(path, state, lambda run: prepare(run.config, data=data, bring=lambda: state.theta_N).inner)
 
     return check
@@ -166,17 +166,17 @@ def _judge_possession(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
 
 
 def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: Emitter) -> None:
-    """Print what the file about a server's answer proves, by the files of the published model in `model`.
+    """Print what the file about a server's answer proves, using the published model in the directory `model`.
 
-    Raises UsageError if it cannot be judged: without the model, or with another one; IntegrityError if it proves
-    nothing.
+    Raises UsageError if the file cannot be checked, because the model is missing or another one. Raises IntegrityError
+    if the file proves nothing.
     """
     evidence = _served(path, file)
     with _proving(path):
         peer_id, stated = signed_by(evidence.commitment, file.network_id)
     if model is None:
         raise UsageError(
-            f"{path} is of an answer of {peer_id} with {stated.model}, which only the model's files can judge",
+            f"{path} is about an answer of {peer_id} with {stated.model}, which only the model's files can check",
             remedy="add --model DIR: the directory of the published model",
         )
     from swarm.serving.server.answer_replay import replay_answer  # noqa: PLC0415 - torch, which takes seconds
@@ -192,10 +192,10 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
 
 
 def _tell_answer(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
-    """Print what the file is about, unjudged. Raises UsageError or IntegrityError for one that is of no answer."""
+    """Print what the file is about, unchecked. Raises UsageError or IntegrityError if it is not about an answer."""
     with _proving(path):
         peer_id, stated = signed_by(_served(path, file).commitment, file.network_id)
-    reason = "was named by this node's spot checks; evidence verify --model DIR judges it"
+    reason = "was found wrong by this node's spot checks; evidence verify --model DIR checks the file"
     _emit_answer(path, peer_id, stated, reason, emitter, is_proven=False)
 
 
@@ -221,7 +221,7 @@ def _served(path: Path, file: EvidenceFile) -> ServedEvidence:
 
 @contextmanager
 def _proving(path: Path) -> Iterator[None]:
-    """Raise IntegrityError, which names the file, for what nobody has signed or what convicts nobody."""
+    """Turn an error inside the context into an IntegrityError that names the file and says that it proves nothing."""
     try:
         yield
     except SwarmError as error:

@@ -1,6 +1,6 @@
 """`swarm-node invite create`, `invite list` and `invite revoke`: invitations to a private network that this home owns.
 
-`create` prints the invitation alone on stdout, so that it can be kept with `> FILE`; it is in no event and no log.
+`create` prints the invitation alone on stdout, so that `> FILE` can keep it. No event and no log contains it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def create(flags: Flags) -> int:
         return 0
     if not seeds:
         raise ConfigError(
-            "an invitation names a node to join through, and none of this network is known",
+            "an invitation names a node to join through, and no node of this network is known",
             remedy="start a seed with this --home first, or give --peers the address of a member",
         )
     invitation = owned.invite(rights, lifetime_s=lifetime_s, seeds=seeds, node=node, note=note)
@@ -69,8 +69,10 @@ def create(flags: Flags) -> int:
 
 
 def give_text(text: str, out: Path | None, emitter: Emitter) -> None:
-    """Print an invitation or a vouch, or write it to `out`: before it is told that there is one, as a disk may be
-    full."""
+    """Print an invitation or a vouch, or write it to `out`.
+
+    Writing comes before the event that reports it, because the disk may be full.
+    """
     if out is None:
         emitter.result(text)
         return
@@ -97,40 +99,43 @@ def show(flags: Flags) -> int:
 
 def _listed(each: IssuedInvitation, now: float) -> dict[str, object]:
     fields = asdict(each)
-    del fields["revoked"]  # which its state says
+    del fields["revoked"]  # its state includes this
     return {**fields, "state": each.state(now)}
 
 
 def revoke(flags: Flags) -> int:
     serial = flags.options["serial"]
     if not serial:
-        raise UsageError("SERIAL is missing", remedy="give one of those that swarm-node invite list shows")
+        raise UsageError("SERIAL is missing", remedy="give a serial that swarm-node invite list shows")
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     owned = OwnedNetwork(home)
     own_serial = owned.own_serial
     owned.check_may_revoke(serial)
-    # a home that comes from a backup lacks what was revoked since, whatever the number of its own list
+    # a home restored from a backup lacks later revocations, so fetch the network's list whatever this home's list says
     theirs, trouble = _exchange_lists(flags, home, brings=b"")
     entry = owned.revoke(serial, theirs)
-    if not trouble or entry.serial == own_serial:  # who was not reached a moment ago is, if at all, as another member
+    # if nobody was reached a moment ago, only another invitation of this home could reach a member
+    if not trouble or entry.serial == own_serial:
         _, trouble = _exchange_lists(flags, home)
     if trouble:
         emitter.warning(
-            f"the revocation is signed, and nobody was told yet: {trouble}",
+            f"the revocation is signed, but no member has it yet: {trouble}",
             remedy="start a node with this --home, or revoke again with --peers the address of a member",
         )
     emitter.emit("revoked", serial=entry.serial, told=not trouble)
     if entry.serial == own_serial:
         emitter.warning(
-            f"that was the invitation of this home's own node, which has a new one: {owned.own_serial}",
-            remedy=f"start the node again, and others that used it with --invite {home.invitation}",
+            f"this home's own node used that invitation, and now has a new one: {owned.own_serial}",
+            remedy=f"restart the node, and restart others that used the old one with --invite {home.invitation}",
         )
     return 0
 
 
 def _exchange_lists(flags: Flags, home: Home, *, brings: bytes | None = None) -> tuple[bytes, str]:
-    """Bring this home's list, or the one given, to the network, whose members pass it on. Return the list that they
-    have then, and what kept this from happening, or an empty text."""
+    """Bring this home's revocation list, or `brings`, to the network, whose members pass it on.
+
+    Return the list that the members then have, and what prevented the exchange (an empty string if nothing did).
+    """
     config = with_invitation(flags.resolve())
     config = config.model_copy(update={"peers": _seeds(config, home) or _remembered(config)})
     if not config.peers:
@@ -139,7 +144,8 @@ def _exchange_lists(flags: Flags, home: Home, *, brings: bytes | None = None) ->
     from swarm_node.network_visit import visiting  # noqa: PLC0415
 
     async def visit() -> bytes:
-        async with visiting(config, revocations=brings) as (network, _):  # every node that is greeted has the list
+        # joining exchanges the list with every node that is greeted
+        async with visiting(config, revocations=brings) as (network, _):
             return network.revocations
 
     diagnostics.begin_work()
@@ -154,7 +160,7 @@ def _remembered(config: Config) -> tuple[str, ...]:
 
 
 def _seeds(config: Config, home: Home) -> tuple[str, ...]:
-    """Return the addresses that are given, or those of the daemon that runs in this home."""
+    """Return the given addresses, or those of the daemon that runs in this home."""
     found = config.peers
     if not found and home.owner() is not None:
         from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC
@@ -165,7 +171,7 @@ def _seeds(config: Config, home: Home) -> tuple[str, ...]:
 
 
 def parse_rights(text: str) -> tuple[Right, ...]:
-    """Read rights with commas between. Raises UsageError."""
+    """Read rights separated by commas. Raises UsageError."""
     words = text.replace(",", " ").split()
     unknown = [word for word in words if word not in RIGHTS]
     if unknown or not words:
@@ -177,20 +183,22 @@ def parse_rights(text: str) -> tuple[Right, ...]:
 
 
 def lifetime_of(flags: Flags) -> float:
-    """Return the seconds of `--expires`, such as 30d, 12h or 90m. Raises UsageError."""
+    """Return the lifetime in seconds from `--expires`, such as 30d, 12h or 90m. Raises UsageError."""
     return flags.parsed("expires", _LIFETIME, "write --expires 30d") or _LIFETIME(DEFAULT_LIFETIME)
 
 
 def peer_option(flags: Flags, name: str) -> str:
-    """Return the peer id in the option `name`; empty if it was not given. Raises UsageError."""
+    """Return the peer id in the option `name`, or "" if it was not given. Raises UsageError."""
     try:
         return check_peer_id(text) if (text := flags.options[name]) else ""
     except ValueError as error:
-        remedy = "give what swarm-node identity shows on that machine"
+        remedy = "give the peer id that swarm-node identity shows on that machine"
         raise UsageError(f"--{name.replace('_', '-')}: {error}", remedy=remedy) from None
 
 
 def _note(text: str) -> str:
     if len(text) > MAX_NOTE_CHARS or not text.isprintable():
-        raise UsageError(f"--note is not one line of at most {MAX_NOTE_CHARS} characters", remedy="make it shorter")
+        raise UsageError(
+            f"--note is not one line of at most {MAX_NOTE_CHARS} characters", remedy="make the note one short line"
+        )
     return text

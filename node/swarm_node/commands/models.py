@@ -1,6 +1,7 @@
-"""`swarm-node models`: what a network serves, whether a model can be served, and signed manifests.
+"""`swarm-node models`: lists what a network serves, checks whether a model can be served, and signs and verifies
+manifests.
 
-`check` decides from the model's config and the headers of its files, and reads no weights. `publish` signs a model's
+`check` reads the model's config and the headers of its weight files, and no weights. `publish` signs a model's
 manifest, and `verify` checks a directory against one.
 """
 
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from swarm.client import Client, ModelStatus, OtherRevision
 
 REPORTED_BYTES = 10**9
-"""The weights of a model that take seconds to read: below that no progress is shown."""
+"""Progress is shown only above this size of the weights, which takes seconds to read."""
 
 MAX_CONTEXTS = 8
-"""Models whose context is asked for: each has its servers send a tokenizer, which is loaded."""
+"""Models whose context length is asked for. Each needs its tokenizer, which servers send and this process loads."""
 
 HEADS = ("MODEL", "REVISION", "PUBLISHER", "BLOCKS", "SERVERS", "CONTEXT", "")
 
@@ -95,7 +96,7 @@ def _contexts(client: Client, names: Sequence[str]) -> dict[str, int | None]:
 
 
 def served(missing: BlockSpans, num_blocks: int) -> list[tuple[int, int]]:
-    """Return the spans between those that are missing."""
+    """Return the spans between the `missing` ones."""
     edges = [0, *(edge for span in missing for edge in span), num_blocks]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
@@ -125,7 +126,7 @@ def _lines(models: Sequence[ModelStatus], contexts: Mapping[str, int | None]) ->
 
 
 def _publisher(model: ModelStatus) -> str:
-    """Return the publisher's peer id; in brackets where nothing speaks for believing it yet."""
+    """Return the publisher's peer id. It is in brackets if this client has no reason yet to trust it."""
     return {"unpublished": "unpublished", "new": f"({model.publisher})"}.get(model.standing, model.publisher)
 
 
@@ -140,7 +141,7 @@ def _state(missing: BlockSpans) -> str:
 
 def check(flags: Flags) -> int:
     model, home = named_model(flags), Home(flags.home())
-    # torch takes seconds to import: what is refused above is refused at once
+    # the checks above come first, because importing torch takes seconds
     from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
@@ -159,10 +160,10 @@ def check(flags: Flags) -> int:
     emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
     if checked.untried:
         emitter.result(
-            f"its config was not enough to try out its blocks ({checked.untried}): that happens when they are loaded"
+            f"its blocks cannot be tested from the config alone ({checked.untried}): they are tested when loaded"
         )
     if isinstance(model, Path) and not has_weights:
-        emitter.result(f"there are no weights in {model}: its config.json alone was checked")
+        emitter.result(f"there are no weights in {model}: only its config.json was checked")
     return 0
 
 
@@ -195,10 +196,12 @@ def publish(flags: Flags) -> int:
 def publish_directory(
     directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter, copy: Path | None = None
 ) -> PublishedManifest:
-    """Sign the manifest of a model and keep it beside the model, and before that at `copy`: if that cannot be written,
-    the manifest beside the model stays as it was. It also stays if it says the same already. Raises ConfigError,
-    IntegrityError."""
-    # torch and transformers take seconds to import: what is refused before is refused at once
+    """Sign the manifest of a model and keep it beside the model.
+
+    The copy at `copy` is written first: if that fails, the manifest beside the model stays unchanged. A manifest that
+    already says the same is kept. Raises ConfigError, IntegrityError.
+    """
+    # torch and transformers take seconds to import, so they are imported late
     from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
 
     found = manifest_beside(directory)
@@ -234,7 +237,7 @@ def publish_directory(
 
 
 def _how(name: str, found: PublishedManifest | None, *, is_kept: bool) -> str:
-    """Say in words what became of the manifest that was `found` beside the model."""
+    """Say what became of the manifest that was `found` beside the model."""
     if is_kept:
         return "is already published, with the same files,"
     if found is not None and found.manifest.name != name:
@@ -243,7 +246,7 @@ def _how(name: str, found: PublishedManifest | None, *, is_kept: bool) -> str:
 
 
 def publication_name(name: str, option: str) -> str:
-    """Return the name to publish under, which `option` gives. Raises UsageError for one that no model can have."""
+    """Return the name to publish under, given by `option`. Raises UsageError for a name that no model can have."""
     try:
         return check_name(name, "")
     except ValueError:
@@ -254,10 +257,10 @@ def publication_name(name: str, option: str) -> str:
 
 
 def _check_copy(out: Path, model: Path | HubId) -> None:
-    """Raises ConfigError or UsageError if no copy of the manifest can be written to `out`."""
+    """Raise ConfigError or UsageError if no copy of the manifest can be written to `out`."""
     if isinstance(model, Path) and out.absolute().resolve() == (model / MANIFEST_FILE).resolve():
         raise UsageError(
-            f"--out: {MANIFEST_FILE} in the model's directory is written in any case",
+            f"--out: {MANIFEST_FILE} in the model's directory is always written",
             remedy="leave --out out, or name a file elsewhere for a copy",
         )
     check_new_file(out)
@@ -287,7 +290,7 @@ def verify(flags: Flags) -> int:
 
 
 def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
-    """Bring a whole model from its hub. Returns its directory and where it came from."""
+    """Download a whole model from its hub. Return its directory and its origin."""
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
 
     from swarm_node.roles.sources import ProgressReports, find_source  # noqa: PLC0415
@@ -299,7 +302,7 @@ def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
 
 
 def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], None]:
-    """Return a function that reports how much of a model's weights has been read, when it is told of more bytes."""
+    """Return a callback for numbers of bytes read, which reports the share of a model's weights that was read."""
     from swarm_node.roles.sources import ProgressReports  # noqa: PLC0415
 
     if (total_bytes := sum(path.stat().st_size for path in directory.glob("*.safetensors"))) < REPORTED_BYTES:

@@ -4,11 +4,11 @@ The nodes come from a TOML file:
 
     [[nodes]]
     name = "attic"
-    memory = "24GiB"                 # as with --max-memory: all of the program counts
-    decode_ms_per_block = 3.0        # or tokens_per_s = 10.4, if it held the whole model
-    prefill_ms_per_token = 0.1       # of one block; optional, as are the next two
+    memory = "24GiB"                 # for the whole program, as with --max-memory
+    decode_ms_per_block = 3.0        # or tokens_per_s = 10.4, the speed if the node held the whole model
+    prefill_ms_per_token = 0.1       # of one block; optional, like the next two
     relayed = false
-    rtt = { cellar = 1.2, client = 20.0 }   # milliseconds; 50 where nothing is said
+    rtt = { cellar = 1.2, client = 20.0 }   # milliseconds; 50 for nodes that are not named
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def run(flags: Flags) -> int:
     check_model_directories(config)
     if not path.is_file():
         raise ConfigError(
-            f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with a [[nodes]] each"
+            f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with [[nodes]] tables"
         )
-    # torch takes seconds to import: what is refused above is refused at once
+    # the checks above come first, because importing torch takes seconds
     with lean_imports():
         from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
         from swarm.serving.server.deployment import ServerOptions  # noqa: PLC0415
@@ -74,7 +74,10 @@ def run(flags: Flags) -> int:
 
 
 def _model_share(node: PlannedNode) -> tuple[int, str]:
-    """Return the memory that is left for the model, as --max-memory is for the whole program, and why it is none."""
+    """Return the memory in bytes that is left for the model, or 0 and the reason why none is left.
+
+    The node's memory is for the whole program, as with --max-memory.
+    """
     try:
         return share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes, ""
     except ConfigError as error:
@@ -132,7 +135,7 @@ _SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24Gi
 
 
 def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
-    """Read the nodes to plan for from a file. Raises ConfigError."""
+    """Read the nodes to plan for from a TOML file. Raises ConfigError."""
     text = read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file")
     table = parse_toml(text, path, remedy=f"write {_SHORTEST}")
     _refuse_unknown(table, ("nodes",), str(path))
@@ -145,8 +148,8 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     names = [node.name for node in nodes]
     for node in nodes:
         if names.count(node.name) > 1 or node.name == CLIENT:
-            what = f"{path} names two nodes, or a node and the client, {node.name!r}"
-            raise ConfigError(what, remedy="rename one")
+            what = f"{path} uses the name {node.name!r} for two nodes, or for a node and the client"
+            raise ConfigError(what, remedy="rename a node")
         _refuse_unknown(node.rtt_ms, (*names, CLIENT), f"rtt of {node.name} in {path}")
     return nodes
 
@@ -165,7 +168,9 @@ def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
     except ValueError as error:
         raise ConfigError(f"{key} of {where} {error}", remedy=f"write {_SHORTEST}") from error
     if not 0 < memory_bytes <= limits.MAX_MEMORY_BYTES:
-        raise ConfigError(f"memory of {where} is {memory_bytes} bytes", remedy='write what it has, as "24GiB"')
+        raise ConfigError(
+            f"memory of {where} is {memory_bytes} bytes", remedy='write the memory that the node has, such as "24GiB"'
+        )
     if ("decode_ms_per_block" in entry) == ("tokens_per_s" in entry):
         raise ConfigError(f"{where} needs decode_ms_per_block or tokens_per_s", remedy="give one of them")
 

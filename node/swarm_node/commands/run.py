@@ -1,7 +1,7 @@
-"""`swarm-node run init`, `sign` and `show`, and the start of the other commands of a run.
+"""`swarm-node run init`, `sign` and `show`, and the argument checks of `run export`.
 
-`init` writes a run file with the default model or with that of a checkpoint to start from. `sign` checks, pins and
-signs it. The others are in `run_watch`, `run_export`, `run_orders` and `run_invite`.
+`init` writes a run file with the default model or the model of a checkpoint to start from. `sign` checks, pins and
+signs the run file. Other commands of a run are in `run_watch`, `run_export`, `run_orders` and `run_invite`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "my-run"
 LEARNING_RATE = 1e-4
-"""Learning rate for weights that are already trained; the default, for a new small model, would spoil them."""
+"""Learning rate for weights that are already trained. The default is for a new small model and would spoil them."""
 
 EXIT_UNSIGNED = 1
 
@@ -71,7 +71,7 @@ def sign(flags: Flags) -> int:
     path, settings = run_file(flags), flags.resolve()
     identity = signing_identity(flags)
     emitter = Emitter(json=flags.json)
-    # torch and transformers take seconds to import: what is refused above is refused at once
+    # the checks above come first, because importing torch and transformers takes seconds
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
     from swarm.training.run.run_file import InspectedRun, read_config, sign_file, signed_run_id  # noqa: PLC0415
     from swarm.training.run.settings import ImpossibleRun  # noqa: PLC0415
@@ -87,7 +87,7 @@ def sign(flags: Flags) -> int:
             emitter.emit("run_problem", problem=problem)
         which = "one setting is" if len(error.problems) == 1 else f"{len(error.problems)} settings are"
         message = f"{path} cannot be signed: {which} invalid"
-        raise ConfigError(message, remedy="correct what is listed above") from error
+        raise ConfigError(message, remedy="correct the problems listed above") from error
     interrupts.raise_in_command()
     pins = data_pins(config, settings, emitter, pin=flags.options["pin"], unpinned=flags.options["unpinned"])
     before = signed_run_id(path)
@@ -96,7 +96,7 @@ def sign(flags: Flags) -> int:
         emitter.warning(*warning)
     _print_run(emitter, path, InspectedRun(config=run.config, run=run))
     if before not in ("", run.run_id):
-        emitter.say(f"this file was {before} until now: nodes that joined that run go on with it")
+        emitter.say(f"the run's id was {before} until now: nodes that joined that run continue with it")
     emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
     return 0
 
@@ -116,7 +116,7 @@ def export(flags: Flags) -> int:
     checkpoints: Path | None = flags.options["checkpoint"]
     config, which = flags.member(), _exported_run(flags, checkpoints)
     if not {"peers", "invite"} & {*config.origins}:
-        config = config.model_copy(update={"peers": ()})  # an invitation that the home keeps has seeds, too
+        config = config.model_copy(update={"peers": ()})  # drop the seeds of an invitation that the home keeps
     outer_step = flags.parsed("step", whole_number(0, MAX_OUTER_STEP), "write --step 200")
     out: Path | None = flags.options["out"]
     if out is not None and os.path.lexists(out):
@@ -124,7 +124,7 @@ def export(flags: Flags) -> int:
     if isinstance(which, Path):
         from swarm.training.run.run_file import load_signed_run  # noqa: PLC0415 - as in `sign`
 
-        load_signed_run(which)  # one that is not signed is refused before torch is imported
+        load_signed_run(which)  # refuse an unsigned run before torch is imported
     name = flags.options["publish"]
     if name:
         from swarm_node.commands.models import publication_name  # noqa: PLC0415 - which other commands do not need
@@ -138,14 +138,13 @@ def export(flags: Flags) -> int:
 
 
 def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emitter) -> RunConfig:
-    """Return `config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError,
-    IntegrityError."""
+    """Return `config` with the model, weights and tokenizer of a checkpoint. Raises ConfigError, IntegrityError."""
     try:
         named = parse_model(checkpoint)
     except ValueError as error:
         raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="give a directory or OWNER/NAME") from error
     say_lookup(named, emitter)
-    # torch and transformers take seconds to import
+    # torch and transformers take seconds to import, so they are imported late
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
     from swarm.start_checkpoint import model_settings  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
@@ -170,17 +169,20 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emit
 
 
 def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:
-    """Return the run to export: the one that is named, or whose file lies with the checkpoints. Raises ConfigError."""
+    """Return the run to export: the one in PATH, or the one whose file is beside the checkpoints. Raises
+    ConfigError."""
     if checkpoints is None:
         return file_or_id(flags)
     if not checkpoints.is_dir():
         found = "it is a file" if checkpoints.exists() else "it does not exist"
         raise ConfigError(
-            f"{checkpoints} is no directory of checkpoints: {found}",
+            f"{checkpoints} is not a directory of checkpoints: {found}",
             remedy="name HOME/checkpoints/RUN_ID, one of its step-… directories, or a copy of either",
         )
     if flags.values.get("peers"):
-        raise UsageError("--checkpoint and --peers are both given", remedy="leave out --peers: nobody is asked")
+        raise UsageError(
+            "--checkpoint and --peers are both given", remedy="leave out --peers: --checkpoint asks no peer"
+        )
     beside = (checkpoints / DEFAULT_PATH.name, checkpoints.absolute().parent / DEFAULT_PATH.name)
     kept = next((path for path in beside if path.is_file()), None)
     return kept if kept is not None and not flags.options["path"] else file_or_id(flags)
@@ -237,7 +239,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     optimizer, unit = f" ({config.inner.optimizer})", "tokens"
     if is_module_run(config):
         optimizer, unit = "", "samples"
-        yield "data       read by the author's own module, which also has the inner optimizer"
+        yield "data       read by the author's own module, which also defines the inner optimizer"
     else:
         yield f"data       {described_data(config)}, {_pinned(config.data.digest, config.data.revision)}"
     if config.start.checkpoint:
@@ -266,7 +268,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     yield f"{unit:<10} {cost.member_tokens:,} for each member and outer step; {least:,} to {most:,} for each round"
     head = f", and up to {size(cost.head_bytes)} for each head" if config.cluster_size > 1 else ""
     yield f"traffic    up to {size(cost.member_bytes)} for each member and outer step, as {config.codec}{head}"
-    yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, and the activations on top"
+    yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, plus activations"
 
 
 def _combined(config: RunConfig) -> str:

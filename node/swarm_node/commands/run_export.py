@@ -1,7 +1,8 @@
-"""Writes a certified state of a run as a Hugging Face model: a local checkpoint, or the newest of its members.
+"""Writes a certified state of a run as a Hugging Face model: from a checkpoint on disk, or the newest one of the
+members.
 
-Members hold the newest state alone, and a home the checkpoints that it keeps: any other state is nowhere any more. Of a
-finished run whose members have left, the checkpoints are all that is left.
+Members hold only the newest state, and a home only the checkpoints that it keeps: any other state is lost. Once a run
+is finished and its members have left, only checkpoints remain.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _ELSEWHERE = (
     "or, while a member is there, a node of the network with --peers"
 )
 NUM_TRIES = 3
-"""Members may go on to the next state before theirs has begun to come."""
+"""Tries to fetch the state: members may move on to the next state before the fetch begins."""
 MAX_TOLD_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """The name under which an exported model is published, and the key that signs it."""
+    """The name under which to publish an exported model, and the key that signs it."""
 
     name: str
     identity: Identity
@@ -62,12 +63,13 @@ def export_run(
     *,
     checkpoints: Path | None = None,
 ) -> int:
-    """Export a run's state from the directory `checkpoints`, or else from the members that the peers of `config` lead
-    to, or without peers from its home.
+    """Export a run's state.
 
-    `which` is its file or its id. `checkpoints` is one checkpoint, or a directory of one run's. The state is that of
-    `outer_step`, or the newest one; it goes to `place`, or to a new folder here, and is published if `publication` says
-    so. Raises ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
+    `which` is the run's file or id. The state comes from the directory `checkpoints` (one checkpoint, or a directory of
+    one run's checkpoints), else from the members found through the peers of `config`, or without peers from its home.
+    The state is that of `outer_step`, or the newest one. It is written to `place`, or to a new directory in the current
+    one, and is published if `publication` is given. Raises ConfigError for a state that does not exist, IntegrityError,
+    StartError, PeerTimeout or RoundError.
     """
     diagnostics.begin_work()
     if config.peers and checkpoints is None:
@@ -100,7 +102,7 @@ def _from_disk(
     if outer_step is not None and outer_step not in steps:
         raise ConfigError(
             f"{keeper} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
-            remedy="choose one of these; a node that joins with --keep-every N keeps more in future",
+            remedy="choose one of these; a node that joins with --keep-every N keeps more in the future",
         )
     checkpoint = load_newest(folder) if outer_step is None else load_step(folder, outer_step)
     if checkpoint is None:
@@ -110,8 +112,10 @@ def _from_disk(
 
 
 def _remedy(checkpoints: Path | None, run_id: str) -> str:
-    """Return what to do where `checkpoints`, or the home, keeps nothing of the run: a home, or its folder of all
-    runs, is easily taken for the folder of one run."""
+    """Return what to do if `checkpoints`, or the home, has nothing of the run.
+
+    Users easily name a home, or the directory of all its runs, instead of the directory of one run.
+    """
     if checkpoints is not None:
         for folder in (checkpoints / run_id, checkpoints / "checkpoints" / run_id):
             if steps_in(folder):
@@ -120,7 +124,7 @@ def _remedy(checkpoints: Path | None, run_id: str) -> str:
 
 
 def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:
-    """Warn of a certificate without votes. Raises IntegrityError for one that is of another state."""
+    """Warn of a certificate without votes. Raises IntegrityError for a certificate of another state."""
     signatures = RunSignatures.of_run(run, Identity.generate(), config.network_id)
     if signatures.proof_of(checkpoint.state.digest, checkpoint.certificate, time.time()) is None:
         message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
@@ -139,21 +143,21 @@ async def _from_members(
             else:
                 run = load_checked_run(which)
             num_values = await asyncio.to_thread(check_model, run.config)
-            await asyncio.to_thread(find_tokenizer, run.config, config.tokenizer)  # the state may take hours to come
+            await asyncio.to_thread(find_tokenizer, run.config, config.tokenizer)  # fetching the state may take hours
             return run, await newest_state(network, membership, run, num_values, outer_step, emitter.say)
-        except PeerTimeout as error:  # as of a finished run, whose members have left
+        except PeerTimeout as error:  # as with a finished run, whose members have left
             raise PeerTimeout(error.message, remedy=_without_members(which, config)) from error
 
 
 def _without_members(which: Path | RunId, config: Config) -> str:
-    """Say what can be exported where no member of the run answers."""
+    """Return what can be exported if no member of the run answers."""
     run_id = load_checked_run(which).run_id if isinstance(which, Path) else which.run_id
     folder = Home(config.home).checkpoints / run_id
     if steps := steps_in(folder):
         return f"leave out --peers: {folder} keeps the checkpoints of outer steps {_listed(steps)}"
     return (
         "on a machine that trained it, leave out --peers and give --home, or --checkpoint with a copy of "
-        f"HOME/checkpoints/{run_id}; a member that is started again with --then-serve stays and gives its state, too"
+        f"HOME/checkpoints/{run_id}; a member that is restarted with --then-serve stays and also gives its state"
     )
 
 
@@ -165,8 +169,10 @@ async def newest_state(
     outer_step: int | None,
     say: Callable[[str], None],
 ) -> ReplicaState:
-    """Return the newest state that the run's members certify; `say` is told what is fetched. Raises ConfigError if it
-    is not `outer_step`."""
+    """Return the newest state that the run's members certify. `say` gets a line about what is fetched.
+
+    Raises ConfigError if the state's step is not `outer_step`.
+    """
 
     async def look() -> RunSurvey:
         return await survey(network, run, await membership.trainers(run.run_id))
@@ -178,7 +184,7 @@ async def newest_state(
         if outer_step not in (None, newest):
             raise ConfigError(
                 f"the run's members only hold outer step {newest}, not {outer_step}",
-                remedy="leave out --peers to look into the checkpoints of this home, or name another home with --home",
+                remedy="leave out --peers to use the checkpoints of this home, or name another home with --home",
             )
         holders = plural(len(situation.holders), "member")
         say(f"fetching the state of outer step {newest} from {holders}: {size(8 * num_values)} at most")

@@ -1,9 +1,9 @@
-"""`swarm-node run invite`, `run vouch` and `run revoke`: who enters a training run at once, and who does no more.
+"""`swarm-node run invite`, `run vouch` and `run revoke`: who may enter a training run at once, and who no longer may.
 
-An invitation or a vouch is one word, printed alone on stdout, to be kept with `> FILE`; with `--json` events have
-stdout, and the word is on stderr. It is in no event and log, and is sent to nobody: the newcomer shows it to the
-members itself. A revocation is given to the members that are there. Each command looks at its options first, then at
-the files that they name, then at the key, and at last at the run: a mistyped option costs no reading.
+An invitation or a vouch is one word, printed alone on stdout so that `> FILE` can keep it. With `--json`, events go to
+stdout and the word to stderr. No event and no log contains the word, and no peer receives it: the newcomer itself shows
+it to the members. A revocation is sent to the members that are there. Each command checks its options first, then the
+files that they name, then the key, and last the run, so that a mistyped option is reported before slow reads.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ _SERIAL = re.compile(r"[0-9a-fA-F]{16}")
 
 
 def invite(flags: Flags) -> int:
-    """Sign an invitation to the run of a file. Raises ConfigError or UsageError, as when the key may not invite."""
+    """Sign an invitation to the run of a file. Raises ConfigError or UsageError, for example if the key may not
+    invite."""
     options, emitter = flags.options, Emitter(json=flags.json)
     lifetime_s, node = lifetime_of(flags), peer_option(flags, "for_node")
     max_uses = flags.parsed("uses", whole_number(1, MAX_USES), "write --uses 5") or 1
     if node and max_uses > 1:
-        raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
+        raise UsageError("--uses and --for-node cannot be combined", remedy="leave one of them out")
     path, out = run_file(flags), options["out"]
     check_new_file(out)
     inviter, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
     run = load_signed_run(path)
     if not run.config.entrance.welcomes:
         raise ConfigError(
-            f"{run.run_id} lets nobody in by invitation", remedy='sign a run with invitations = "welcome" or "required"'
+            f"{run.run_id} does not accept invitations", remedy='sign a run with invitations = "welcome" or "required"'
         )
     if inviter.peer_id not in {run.peer_id, *run.config.inviters}:
         raise ConfigError(
             f"{inviter.peer_id} may not invite to {run.run_id}",
-            remedy="sign with its author's key, or with one that its file names in inviters; give --identity",
+            remedy="with --identity, name the author's key or the key of an inviter that the run file names",
         )
     invitation = invite_to_run(
         inviter,
@@ -89,14 +90,17 @@ def invite(flags: Flags) -> int:
 
 
 def revoke(flags: Flags) -> int:
-    """Sign that invitations, or an inviter, of the run of a file count no more, and give that to the members.
+    """Sign that invitations, or an inviter, of a run are no longer valid, and send this to the members.
 
-    Raises ConfigError, UsageError, StartError, and PeerUnreachable if no member took it.
+    Raises ConfigError, UsageError, StartError, and PeerUnreachable if no member took the revocation.
     """
     options, emitter = flags.options, Emitter(json=flags.json)
     serials, inviter = _serials(options["serial"] or ()), peer_option(flags, "inviter")
     if not serials and not inviter:
-        raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
+        raise UsageError(
+            "neither --serial nor --inviter is given",
+            remedy="name an invitation with --serial, or an inviter with --inviter",
+        )
     path, config, author = run_file(flags), with_peers(flags), signing_identity(flags, with_any_key=False)
     run = load_signed_run(path)
     run.check_author(author.peer_id, "revoke its invitations")
@@ -116,44 +120,46 @@ def revoke(flags: Flags) -> int:
 
 
 async def _trainers(membership: Membership, run: str) -> tuple[str, ...]:
-    """Raises PeerUnreachable if nobody trains `run`."""
+    """Return the peers that train `run`. Raises PeerUnreachable if there are none."""
     peers = tuple(await membership.trainers(run))
     if not peers:
-        raise PeerUnreachable(f"no member of {run} is here", remedy="try again when a member is running")
+        raise PeerUnreachable(f"no member of {run} was found", remedy="try again when a member is running")
     return peers
 
 
 def _serials(texts: Sequence[str]) -> tuple[int, ...]:
-    """Read serials, each once; several may stand in one text, with commas between. Raises UsageError."""
+    """Read serials, each once. One text may hold several, separated by commas. Raises UsageError."""
     words = [word for text in texts for word in text.replace(",", " ").split()]
     for word in words:
         if not _SERIAL.fullmatch(word) or not int(word, 16):
             raise UsageError(
                 f"--serial: {word!r:.40} is not the serial of an invitation",
-                remedy="give the 16 hexadecimal digits that run invite, and status on a member, show",
+                remedy="give the 16 hexadecimal digits that run invite shows, or status on a member",
             )
     serials = tuple(dict.fromkeys(int(word, 16) for word in words))
     if len(serials) > limits.MAX_RUN_REVOKED:
         raise UsageError(
-            f"--serial: {len(serials)} serials are too many for one order",
+            f"--serial: {len(serials)} serials are too many for one revocation",
             remedy=f"give at most {limits.MAX_RUN_REVOKED} at a time",
         )
     return serials
 
 
 def _named(revocation: RunRevocation) -> str:
-    """Return in words what is revoked."""
+    """Return a description of what is revoked."""
     serials = ", ".join(f"{serial:016x}" for serial in revocation.serials)
     invitations = f"the {'invitation' if len(revocation.serials) == 1 else 'invitations'} {serials}" if serials else ""
     return " and ".join(filter(None, (invitations, *(f"the inviter {each}" for each in revocation.inviters))))
 
 
 def vouch(flags: Flags) -> int:
-    """Sign for a newcomer as a member of the run of a file. Raises ConfigError or UsageError."""
+    """As a member of the run of a file, sign for a newcomer. Raises ConfigError or UsageError."""
     options, emitter = flags.options, Emitter(json=flags.json)
     lifetime_s, newcomer = lifetime_of(flags), peer_option(flags, "for_node")
     if not newcomer:
-        raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
+        raise UsageError(
+            "--for-node is missing", remedy="give the newcomer's peer id, which swarm-node identity shows there"
+        )
     path, out = run_file(flags), options["out"]
     check_new_file(out)
     member, network_id = signing_identity(flags, with_any_key=False), flags.member().network_id
@@ -177,14 +183,16 @@ def vouch(flags: Flags) -> int:
 
 
 def _check_vouching(run: SignedRun, home: Home) -> None:
-    """Raises ConfigError if members of the run cannot vouch, or this home is no member's: the votes of a node are in
-    its checkpoints, those of a `swarm.Trainer` beside its key."""
+    """Raise ConfigError if members of the run cannot vouch, or if this home is not a member's.
+
+    A node keeps its votes with its checkpoints, and a `swarm.Trainer` beside its key.
+    """
     if not run.config.vouchers:
-        raise ConfigError(f"in {run.run_id} members cannot vouch", remedy="sign a run with vouchers above 0")
+        raise ConfigError(f"members of {run.run_id} cannot vouch", remedy="sign a run with vouchers above 0")
     kept = (home.checkpoints / run.run_id, home.identity.with_name(f"{home.identity.name}.votes") / run.run_id)
     if not any(path.exists() for path in kept):
         raise ConfigError(
-            f"{home.path} holds nothing of {run.run_id}: only a member that has trained it vouches",
+            f"{home.path} holds nothing of {run.run_id}: only a member that has trained the run can vouch",
             remedy="name the home of the node that trains it with --home",
         )
 

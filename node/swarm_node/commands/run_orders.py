@@ -1,7 +1,7 @@
-"""`swarm-node run resume` and `run endorse`: signs, only with `--yes`, as a run's author while it runs.
+"""`swarm-node run resume` and `run endorse`: sign as a run's author while the run goes on. Only `--yes` signs.
 
-An endorsement is of the newest certified state, where the trust of newcomers begins from then on; with `--every` one is
-signed again and again, until the run is finished or the command is interrupted.
+An endorsement is of the newest certified state, and newcomers then trust it as their starting point. With `--every` the
+command endorses repeatedly, until the run is finished or the command is interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EVERY = length_of_time(1, MAX_DURATION_S, "such as 30m, 12h or 7d")
 
 
 def resume(flags: Flags) -> int:
-    """Survey the run, sign an order of its author and deliver it; without --yes, only print what would be signed.
+    """Survey the run, sign its author's resume order and deliver it. Without --yes, only print what would be signed.
 
     Raises ConfigError, IntegrityError, StartError, PeerTimeout, or PeerUnreachable if no member took the order.
     """
@@ -45,11 +45,10 @@ def resume(flags: Flags) -> int:
 
 
 def endorse(flags: Flags) -> int:
-    """Find the run's newest state and endorse it, once or again and again; without --yes, only print what would be
-    signed.
+    """Find the run's newest state and endorse it, once or repeatedly. Without --yes, only print what would be signed.
 
-    Raises ConfigError, IntegrityError, StartError, and if it endorses once PeerTimeout, or PeerUnreachable if no member
-    took it.
+    Raises ConfigError, IntegrityError and StartError. A single endorsement also raises PeerTimeout, or PeerUnreachable
+    if no member took it.
     """
     every_s = flags.parsed("every", _EVERY, "write --every 1h")
 
@@ -63,7 +62,7 @@ def endorse(flags: Flags) -> int:
 
 
 def _visit(flags: Flags, deed: str, work: Callable[[AuthorVisit], Awaitable[None]]) -> int:
-    """Do `work` among the members of the run, as its author, who alone may do the `deed`."""
+    """Do `work` among the run's members, with its author's key. `deed` names what only the author may do."""
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags, with_any_key=False)
     diagnostics.begin_work()
     run = load_signed_run(path)
@@ -89,12 +88,15 @@ async def give(
     *,
     heeded: Collection[str] | None = None,
 ) -> list[str]:
-    """Give members what the author has signed, and return those that took it. A refusal is a warning, from the
-    `heeded` peers if they are named. Raises PeerUnreachable if nobody took it."""
+    """Send members what the author has signed, and return those that accepted it.
+
+    Each refusal becomes a warning; if `heeded` is given, only refusals of these peers do. Raises PeerUnreachable if
+    nobody accepted.
+    """
     answers = await deliver(network, method, data, peers)
     for peer, refusal in answers.items():
         if refusal and (heeded is None or peer in heeded):
-            emitter.warning(f"{short_id(peer)} has not taken the {what}: {refusal}")
+            emitter.warning(f"{short_id(peer)} has not accepted the {what}: {refusal}")
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     if not taken:
         raise PeerUnreachable(f"no member accepted the {what}", remedy="try again when a member is running")
@@ -102,7 +104,7 @@ async def give(
 
 
 def read_members(path: Path) -> tuple[str, ...]:
-    """Peer ids, one on each line; what follows a # is a comment. Raises ConfigError."""
+    """Return the peer ids in a file, one a line. `#` begins a comment. Raises ConfigError."""
     text = read_text(path, MAX_MEMBERS_BYTES, "name a text file of peer ids")
     words = [line.split("#")[0].strip() for line in text.splitlines()]
     peers = tuple(dict.fromkeys(word for word in words if word))
@@ -119,7 +121,8 @@ def read_members(path: Path) -> tuple[str, ...]:
 
 
 class AuthorVisit:
-    """Acts for the run's author among its members. Only the `named` peers are asked; empty: all that train it."""
+    """Acts for the run's author among its members. Only the `named` peers are asked; if it is empty, all that train the
+    run."""
 
     def __init__(
         self,
@@ -143,7 +146,8 @@ class AuthorVisit:
         return await survey(self._network, self._run, peers)
 
     async def order(self, situation: RunSurvey, *, is_certain: bool) -> None:
-        """Let the run continue with the named members, or those that are here; or only say what would be signed."""
+        """Sign a resume order for the named members, or those that are there. Without `is_certain`, only print what it
+        would say."""
         run, proof, network = self._run, situation.proof, self._network
         here = tuple(peer for peer in situation.holders if peer in proof.roster)
         roster = self._named or here or situation.holders
@@ -175,17 +179,20 @@ class AuthorVisit:
         self._emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
     def _warn_of_few(self, there: Collection[str]) -> None:
-        """Say so where no order lets the run go on by itself, as too few members are left for a step."""
+        """Warn if too few members are left for a step: no order lets such a run continue."""
         needed = Succession.of(self._run.config).min_group
         if len(there) < needed:
             self._emitter.warning(
-                f"a step needs {needed} members, and the run waits until as many are there",
+                f"a step needs {needed} members, and the run waits until that many are there",
                 remedy="let others join: swarm-node join --run FILE --peers ADDR",
             )
 
     def _tell_unsigned(self, situation: RunSurvey) -> None:
-        """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose
-        members are alive continues without one."""
+        """Say that nothing was signed. If enough members are alive, also say that no order is needed.
+
+        An order may cost the members that it leaves out some of their steps, and a run with enough members continues
+        without one.
+        """
         run, proof = self._run, situation.proof
         if not Succession.of(run.config).is_enough(proof.roster, situation.answered):
             self._emitter.emit("resume_not_signed", run=run.run_id)
@@ -199,7 +206,7 @@ class AuthorVisit:
         )
 
     async def endorse(self, *, is_certain: bool) -> int:
-        """Endorse the newest state, or only say which one it is. Return its outer step."""
+        """Endorse the newest state and return its outer step. Without `is_certain`, only print which state it is."""
         found = await retried(self.look)
         proof, before = found.proof, found.endorsement
         self._emitter.emit(

@@ -1,4 +1,4 @@
-"""Computes what `run sign` pins: the data and the checkpoint to start from. Blocks: it reads them in full."""
+"""Computes what `run sign` pins: the data, and the checkpoint to start from. Blocks while it reads them in full."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PinnedValues = Mapping[tuple[str, str], str]
 
 
 def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> PinnedValues:
-    """Return the pins of the run's data, or empty ones if it is to be `unpinned`.
+    """Return the pins of the run's data, or empty pins if the data is to be `unpinned`.
 
-    Data on the hub is pinned by its commits, and with `pin` by its tokens too. Data that is not here keeps the pins
-    that the run has. Raises ConfigError if there are none.
+    Data on a hub is pinned by its commits, and with `pin` also by the digest of its tokens. Data that is not on this
+    machine keeps the run's present pins. Raises ConfigError if there are none.
     """
     if pin and unpinned:
         raise UsageError("--pin and --unpinned contradict each other", remedy="give one of them")
@@ -61,7 +61,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
         ),
     )
     vocab_size = int(run.model.get("vocab_size", 0))
-    # without the earlier pin, which would be answered with the tokens that were kept for it
+    # without the earlier pin: the tokens cached for it would be returned
     data = replace(
         run.data,
         digest="",
@@ -73,7 +73,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
 
 
 def hub_pins(data: DataConfig) -> PinnedValues:
-    """Return the commits of what `data` takes from the hub. Raises ConfigError."""
+    """Return the commits of the hub repositories that `data` uses. Raises ConfigError."""
     found = dict[tuple[str, str], str]()
     if data.source == "hub":
         found["data", "revision"] = commit_of_data_set(data.hub_id, data.revision)
@@ -83,14 +83,14 @@ def hub_pins(data: DataConfig) -> PinnedValues:
 
 
 def _kept_digest(run: RunConfig, commits: PinnedValues, emitter: Emitter) -> str:
-    """Return the run's digest, or an empty one if its data is of other commits from now on."""
-    digest, remedy = run.data.digest, "sign with --pin to pin its tokens, too"
+    """Return the run's digest, or "" if the data now comes from other commits."""
+    digest, remedy = run.data.digest, "sign with --pin to also pin its tokens"
     if not digest:
         return ""
     if all(getattr(run.data, key) == commit for (_, key), commit in commits.items()):
         _tell_kept(run, emitter, remedy)
         return digest
-    message = "the data's digest is removed: it may not belong to the commits that are signed now"
+    message = "the data's digest is removed, because the commits that are signed now may have other data"
     emitter.warning(message, remedy=remedy)
     return ""
 
@@ -101,10 +101,10 @@ def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
 
 
 def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues:
-    """Return the pins of the checkpoint that the run starts from, and of its genesis; none if it has pins and the
-    checkpoint is not here.
+    """Return the pins of the checkpoint that the run starts from, and of its genesis.
 
-    Raises ConfigError or IntegrityError if the checkpoint cannot be loaded or does not fit the run's model.
+    A checkpoint that is not on this machine keeps its present pin. Raises ConfigError or IntegrityError if the
+    checkpoint cannot be loaded or does not fit the run's model.
     """
     check_source(run.start, config.start)
     if is_module_run(run):
@@ -117,7 +117,7 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
             raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
         message = f"the checkpoint was not read: it stays pinned to {run.start.digest[:12]}"
         emitter.warning(message, remedy=remedy)
-        return {("start", "genesis"): ""}  # other settings may have changed it
+        return {("start", "genesis"): ""}  # other settings may have changed the genesis
     found = pin_of(run, checkpoint_source(run, config, emitter))
     if found.differing:
         emitter.warning(
@@ -132,9 +132,10 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
 
 
 def _drawn_genesis(run: RunConfig, emitter: Emitter) -> str:
-    """Return the digest of the first state of a run whose weights are drawn; empty if that takes too long."""
+    """Return the digest of the first state of a run that starts from random weights, or "" if drawing them takes too
+    long."""
     if (num_values := check_model(run)) > MAX_DRAWN_VALUES:
-        message = f"the run's first state is not pinned: it takes long to draw {num_values:,} parameters"
+        message = f"the run's first state is not pinned: drawing {num_values:,} parameters takes long"
         emitter.warning(message, remedy="endorse the run soon after its first step")
         return ""
     return genesis_digest(initial_theta(run), run)

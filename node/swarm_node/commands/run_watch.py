@@ -1,4 +1,4 @@
-"""`swarm-node run watch`: watches a run from outside, and prints what its members prove, each thing once."""
+"""`swarm-node run watch`: watches a run from outside, and prints everything that its members prove once."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
 FIND_S = 5.0
-"""Seconds to look for a member that gives the run's file before the user is told that there is none."""
+"""Seconds to look for a member that has the run's file before the user is told that there is none."""
 FIRST_MEMBER_S = 180.0
-"""Seconds to wait for a first member: a user who watches before training begins still has to start the members."""
+"""Seconds to wait for the first member. A user who watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
-"""Time for which a further member is awaited once all have gone. Members that are alive are seen within a second or
-two."""
+"""Seconds to wait for another member once all have gone. Live members are seen within a second or two."""
 FINISHED_S = 10.0
-"""The same once a member has said that the run is finished: no further member is expected."""
+"""Like NO_MEMBER_S, once a member has said that the run is finished: no other member is expected then."""
 WAITING_S = 5.0
-"""Time for which a run lacks members before that is said."""
+"""Seconds for which a run must lack members before this is printed."""
 SAY_AGAIN_S = 60.0
-"""The same before it is said for the second time."""
+"""Seconds of waiting before it is printed a second time."""
 MAX_COMPLAINTS = 16
-"""Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
+"""Warnings that are remembered, so that each is printed once. Several members may be gone for different reasons."""
 
 
 def watch(flags: Flags) -> int:
-    """Print how a run goes until it is finished. Raises ConfigError, IntegrityError, StartError or PeerTimeout."""
+    """Print the progress of a run until it is finished. Raises ConfigError, IntegrityError, StartError or
+    PeerTimeout."""
     config, which = with_peers(flags), file_or_id(flags)
     diagnostics.begin_work()
     run = load_signed_run(which) if isinstance(which, Path) else which
@@ -66,7 +66,7 @@ async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> 
 
 
 async def _file_of(run_id: str, network: Network, membership: Membership, emitter: Emitter) -> SignedRun:
-    """Return the run's file from its first member, which is awaited for FIRST_MEMBER_S. Raises PeerTimeout."""
+    """Return the run's file from the first member, waiting at most FIRST_MEMBER_S for one. Raises PeerTimeout."""
     now_s = asyncio.get_running_loop().time
     until_s, has_said = now_s() + FIRST_MEMBER_S, False
     while True:
@@ -82,12 +82,12 @@ async def _file_of(run_id: str, network: Network, membership: Membership, emitte
 
 def _waits_for_first(run_id: str) -> str:
     waits = duration(FIRST_MEMBER_S)
-    why = "nobody trains it yet, or it is over and all have left"
-    return f"no member of {run_id} is there: {why}; waiting for one for up to {waits}; Ctrl-C stops this"
+    why = "nobody trains it yet, or it is over and all members have left"
+    return f"no member of {run_id} was found: {why}; waiting up to {waits} for a member; Ctrl-C stops this"
 
 
 class RunWatcher:
-    """Prints what an observer sees, each thing once."""
+    """Prints what an observer sees, each fact once."""
 
     def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:
         self._observer = observer
@@ -106,7 +106,7 @@ class RunWatcher:
     async def until_finished(self) -> None:
         """Watch until the run is finished, or until its members say so and have left.
 
-        Raises PeerTimeout if no member trains the run, or none does any more.
+        Raises PeerTimeout if no member trains the run, or no longer does.
         """
         loop = asyncio.get_running_loop()
         seen_s, patience_s = loop.time(), FIRST_MEMBER_S
@@ -117,7 +117,7 @@ class RunWatcher:
                 if await self._report(members):
                     return
             except SwarmError as error:
-                if not self._finished:  # else they have done what they were there for
+                if not self._finished:  # after the end, members may be gone without a warning
                     self._complain(error)
                 members = {}
             if not (members or has_looked):
@@ -140,7 +140,7 @@ class RunWatcher:
             await asyncio.sleep(POLL_S)
 
     async def _report(self, members: Mapping[str, TrainerRecord]) -> bool:
-        """Print the news. Returns whether the run is finished."""
+        """Print the news. Return whether the run is finished."""
         self._report_members(members)
         steps = await self._observer.look(members)
         self._report_endorsed()
@@ -185,7 +185,8 @@ class RunWatcher:
             self._emitter.emit("state_endorsed", run=self._run.run_id, **fields)
 
     def _report_validated(self, members: Mapping[str, TrainerRecord]) -> None:
-        """Print the newest validation loss once: the median over members, who may lie, for states that were seen."""
+        """Print the newest validation loss once. It is the median over members, since some may lie, for steps that were
+        seen."""
         every = [record.validation for record in members.values() if record.validation is not None]
         seen = [each for each in every if each.outer_step <= self._observer.outer_step]
         step = median_high(each.outer_step for each in seen) if seen else -1
@@ -195,7 +196,7 @@ class RunWatcher:
             self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
 
     def _report_waiting(self, members: Mapping[str, TrainerRecord]) -> None:
-        """Say what the run waits for: again when that changes, and when the wait has become twice as long."""
+        """Print what the run waits for: again when that changes, and when the wait has become twice as long."""
         now_s = asyncio.get_running_loop().time()
         shortage = shortage_of(Succession.of(self._run.config), self._observer.roster, members)
         if shortage is None or self._finished or not members:

@@ -1,8 +1,8 @@
 """`swarm-node simulate`: simulates a network of thousands of nodes in virtual time and writes a report.
 
-With a [plan] it simulates several times, and tells how many nodes of a class are enough.
-The scenario is a TOML file, see `swarm.simulation.scenario` and the guide. The report goes to two files, one for people
-(HTML) and one for programs (JSON).
+With a [plan] table it simulates several times, and finds how many nodes of a class are enough. The scenario is a TOML
+file (see `swarm.simulation.scenario` and the guide). The report goes to two files: HTML for people and JSON for
+programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 MAX_SEED = 2**31 - 1
 MAX_PROCESSES = 16
-"""More than have something to do: what trainers and servers do is in one of them."""
+"""More processes would have nothing to do: one process runs all trainers and servers."""
 
 
 def run(flags: Flags) -> int:
@@ -58,7 +58,7 @@ def run(flags: Flags) -> int:
 
     def on_try(tried: Try) -> None:
         assert scenario.plan is not None
-        verdict = f"are not enough: too low is {', '.join(tried.missed)}" if tried.missed else "are enough"
+        verdict = f"are not enough, missed goals: {', '.join(tried.missed)}" if tried.missed else "are enough"
         emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
     def run_one(scenario: Scenario) -> Report:
@@ -66,7 +66,7 @@ def run(flags: Flags) -> int:
         line = f"simulating {plural(scenario.nodes, 'node')} in "
         line += "one process" if number == 1 else f"{number} processes"
         if number < processes:
-            line += f": {processes} would wait for each other, with under 2 ms between two nodes"
+            line += f": {processes} would wait for each other, because some nodes are less than 2 ms apart"
         emitter.say(line)
         return simulate(scenario, processes=number, on_minute=on_minute)
 
@@ -82,10 +82,10 @@ def run(flags: Flags) -> int:
 
 
 def _load(path: Path, seed: int | None) -> Scenario:
-    """Read a scenario's file. Raises ConfigError."""
+    """Read a scenario file. Raises ConfigError."""
     table = parse_toml(_read(path), path, remedy="docs/guides/simulate.md has an example")
     if not table:
-        raise ConfigError(f"{path} says nothing of a scenario", remedy="docs/guides/simulate.md has an example")
+        raise ConfigError(f"{path} is empty", remedy="docs/guides/simulate.md has an example")
     if seed is not None:
         table["seed"] = seed
     churn = table.get("churn")

@@ -32,10 +32,10 @@ from swarm_node.storage.home import Home
 if TYPE_CHECKING:
     from swarm_node.control import ControlClient
 
-MARGIN_S = 10.0  # time to close, beyond the time that work in flight gets
+MARGIN_S = 10.0  # time to close, after the grace period of work in flight
 POLL_S = 0.05
 MAX_SHOWN_PEERS = 16
-"""Peers in the text of `status`. More are in its JSON."""
+"""Peers in the text of `status`. Its JSON has more."""
 MAX_NAME_CELLS = 24
 
 
@@ -57,7 +57,7 @@ def identity(flags: Flags) -> int:
 
 
 def _client(home: Home) -> ControlClient:
-    from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC, which `identity` does without
+    from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC, which `identity` does not need
 
     return ControlClient(home)
 
@@ -99,7 +99,7 @@ def status(flags: Flags) -> int:
 
 
 def text(reply: StatusReply) -> str:
-    """Return one line a fact, for a terminal."""
+    """Return the status for a terminal, one line for each fact."""
     lines: dict[str, str | Sequence[str]] = {
         "node": f"{reply.name}  {reply.peer_id}",
         "state": f"{_state(reply)}, up {duration(reply.uptime_s)}{_pause(reply)}",
@@ -122,7 +122,8 @@ def text(reply: StatusReply) -> str:
 
 
 def _limit_lines(reply: StatusReply) -> dict[str, str]:
-    """Say how much of its limits the node uses, and in which hours it lends. In a break the state says when again."""
+    """Return how much of its limits the node uses, and its lending hours. During a break, the line `state` has the next
+    time."""
     limits, budget_bytes = reply.limits, reply.month_budget_bytes
     traffic = f"{decimal_size(reply.month_bytes)} of {decimal_size(budget_bytes)} used in this month"
     hours = ", ".join(limits.hours) if limits else ""
@@ -168,7 +169,7 @@ def _endorsed(training: TrainingStatus) -> str:
     if not training.endorsed_step:
         return ""
     if training.endorses_other:
-        return f"the run's author endorses another outer step {training.endorsed_step:,} than this node's history has"
+        return f"the run's author endorsed another state at outer step {training.endorsed_step:,} than this node has"
     return f"by the run's author up to outer step {training.endorsed_step:,}"
 
 
@@ -178,7 +179,7 @@ def _use(bytes_per_s: float, max_bytes_per_s: int) -> str:
 
 
 def _peers(reply: StatusReply) -> Iterator[str]:
-    """Yield a line on all connected peers, and one on each of the first."""
+    """Yield one line about all connected peers, then one for each of the first MAX_SHOWN_PEERS."""
     if reply.paths is None:  # an older daemon
         return
     counts = reply.paths.by_kind()
@@ -210,7 +211,7 @@ def _state(reply: StatusReply) -> str:
 
 
 def _waits(training: TrainingStatus) -> bool:
-    """Return whether it waits for long: below a second it is between two intervals, as in every round."""
+    """Return whether the node waits for long. Waits below a second occur between two intervals of every round."""
     return bool(training.waits_for) and training.waits_s >= 1
 
 
@@ -218,5 +219,6 @@ def _training(training: TrainingStatus) -> str:
     loss = "" if training.loss is None else f", loss {training.loss:.3f}"
     step = f"outer step {training.outer_step} of {training.num_outer_steps}"
     waiting = f"waits for {training.waits_for} for {duration(training.waits_s)}"
-    speed = f"{training.tokens_per_s:.0f} tokens/s here" if training.tokens_per_s else ""  # it may not have trained yet
+    # the node may not have trained yet
+    speed = f"{training.tokens_per_s:.0f} tokens/s here" if training.tokens_per_s else ""
     return ", ".join(filter(None, (training.run, f"{step}{loss}", waiting if _waits(training) else speed)))

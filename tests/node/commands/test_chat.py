@@ -161,8 +161,8 @@ def test_chat_commands_are_no_questions(
     said = capsys.readouterr()
     assert said.out == "> > > > > a file\n> words\n> > "
     assert said.err.count("/new starts a new conversation") == 5
-    assert said.err.count(" stands alone on its line, so nothing was done: Ctrl-C") == 2
-    assert said.err.count("what was said before is forgotten\n") == 1
+    assert said.err.count(" must be alone on its line, so nothing was done: Ctrl-C") == 2
+    assert said.err.count("the earlier messages are forgotten\n") == 1
     assert "unknown command /frob: Ctrl-C stops an answer" in said.err
     assert [asked["messages"][-1]["content"] for asked in scripted.asked] == ["/etc/hosts?", "/new words"]
 

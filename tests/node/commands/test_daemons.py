@@ -67,7 +67,7 @@ def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
         assert started == []
     else:
         assert daemons.join(flags) == 0
-        assert started == ["starting: loads torch and, at the first start, measures this machine\n"]
+        assert started == ["starting: loading torch and, at the first start, measuring this machine\n"]
 
 
 def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are_kept(

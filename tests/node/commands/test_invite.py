@@ -225,7 +225,7 @@ def test_revoke_looks_once_for_members_that_are_not_there(
     serial = f"{parse_invitation(out).terms.serial:016x}"
     code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path, "--peers", SEED)
     assert code == 0
-    assert "nobody was told yet: none of the given peers could be reached" in err
+    assert "no member has it yet: none of the given peers could be reached" in err
     assert visits == [b""]
 
 
@@ -238,7 +238,7 @@ def test_revoking_the_owner_s_own_invitation_gives_its_nodes_a_new_one(
     code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path)
     owned = OwnedNetwork(home)
     assert code == 0
-    assert f"has a new one: {owned.own_serial}" in err
+    assert f"now has a new one: {owned.own_serial}" in err
     assert "--invite" in err
     assert [each.state(time.time()) for each in owned.issued] == ["revoked", "valid"]
     config, peer_id = config_with(home=str(tmp_path)), Identity.load(home.identity).peer_id

@@ -27,7 +27,7 @@ def test_models_check_of_a_config_alone_says_that_it_can_be_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LlamaConfig(num_hidden_layers=7).save_pretrained(tmp_path / "story")
-    alone = f"there are no weights in {tmp_path / 'story'}: its config.json alone was checked\n"
+    alone = f"there are no weights in {tmp_path / 'story'}: only its config.json was checked\n"
     assert check(capsys, str(tmp_path / "story")) == (0, f"story can be served: llama, 7 blocks\n{alone}", "")
     code, out, _ = check(capsys, str(tmp_path / "story"), "--json")
     assert code == 0

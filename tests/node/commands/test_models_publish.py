@@ -104,7 +104,7 @@ def test_name_and_place_that_cannot_be_are_refused_before_anything_is_read(
     code, err = run(capsys, "publish", story, "--home", home, "--name", "long " * 10_000)
     assert (code, "--name: a model cannot be published as" in err, len(err) < 500) == (2, True, True)
     code, err = run(capsys, "publish", story, "--home", home, "--out", story / ".." / "story" / MANIFEST_FILE)
-    assert (code, f"{MANIFEST_FILE} in the model's directory is written in any case" in err) == (2, True)
+    assert (code, f"{MANIFEST_FILE} in the model's directory is always written" in err) == (2, True)
     assert not (story / MANIFEST_FILE).exists()
 
 

@@ -175,7 +175,7 @@ def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pyt
     assert [line.split(" = ")[0].strip() for line in err[:3]] == ["outer_steps", "codec", "inner.beta1"]
     assert err[3:] == [
         "error: run.toml cannot be signed: 3 settings are invalid",
-        "  → correct what is listed above",
+        "  → correct the problems listed above",
     ]
     assert Path("run.toml").read_text() == text
 
@@ -209,7 +209,7 @@ def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: py
     before = load_checked_run(Path("run.toml")).run_id
     author.generate().save(Path("other.key"))
     assert cli.run(["run", "sign", "--identity", "other.key"]) == 0
-    assert f"this file was {before} until now" in capsys.readouterr().err
+    assert f"the run's id was {before} until now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     for arguments, said in (
         (("--checkpoint", "copy", "--step", "4"), "copy keeps no checkpoint of outer step 4, only of 3, 5, 6"),
         (("--checkpoint", str(third), "--out", "x"), "is not whole: the state is cut off"),
-        (("--checkpoint", "nowhere"), "nowhere is no directory of checkpoints: it does not exist"),
-        (("--checkpoint", "copy/run.toml"), "is no directory of checkpoints: it is a file"),
+        (("--checkpoint", "nowhere"), "nowhere is not a directory of checkpoints: it does not exist"),
+        (("--checkpoint", "copy/run.toml"), "is not a directory of checkpoints: it is a file"),
     ):
         assert cli.run(["run", "export", *arguments, "--json"]) == 1
         assert said in str(events(capsys)[-1]["message"])

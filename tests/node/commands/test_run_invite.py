@@ -140,14 +140,16 @@ def test_vouch_is_signed_only_where_the_run_was_trained(
         (home / kept / run.run_id).mkdir(parents=True)
     code, out, err = call(capsys, "run", "vouch", tmp_path / "run.toml", "--home", home, "--for-node", FRIEND.peer_id)
     assert (code, bool(out)) == ((0, True) if kept else (1, False))
-    assert (f"error: {home} holds nothing of {run.run_id}: only a member that has trained it" in err) == (not kept)
+    assert (
+        f"error: {home} holds nothing of {run.run_id}: only a member that has trained the run can vouch" in err
+    ) == (not kept)
 
 
 @pytest.mark.parametrize(
     ("changes", "words", "code", "reason"),
     [
         ({}, ("invite", "--identity", "friend.key"), 1, "may not invite to"),
-        ({"invitations": "none"}, ("invite", "--identity", "author.key"), 1, "lets nobody in by invitation"),
+        ({"invitations": "none"}, ("invite", "--identity", "author.key"), 1, "does not accept invitations"),
         ({}, ("invite", "--identity", "author.key", "--uses", "0"), 2, "--uses"),
         ({}, ("invite", "--identity", "author.key", "--uses", str(MAX_USES + 1)), 2, "--uses"),
         ({}, ("invite", "--identity", "author.key", "--expires", "9999d"), 2, "--expires"),
@@ -156,7 +158,7 @@ def test_vouch_is_signed_only_where_the_run_was_trained(
             {},
             ("invite", "--identity", "author.key", "--uses", "2", "--for-node", FRIEND.peer_id),
             2,
-            "do not go together",
+            "cannot be combined",
         ),
         ({}, ("invite", "--identity", "missing.key"), 1, "there is no identity file"),
     ],
@@ -183,7 +185,7 @@ def test_vouch_that_would_be_of_no_use_is_not_signed(tmp_path: Path, capsys: pyt
     INVITER.save(home / "identity.key")
     for number, (changes, words, reason) in enumerate(
         (
-            ({}, ("--for-node", FRIEND.peer_id), "members cannot vouch"),
+            ({}, ("--for-node", FRIEND.peer_id), "cannot vouch"),
             ({"vouchers": 1}, (), "--for-node is missing"),
             ({"vouchers": 1}, ("--for-node", INVITER.peer_id), "names this node itself"),
         )

@@ -113,7 +113,7 @@ def test_resume_for_fewer_members_than_a_step_needs_says_that_others_have_to_joi
             swarm.kill("m2")
             planned, warned, ended = await resume(swarm, is_certain=certain)
             assert planned["roster"] == [swarm.members["m3"].peer_id]
-            assert warned["message"] == "a step needs 2 members, and the run waits until as many are there"
+            assert warned["message"] == "a step needs 2 members, and the run waits until that many are there"
             assert "swarm-node join --run" in str(warned["remedy"])
             assert ended["event"] == ("resume_delivered" if certain else "resume_not_signed")
 

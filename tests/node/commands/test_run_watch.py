@@ -125,8 +125,8 @@ def test_watching_a_file_before_the_first_member_is_there_says_once_how_long_it_
         err = io.StringIO()
         watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
         virtual_time.run(watching.until_finished())
-        line = f"no member of {RUN.run_id} is there: nobody trains it yet, or it is over and all have left; waiting"
-        assert err.getvalue().count(f"{line} for one for up to 3 min; Ctrl-C stops this") == times
+        line = f"no member of {RUN.run_id} was found: nobody trains it yet, or it is over and all members have left"
+        assert err.getvalue().count(f"{line}; waiting up to 3 min for a member; Ctrl-C stops this") == times
 
 
 def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_waits(
@@ -145,7 +145,7 @@ def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_w
     emitter = Emitter(json=True, out=io.StringIO(), err=err)
     found = virtual_time.run(run_watch._file_of(RUN.run_id, MagicMock(), MagicMock(), emitter))
     assert found is RUN
-    assert err.getvalue().count("it is over and all have left; waiting for one for up to 3 min; Ctrl-C stops this") == 1
+    assert err.getvalue().count("all members have left; waiting up to 3 min for a member; Ctrl-C stops this") == 1
     looks = iter([PeerTimeout("nobody")] * 100)
     with pytest.raises(PeerTimeout):
         virtual_time.run(run_watch._file_of(RUN.run_id, MagicMock(), MagicMock(), emitter))

@@ -82,8 +82,8 @@ def test_simulate_refuses_an_out_without_a_name(tmp_path: Path, capsys: pytest.C
     ("text", "message"),
     [
         (None, "cannot read"),
-        ("", "says nothing of a scenario"),
-        ("# nodes = 300\n", "says nothing of a scenario"),
+        ("", "is empty"),
+        ("# nodes = 300\n", "is empty"),
         ("nodes = ", "is not valid TOML"),
         ("nodes = " + "1" * 5000, "is not valid TOML"),
         ("nodes = 0x" + "f" * 5000, "more than 64 bits"),

@@ -1,7 +1,7 @@
-"""The control socket of a daemon: gRPC over a unix socket that only its user may open.
+"""The control socket of a daemon: gRPC over a Unix socket that only its user may open.
 
-`Status` serves `swarm-node status`, and `Leave` serves `drain` and `stop`. The daemon's event loop owns the
-server; the commands use the blocking client. Both check the other's bytes through `swarm_protocol.control_messages`.
+`Status` serves `swarm-node status`, and `Leave` serves `drain` and `stop`. The daemon's event loop owns the server;
+commands use the blocking client. Both check the other's bytes with `swarm_protocol.control_messages`.
 `swarm_node.shutdown` defines what leaving means.
 """
 
@@ -23,7 +23,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
 from swarm_node.storage.home import Home
 
 SERVICE = "swarm.v1.Control"
-DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; if its loop is stuck for longer, the user is told
+DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; if it does not, the user is told
 _OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grpc.so_reuseport", 0)]
 
 
@@ -40,12 +40,12 @@ async def serving(
         "Leave": _unary(leave, LeaveRequest.from_bytes),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    mask = os.umask(0o177)  # the socket is made by the bind below, so it is private from its first moment
+    mask = os.umask(0o177)  # the bind below creates the socket, so it is private from its first moment
     try:
         server.add_insecure_port(_address(path))
-    except RuntimeError as error:  # all that gRPC says of a failed bind
+    except RuntimeError as error:  # gRPC raises nothing more specific for a failed bind
         raise StartError(
-            f"cannot open the control socket {path}", remedy="see what is there, or choose another --home"
+            f"cannot open the control socket {path}", remedy="see what is at this path, or choose another --home"
         ) from error
     finally:
         os.umask(mask)
@@ -53,7 +53,7 @@ async def serving(
     try:
         yield
     finally:
-        await server.stop(grace=1.0)  # the answer to `stop` itself is still under way
+        await server.stop(grace=1.0)  # the reply to `stop` itself is still being sent
 
 
 class ControlClient:
@@ -73,7 +73,7 @@ class ControlClient:
         if pid is None:
             raise PeerUnreachable(
                 f"no daemon is running in {self._home.path}",
-                remedy="start one with `swarm-node join`, or name its directory with --home",
+                remedy="start a daemon with `swarm-node join`, or name its directory with --home",
             )
         with grpc.insecure_channel(_address(self._home.socket), options=_OPTIONS) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{method}")
@@ -84,13 +84,13 @@ class ControlClient:
                 why = f" within {DEADLINE_S:.0f} s" if is_late else f": {error.details()}"
                 raise PeerTimeout(
                     f"the daemon (pid {pid}) in {self._home.path} does not answer{why}",
-                    remedy=f"it may still be starting; if this lasts, read {self._home.log} and `kill {pid}`",
+                    remedy=f"it may still be starting; if this persists, read {self._home.log} and run `kill {pid}`",
                 ) from error
         return answer
 
 
 def _address(path: Path) -> str:
-    """Return a socket's address as gRPC reads it: a URI, in which some characters of a path mean something else."""
+    """Return a socket's address for gRPC: a URI, so some characters of the path must be quoted."""
     return f"unix:{quote(path.as_posix())}"
 
 

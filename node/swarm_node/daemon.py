@@ -1,7 +1,7 @@
-"""A node's life: lock, log, identity, network, membership, control socket, role; and back down in that order.
+"""A node's life: lock, log, identity, network, membership, control socket and role, closed in reverse order.
 
-One event loop, and one task that owns all of this (`_live`). Another (`_until_over`) watches for requests to leave and
-gives it its time. What the node does in between is its role's.
+There is one event loop. One task (`_live`) owns all of this. Another (`_until_over`) watches for requests to leave, and
+gives the first its time to finish. The role does the node's work.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ logger = logging.getLogger(__name__)
 NUM_STEPS = 4  # hardware, network, peers, reachability
 REFRESH_S = limits.RECORD_LIFETIME_S / 6
 AWAKE_S = 2.0
-"""Time between two looks whether the machine was suspended."""
+"""Seconds between two checks whether the machine was suspended."""
 COUNTDOWN_S = 5.0
-CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
+CLOSE_S = 10.0  # seconds to announce the leaving and close sockets
 EXIT_UNCLEAN = 1
 MAX_OPEN_FILES = 2**16
-"""The systemd unit allows as many. Each stream of a peer is a file, and each peer may have hundreds: four strangers
-could take the 1,024 that many systems allow a program that does not ask for more."""
-MAX_NAMED = 3  # peers in one line
+"""The systemd unit allows as many open files. Each stream of a peer is a file, and each peer may have hundreds: four
+strangers could use up the 1,024 that many systems allow by default."""
+MAX_NAMED = 3  # maximum peers named in one line
 
 
 def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
-    """Run `role` until it is done or is asked to leave; the caller holds the home's lock. Returns the exit code.
+    """Run `role` until it is done or asked to leave. The caller holds the home's lock. Return the exit code.
 
-    A node that cannot start or continue reports the error; `stopped` is always the last event.
+    A node that cannot start or continue reports the error. `stopped` is always the last event.
     """
     interrupts.raise_in_command()
     _ask_for_open_files()
@@ -71,7 +71,7 @@ def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
 
 
 def _ask_for_open_files() -> None:
-    """Let this process open MAX_OPEN_FILES, or about as many as the system lets it."""
+    """Let this process open MAX_OPEN_FILES, or about as many as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     while soft != resource.RLIM_INFINITY and soft < wanted:
@@ -88,7 +88,7 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> 
     loop = asyncio.get_running_loop()
 
     def orphaned() -> None:
-        with suppress(RuntimeError):  # the loop is closed: we have left already
+        with suppress(RuntimeError):  # the loop is closed, so the node has left
             loop.call_soon_threadsafe(shutdown.force, "the process that started this node is gone")
 
     if config.tethered:
@@ -99,18 +99,18 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> 
             clean = await _until_over(life, shutdown, emitter)
         except Exception as error:
             emitter.error(diagnostics.as_swarm_error(error))
-            emitter.emit("stopped", reason=shutdown.reason or "it cannot go on", clean=False)
+            emitter.emit("stopped", reason=shutdown.reason or "the node cannot continue", clean=False)
             return diagnostics.exit_code(error)
-    emitter.emit("stopped", reason=shutdown.reason or "its work is done", clean=clean)
+    emitter.emit("stopped", reason=shutdown.reason or "the work is done", clean=clean)
     code = interrupts.EXIT_INTERRUPTED if shutdown.reason == CTRL_C else 0 if clean else EXIT_UNCLEAN
     if not life.done():
-        # closing the loop would wait for this task and its threads without an end
+        # closing the loop would wait for this task and its threads forever
         os._exit(code)
     return code
 
 
 async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> bool:
-    """Wait until `life` has ended, by itself or after a request to leave. Returns whether its work was finished.
+    """Wait until `life` has ended, by itself or after a request to leave. Return whether its work was finished.
 
     A task that does not end within CLOSE_S of its cancellation is abandoned, with a warning.
     """
@@ -160,7 +160,7 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
 
 
 async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, shutdown: Shutdown) -> None:
-    """Run the node: start it, let it work, and end it."""
+    """Run the node: start it, let it work, and close it."""
     steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
     machine = await _machine(config, home, role)
     steps.done("hardware", str(machine))
@@ -220,21 +220,21 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
 
 
 async def _machine(config: Config, home: Home, role: NodeRole) -> Hardware:
-    """Return the hardware that the role computes with; `--threads` also applies to this thread. Raises ConfigError."""
+    """Return the hardware that the role computes with, and apply `--threads` to this thread. Raises ConfigError."""
     machine = await in_own_thread(_examine, config, home, role)
     if role.computes and config.threads:
         import torch  # noqa: PLC0415 - as `probe`
 
-        # OpenMP keeps a number for each thread: this one, in which models are tried out before, has one already
+        # OpenMP counts threads per calling thread, and this one, which tries models out earlier, already has a number
         torch.set_num_threads(config.threads)
     return machine
 
 
 def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
-    """Examine the machine. Blocks, for seconds where the role computes. Raises ConfigError."""
+    """Examine the machine. Blocks, for seconds if the role computes. Raises ConfigError."""
     if not role.computes:
         return hardware.describe_machine()
-    # this imports torch: seconds of CPU time and 250 MB that only a node that computes should spend
+    # imports torch: seconds of CPU time and 250 MB, which only a node that computes should spend
     from swarm_node.machine import probe  # noqa: PLC0415
 
     return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
@@ -275,7 +275,7 @@ async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traff
 
 
 async def _arrive(node: Node, network: Libp2pNetwork) -> None:
-    """Report the steps that every node takes, and that it is ready."""
+    """Report the steps that every node takes, and that the node is ready."""
     entry = network.entry
     addrs = await network.addrs()
     node.steps.done(
@@ -285,12 +285,12 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
     await _look_around(node)
     way_in = _way_in("remembered peers", entry.remembered) or _way_in("nodes of the local network", entry.nearby)
     node.steps.done("peers", f"{node.num_peers} live, this one included{way_in}")
-    own = f"/p2p/{node.network.peer_id}"  # an invitation that its owner's seed uses itself names that seed
+    own = f"/p2p/{node.network.peer_id}"  # the invitation of the owner's own seed names that seed as its peer
     if way_in and not all(peer.endswith(own) for peer in node.config.peers):
         others = "peers that it remembers" if entry.remembered else "nodes of the local network"
         node.emitter.warning(
             f"none of the given peers answered, so this node joined through {others}",
-            remedy="give --peers the address of a node that runs",
+            remedy="give --peers the address of a running node",
         )
     node.reachability = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)
     addrs = await network.addrs()
@@ -313,14 +313,14 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
 
 
 def _way_in(what: str, peer_ids: Sequence[str]) -> str:
-    """Name the peers that a node joined through, if it was not told of them."""
+    """Return a clause that names the peers that a node joined through, or "" if there are none."""
     if not peer_ids:
         return ""
     return f"; joined through {what}: {first_few(peer_ids, MAX_NAMED)}"
 
 
 async def _keep_announced(node: Node, network: Libp2pNetwork) -> None:
-    """Keep the node's own record and the count of peers fresh; announce at once that the node leaves."""
+    """Keep the node's own record and the count of peers fresh, and announce at once that the node leaves."""
     while True:
         if node.shutdown.leaving.is_set():
             await asyncio.sleep(REFRESH_S)
@@ -331,12 +331,12 @@ async def _keep_announced(node: Node, network: Libp2pNetwork) -> None:
 
 
 async def _keep_renewed(node: Node) -> None:
-    """Publish what this node is as soon as its machine has woken up, instead of when the next record is due."""
+    """Publish records again as soon as the machine wakes up, instead of when they are next due."""
     suspension = SuspensionWatch()
     while True:
         await asyncio.sleep(AWAKE_S)
         if suspension.was_suspended():
-            logger.info("the machine was suspended, or its clock was set: records are published anew")
+            logger.info("the machine was suspended, or its clock was set: publishing records again")
             node.membership.renew()
 
 

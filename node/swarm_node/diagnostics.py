@@ -1,9 +1,9 @@
 """Logging, and the report of an error that ends a command.
 
-Log lines go to a bounded file in the home; errors of our own packages also go to the terminal. Lines of libraries
-(transformers, uvicorn) go to the file only: a person at a terminal reads what the node says about itself.
+Log lines go to a bounded file in the home. Errors of Swarm's own packages also go to the terminal. Lines of libraries
+(transformers, uvicorn) go to the file only, so that a terminal shows just what the node reports.
 
-Exit codes of failures: 1 the command cannot be done, 70 a bug.
+Exit codes of failures: 1 cannot be done, 70 a bug.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_FILE_BYTES = 10 * 2**20  # days of a busy node at the default level
 NUM_OLD_FILES = 3
 HUMAN = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
 OURS = ("swarm", "swarm_node", "swarm_protocol", "swarm_compression")
-_MARK = "_swarm"  # set on the handlers made here, so that setting up twice replaces them
+_MARK = "_swarm"  # marks the handlers made here, so that a second set-up replaces them
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+    """Formats one JSON object per line: time, level, logger, message, and the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -46,7 +46,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file that says once that it cannot be written, instead of a traceback for each line."""
+    """A log file that reports once that it cannot be written, instead of printing a traceback for each line."""
 
     failed = False
 
@@ -59,7 +59,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
 
 def set_up(directory: Path, *, log_format: str, level: str) -> Path:
-    """Send all log lines to DIRECTORY/swarm-node.log, our errors to stderr too. Returns the file's path."""
+    """Send all log lines to DIRECTORY/swarm-node.log, and Swarm's errors also to stderr. Return the file's path."""
     path = directory / "swarm-node.log"
     with explained("write the log"):
         file = _LogFile(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
@@ -85,17 +85,17 @@ def set_up(directory: Path, *, log_format: str, level: str) -> Path:
 
 
 def quieten_imports() -> None:
-    """Tell libraries that are not yet imported to leave the terminal alone. What the user has set stays."""
-    # gRPC's fork handlers complain whenever libp2p's daemon is started; transformers shows bars for reading and writing
+    """Keep libraries that are not imported yet from writing to the terminal. Settings of the user stay."""
+    # gRPC's fork handlers log whenever libp2p's daemon is started; transformers shows progress bars
     for variable, value in (("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
         os.environ.setdefault(variable, value)
-    # transformers imports torchao where it is installed, and that logs each kernel that is for another machine
+    # transformers imports torchao if it is installed, which logs each kernel that is for another machine
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def quieten_libraries() -> None:
-    """Take the terminal from libraries that grabbed it when they were imported."""
+    """Remove the terminal handlers that libraries installed when they were imported."""
     for name in ("transformers", "uvicorn"):
         library = logging.getLogger(name)
         library.handlers.clear()
@@ -103,13 +103,14 @@ def quieten_libraries() -> None:
 
 
 def begin_work() -> None:
-    """Take the terminal from libraries, and let Ctrl-C raise: call it before a command opens what it has to close."""
+    """Keep libraries off the terminal, and let Ctrl-C raise. Call it before a command opens resources that it must
+    close."""
     quieten_libraries()
     interrupts.raise_in_command()
 
 
 def keep_traceback(error: BaseException) -> Path:
-    """Write where `error` came from to the log file, or to a temporary one if there is none yet. Returns its path."""
+    """Write the traceback of `error` to the log file, or to a temporary file if there is none. Return the path."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _LogFile):
             info = type(error), error, error.__traceback__
@@ -127,7 +128,8 @@ EXIT_BUG = 70
 
 
 def as_swarm_error(error: Exception) -> SwarmError:
-    """Return `error` as something a person can act on; the traceback of a bug is kept in a file that the line names."""
+    """Return `error` as an error that a person can act on. The traceback of a bug goes to a file that the remedy
+    names."""
     if isinstance(error, SwarmError):
         return error
     readable = explain(error, "use", option="") if isinstance(error, OSError) else None

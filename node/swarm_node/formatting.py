@@ -1,4 +1,4 @@
-"""Formats facts for people: speeds, sizes and times in a few characters, reachability, and text of strangers.
+"""Formats speeds, sizes, times, reachability and strangers' text for people, in few characters.
 
 "–" stands for an unknown number. Pure.
 """
@@ -20,16 +20,16 @@ BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BARS = "▁▂▃▄▅▆▇█"
 MINUTE_S, DAY_S = 60.0, 86_400.0
 MAX_AT = 1e11
-"""The largest time that the calendar takes; a database can hold anything."""
+"""The latest time in Unix seconds that the calendar supports; a database may contain any number."""
 
 
 def rate(tokens_per_s: float | None) -> str:
-    """Format a rate, as `41 tok/s` or `3.1k tok/s`."""
+    """Format a rate, such as `41 tok/s` or `3.1k tok/s`."""
     return UNKNOWN if _is_unknown(tokens_per_s) else f"{count(tokens_per_s)} tok/s"
 
 
 def count(number: float | None) -> str:
-    """Return two or three digits that matter: `4.1`, `41`, `3.1k`, `2.4M`."""
+    """Format a number with two or three significant digits: `4.1`, `41`, `3.1k`, `2.4M`."""
     if number is None or _is_unknown(number):
         return UNKNOWN
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -40,18 +40,18 @@ def count(number: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return `512 B`, `4.8 GiB`, in powers of 1024."""
+    """Format bytes in powers of 1024: `512 B`, `4.8 GiB`."""
     power = min(int(math.log2(num_bytes) // 10), len(BYTE_UNITS) - 1) if num_bytes >= 1 else 0
     return f"{digits(num_bytes / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
 
 def whole_mebibytes(num_bytes: int) -> str:
-    """Format what a dashboard tells of a path, in whole MiB: `under 1 MiB`, `4.8 GiB`."""
+    """Format bytes that the dashboard has rounded down to whole MiB: `under 1 MiB`, `4.8 GiB`."""
     return size(num_bytes) if num_bytes >= 2**20 else "under 1 MiB"
 
 
 def decimal_size(num_bytes: float) -> str:
-    """Return `412 GB`, in powers of 1000, as providers of traffic count."""
+    """Format bytes in powers of 1000, as providers of traffic do: `412 GB`."""
     for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if num_bytes >= unit_bytes * 0.9995:
             return f"{digits(num_bytes / unit_bytes)} {unit}"
@@ -59,49 +59,51 @@ def decimal_size(num_bytes: float) -> str:
 
 
 def bit_rate(bytes_per_s: float) -> str:
-    """Return `18.4 Mbit/s`, in powers of 1000."""
+    """Format bytes per second as bits per second in powers of 1000: `18.4 Mbit/s`."""
     for unit_bits, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bytes_per_s * 8 >= unit_bits * 0.9995:
             return f"{digits(bytes_per_s * 8 / unit_bits)} {unit}"
     return f"{digits(bytes_per_s * 8 / 1e3)} kbit/s"
 
 
-PAUSES = {"hours": "outside its hours", "budget": "its monthly traffic is nearly used up"}
+PAUSES = {"hours": "outside its lending hours", "budget": "its monthly traffic is nearly used up"}
 """Why a node lends nothing, by the `pause` of its record or status."""
 
 
 def lends_again(at: float | None, now: float) -> str:
-    """Return `lends again at 22:00`, with the day where that is not within a day; in this machine's local time."""
+    """Return `lends again at 22:00` in local time, with the date if it is a day or more away."""
     if at is None:
         return "lends again later"
     try:
         return f"lends again at {datetime.fromtimestamp(at):{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
-    except (OverflowError, ValueError, OSError):  # a peer's claim that no calendar holds
+    except (OverflowError, ValueError, OSError):  # a peer may claim a time that no calendar has
         return "lends again later"
 
 
 def utc(at: float) -> str:
-    """Return a time (Unix seconds) to the minute, as messages show it."""
+    """Format a Unix time in UTC to the minute, as in messages."""
     return f"{datetime.fromtimestamp(min(max(at, 0.0), MAX_AT), UTC):%Y-%m-%d %H:%M UTC}"
 
 
 def round_trip(rtt_ms: float | None) -> str:
-    """Format a round trip, as `duration` does; below a millisecond, which clocks of event loops tick in, `<1 ms`."""
+    """Format a round trip in milliseconds as `duration` does, but as `<1 ms` below a millisecond."""
     if rtt_ms is None or _is_unknown(rtt_ms):
         return UNKNOWN
     return duration(rtt_ms / 1e3) if rtt_ms >= 1 else "<1 ms"
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
-    """Return `[█████·····] 50 %, 1.2 GiB of 2.4 GiB`."""
+    """Format progress: `[█████·····] 50 %, 1.2 GiB of 2.4 GiB`."""
     share = min(1.0, max(0.0, num_bytes / total_bytes)) if total_bytes > 0 else 1.0
     full = int(share * cells)
     return f"[{'█' * full}{'·' * (cells - full)}] {int(share * 100)} %, {size(num_bytes)} of {size(total_bytes)}"
 
 
 def duration(seconds: float | None) -> str:
-    """Return `320 ms`, `4.2 s`, `12 s`, `3 min 31 s`, `25 min`, `3 h 12 min`, `4 days`; what is negative, as between
-    two clocks, is no time at all."""
+    """Format seconds: `320 ms`, `4.2 s`, `12 s`, `3 min 31 s`, `25 min`, `3 h 12 min`, `4 days`.
+
+    Negative durations, as between two clocks, become `0 s`.
+    """
     if seconds is None or _is_unknown(seconds):
         return UNKNOWN
     if seconds < 99.5:
@@ -130,7 +132,7 @@ def _two(value: int, large: str, small: str) -> str:
 
 
 def digits(value: float) -> str:
-    """Return the three digits that matter: `0.41`, `3.2`, `58`."""
+    """Format a number with three significant digits: `0.41`, `3.2`, `58`."""
     decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     written = f"{value:.{decimals}f}"
     return written.rstrip("0").rstrip(".") if "." in written else written
@@ -145,11 +147,11 @@ REACHES: tuple[Reach, ...] = get_args(Reach)
 
 
 def reach(found: str, addrs: Sequence[str]) -> Reach:
-    """Return from where others reach a node.
+    """Return from where others can reach a node.
 
-    `found` is the reachability in its record or status, `addrs` what the node announces. A seed on the same machine or
-    in the same local network dials such an address, too, and calls the node public: records and the control socket keep
-    its word, and every display asks here.
+    `found` is the reachability in its record or status, and `addrs` are its announced addresses. A seed on the same
+    machine or local network can also dial local addresses, and then calls the node public. Records and the control
+    socket keep that word; every display must use this function.
     """
     if found == "relay":
         return "relay"
@@ -161,7 +163,7 @@ def reach(found: str, addrs: Sequence[str]) -> Reach:
 
 
 def path_counts(counts: Mapping[str, int]) -> str:
-    """Format peers by the path to them: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
+    """Format numbers of peers by path: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
     return ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number) or "none"
 
 
@@ -171,7 +173,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 def clean(text: str, width: int) -> str:
     """Return at most `width` cells of `text`, with control characters, line ends and direction overrides replaced.
 
-    The text is not markup: print it as `rich.text.Text`, never as a string.
+    The result may look like markup: print it as `rich.text.Text`, never as a string.
     """
     width = max(1, width)
     head = "".join(letter if letter.isprintable() else REPLACEMENT for letter in text[: width + 1])
@@ -182,24 +184,24 @@ def clean(text: str, width: int) -> str:
 
 MAX_SHOWN_CHARS = 300
 MAX_MARKS = 2
-"""Combining marks on one letter: living languages need no more."""
+"""Maximum combining marks on one letter. Living languages need no more."""
 
 NOTHING = "—"
 MAX_SPANS = 4
 
 
 def shown(text: str, *, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return `text` made `plain`; "—" if that shows nothing."""
+    """Return `text` made `plain`, or "—" if nothing visible is left."""
     return plain(text, max_chars) or NOTHING
 
 
 def plain(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return `text` in one line of at most `max_chars`, cut with "…": controls, bidirectional overrides and what cannot
-    be seen are blanks, piles of combining marks are cut.
+    """Return `text` in one line of at most `max_chars`, cut with "…".
 
-    `str.isprintable` is false for all of Unicode's "other" and "separator" categories but the space.
+    Control characters, bidirectional overrides and invisible characters become blanks. Excess combining marks are
+    dropped. `str.isprintable` is false for all of Unicode's "other" and "separator" categories except the space.
     """
-    # cut first, so that ten megabytes cost no more than a line; what is taken out makes the line shorter, no more
+    # cut first, so that ten megabytes cost no more than a line; dropped characters only make the line shorter
     line = text[: 4 * max_chars]
     if not (line.isascii() and line.isprintable()):
         kept: list[str] = []
@@ -214,7 +216,7 @@ def plain(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
 
 
 def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:
-    """Name the blocks of half-open spans: "blocks 4:8 and 10:11 of 32", "block 3 of 32"; of many the first."""
+    """Format half-open spans: "blocks 4:8 and 10:11 of 32", "block 3 of 32". Only the first MAX_SPANS are named."""
     told = [f"{start}:{end}" for start, end in spans[:MAX_SPANS]]
     if is_single_block(spans):
         told = [str(spans[0][0])]
@@ -230,7 +232,7 @@ def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def name_cell(name: str, width: int) -> str:
-    """Return `name` made `clean` for `width` cells; of one that ends with a `short_id`, what is before that is cut."""
+    """Return `name` made `clean` for `width` cells. A `short_id` at its end is kept, and the text before it is cut."""
     head, mark, end = name.rpartition(" …")
     if not mark or len(end) != SHORT_ID_CHARS or width <= len(mark) + SHORT_ID_CHARS:
         return clean(name, width)
@@ -242,7 +244,7 @@ def plural(count: int, what: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Return the newest `width` values as bars, the lowest being the shortest; those that are no numbers are left
+    """Return the newest `width` values as bars, the lowest value as the shortest. Values that are not finite are left
     out."""
     shown = [value for value in values if math.isfinite(value)][-width:] if width > 0 else []
     if not shown:

@@ -1,11 +1,11 @@
-"""Sets what Ctrl-C does while a command starts: it ends the process at once and silently, which a shell shows as 130.
+"""Defines what Ctrl-C does while a command starts: it ends the process at once and silently (130 in a shell).
 
 KeyboardInterrupt in the middle of an import leaves modules half loaded, and libraries swallow it or report other
-errors. So nothing is raised until a command has something to clean up: the system ends the process, also while a
-library is loaded, in which Python looks at no signal. The state is the process's handler of SIGINT.
+errors. So nothing is raised until a command has something to clean up. The system ends the process even while a library
+is loading, when Python does not handle signals. The state is the process's SIGINT handler.
 
-Until `end_process` was called, Ctrl-C prints a traceback. So this module imports `_signal`, which is part of the
-interpreter, and not `signal`, whose enumerations take as long to load as Python itself takes to start.
+Until `end_process` is called, Ctrl-C prints a traceback. So this module imports `_signal`, which is part of the
+interpreter, and not `signal`, whose enumerations take as long to load as Python takes to start.
 """
 
 import _signal as signal  # type: ignore[import-not-found]
@@ -14,13 +14,13 @@ EXIT_INTERRUPTED = 130
 
 
 def end_process() -> None:
-    """Let Ctrl-C end this process until `raise_in_command`, unless it is ignored, as in a shell's background."""
+    """Let Ctrl-C end this process until `raise_in_command`, unless SIGINT is ignored, as in a shell's background."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raise_in_command() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again: call it before a command opens what it has to close.
+    """Let Ctrl-C raise KeyboardInterrupt again. Call it before a command opens resources that it must close.
 
     asyncio cancels its main task at Ctrl-C only if this was called before its loop runs.
     """

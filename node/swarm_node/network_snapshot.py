@@ -1,9 +1,9 @@
-"""Takes snapshots of the network: which nodes are there, who serves which model, who trains which run.
+"""Takes snapshots of the network: which nodes are there, which serve each model, and which train each run.
 
-A snapshot is values only: signed records by peer, and the age of each. `NetworkPoller` does the look-ups; its owner's
-task owns it. It looks up the nodes every time. Anyone can invent models and runs, so the poller counts those that most
-nodes name and asks for a few of them at a time, first those asked for longest ago: a poll costs the same however many
-there are.
+A snapshot consists of values only: signed records by peer, and the age of each. `NetworkPoller` does the lookups; the
+task of its owner owns it. Each poll looks up the nodes. Since anyone can invent models and runs, the poller considers
+those that most nodes name, and looks up a few of them per poll, the least recently looked up first. So a poll costs the
+same however many there are.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Listed(Generic[R]):
 class NetworkSnapshot:
     """The network at one time: records by peer id, by model and by run id.
 
-    `paths` are those of the node that looks, `observer`, to its connected peers; `rtts_ms` are its known round trips to
-    these and to servers.
+    `paths` are the paths of the observing node, `observer`, to its connected peers. `rtts_ms` are its known round trips
+    to these peers and to servers.
     """
 
     at: float
@@ -53,21 +53,21 @@ class NetworkSnapshot:
 
 MAX_MODELS = 32
 MAX_RUNS = 24
-"""Maximum runs in one snapshot: Membership remembers that many views, and each run costs calls to its members."""
+"""Maximum runs in one snapshot. Membership keeps that many views, and each run costs calls to its members."""
 
 MAX_LISTINGS = 8
-"""Models and runs that one poll asks for. Each is a lookup of eight keys."""
+"""Models and runs that one poll looks up. Each is a lookup of eight keys."""
 
 LookupKey = tuple[Literal["serve", "train"], str]
 
 
 class NetworkPoller:
-    """Looks up records again and again, and makes snapshots of them."""
+    """Looks up records repeatedly, and makes snapshots of them."""
 
     def __init__(
         self, network: Network, membership: Membership, peer_paths: Callable[[], Mapping[str, PeerPath]] = dict
     ) -> None:
-        """`peer_paths` returns the paths to the connected peers, for who wants them in snapshots."""
+        """`peer_paths` returns the paths to the connected peers, for callers that need them in snapshots."""
         self._network = network
         self._membership = membership
         self._peer_paths = peer_paths
@@ -76,7 +76,8 @@ class NetworkPoller:
         self._num_polls = 0
 
     async def poll(self) -> tuple[NetworkSnapshot, tuple[str, ...]]:
-        """Take a snapshot, and say what could not be looked up: of that it has the last listing.
+        """Take a snapshot, and return it with descriptions of what could not be looked up, for which it has the last
+        listing.
 
         Raises SwarmError if the nodes cannot be looked up.
         """
@@ -93,14 +94,14 @@ class NetworkPoller:
 
     def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[LookupKey]:
         models = _most_named((record.models for record in nodes.values()), MAX_MODELS)
-        # a member that has finished a run names it no more, and its last record says so for another minute
+        # a member that has finished a run no longer names it, but its last record is valid for another minute
         named = _most_named((record.runs for record in nodes.values()), MAX_RUNS)
         ended = [run for run in self._of("train") if run not in named]
         runs = [*named, *ended][:MAX_RUNS]
         return [*(("serve", model) for model in models), *(("train", run) for run in runs)]
 
     async def _list(self, key: LookupKey) -> str:
-        """Look up one model or run. Returns what went wrong, or an empty text."""
+        """Look up one model or run. Return a description of what went wrong, or ""."""
         kind, name = key
         self._asked[key] = self._num_polls
         try:
@@ -130,6 +131,6 @@ class NetworkPoller:
 
 
 def _most_named(named: Iterable[tuple[str, ...]], most: int) -> list[str]:
-    """Return the names that most nodes name, in the order of the alphabet among equals."""
+    """Return the names that most nodes name. Equally frequent names are in alphabetical order."""
     counts = Counter(name for names in named for name in names)
     return sorted(counts, key=lambda name: (-counts[name], name))[:most]

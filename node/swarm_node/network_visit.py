@@ -1,4 +1,4 @@
-"""Joins a network for a short while, as a host of its own with a temporary identity: also beside a running daemon."""
+"""Joins a network briefly, as a host of its own with a temporary identity. This also works beside a running daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 FIND_S = 20.0
-"""Members that are alive are seen within a second or two."""
+"""Longest search for members, in seconds. Live members are usually seen within two seconds."""
 POLL_S = 1.0
 
 
@@ -38,9 +38,11 @@ async def visiting(
     relay: RelayUse = "none",
     revocations: bytes | None = None,
 ) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
-    """Join the network of `config` through its peers, or `remembered` ones, or, if it listens beyond this machine,
-    those of the local network. `revocations` is the list to bring, in place of the one that the home keeps. Raises
-    StartError or PeerError."""
+    """Join the network of `config` through its peers, through `remembered` ones, or, if it listens beyond this machine,
+    through nodes of the local network.
+
+    `revocations` is the list to bring instead of the one that the home keeps. Raises StartError or PeerError.
+    """
     if revocations is None:
         revocations = read_revocations(Home(config.home)) if config.invite else b""
     with temporary_folder("visit") as folder:
@@ -67,7 +69,7 @@ async def visiting(
 
 
 async def retried(look_up: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `look_up`, which is repeated while it raises PeerTimeout, for at most FIND_S."""
+    """Return the result of `look_up`. It is repeated while it raises PeerTimeout, for at most FIND_S."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + FIND_S
     while True:

@@ -1,6 +1,6 @@
 """One running node, as its role, its status and its metrics see it.
 
-`swarm_node.daemon` builds it and its task owns it; a role works with it and reports its activity through it.
+`swarm_node.daemon` builds the node, and the daemon's task owns it. A role works with it and reports its activity in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from swarm_node.storage.home import Home
 logger = logging.getLogger(__name__)
 
 RTT_TIMEOUT_S = 2.0
-"""Time for connected peers to answer. A round trip that takes longer is measured when it is asked for again."""
+"""Seconds for connected peers to answer. A slower round trip is measured at the next request."""
 
 RelayUse = Literal["none", "serve", "use", "auto"]
 RoleName: TypeAlias = records.Role
@@ -59,13 +59,13 @@ class NodeRole(ABC):
     """The work of a node on the network."""
 
     name: RoleName = ""
-    """The name in its record, or an empty one for a role that other nodes need not know."""
+    """The role's name in the node's record, or "" for a role that other nodes need not know."""
 
     num_steps = 1
-    """Numbered steps that it reports after the daemon's own four."""
+    """Numbered steps that the role reports after the daemon's four."""
 
     computes = False
-    """True if the role computes, so that its device and speed matter. Such a node loads torch, which takes seconds."""
+    """Whether the role computes, so that device and speed matter. Such a node loads torch, which takes seconds."""
 
     def relay(self, _config: Config) -> RelayUse:
         """Return whether the node relays for others, or may be reached through a relay."""
@@ -73,14 +73,14 @@ class NodeRole(ABC):
 
     @abstractmethod
     async def run(self, node: Node) -> None:
-        """Work until done. Once `node.work_end.leaving` is set, take nothing new, finish what is in flight and return.
+        """Work until done. Once `node.work_end.leaving` is set, take nothing new, finish work in flight and return.
 
-        Cancelled if that takes too long. Called again if only the hours in which the node lends were over.
+        It is cancelled if that takes too long, and called again after a break if only the lending hours had ended.
         """
 
 
 class StartupSteps:
-    """Numbers the steps of starting up, to show how far the node is."""
+    """Numbers the steps of starting, to show progress."""
 
     def __init__(self, emitter: Emitter, num_steps: int) -> None:
         self._emitter = emitter
@@ -88,7 +88,7 @@ class StartupSteps:
         self._num_done = 0
 
     def expect(self, num_steps: int) -> None:
-        """Announce that `num_steps` steps follow those that are done."""
+        """Announce that `num_steps` more steps follow."""
         self._num_steps = self._num_done + num_steps
 
     def done(self, title: str, detail: str) -> None:
@@ -106,27 +106,27 @@ class FirstTokenWait:
 
 @dataclass(slots=True, kw_only=True)
 class Activity:
-    """The current activity: written by the role, read by `status`."""
+    """The current activity. The role writes it, and `status` reads it."""
 
     state: str = "starting"
     training: TrainingStatus | None = None
     serving: ServingStatus | None = None
     waits: Callable[[TrainingStatus], TrainingStatus] = lambda training: training
-    """Set by a trainer: adds the members that it waits for."""
+    """Set by a trainer: adds what it waits for, and other facts about its run."""
     first_token: Callable[[], FirstTokenWait | None] = lambda: None
     """Set by a gateway: how long recent requests waited for their first token."""
     spot_checks: Callable[[], SpotCheckStatus | None] = lambda: None
     """Set by a gateway: what its spot checks have found."""
     convicted_servers: Callable[[], tuple[str, ...]] = tuple
-    """Set by who serves or asks models: lines on the servers that evidence convicts."""
+    """Set by a node that serves or uses models: one line for each server that evidence convicts."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Node:
     """One node, from the moment it is on the network until it leaves.
 
-    `shutdown` is the request to leave, `work_end` the one to end the work that was begun: that of the present hours,
-    and the same where the node always lends.
+    `shutdown` is the request to leave. `work_end` is the request to end the current work: at the end of a shift, or the
+    same object as `shutdown` if the node always lends.
     """
 
     config: Config
@@ -148,11 +148,11 @@ class Node:
     traces: Traces = NO_TRACES
     num_peers: int = 1
     names: Mapping[str, str] = field(default_factory=dict)
-    """The names of the nodes that were seen last, by peer id."""
+    """Names of the nodes seen last, by peer id."""
     peer_paths: Callable[[], Mapping[str, PeerPath]] = dict
-    """Returns the connected peers, with the path to each."""
+    """Returns the connected peers with the path to each."""
     relay_counts: Callable[[], RelayCounts | None] = lambda: None
-    """Returns what this node relays for others, None while it does not."""
+    """Returns what this node relays for others, or None while it does not relay."""
     started_at: float = field(default_factory=time.time)
     work_end: Shutdown = field(init=False)
 
@@ -161,18 +161,18 @@ class Node:
 
     @property
     def break_now(self) -> Break | None:
-        """Return the break that the node has now, or None if it lends."""
+        """Return the node's current break, or None if it lends."""
         return self.lending.break_at(time.time())
 
     async def announce(self) -> None:
-        """Publish what this node is now; again whenever that has changed. Its models and runs membership adds.
+        """Publish what this node is now. Call it again after each change. Membership adds the node's models and runs.
 
-        While the network cannot say where the node listens, its record before stays.
+        While the network cannot tell where the node listens, the earlier record stays.
         """
         try:
             addrs = await self.network.addrs()
         except PeerError as error:
-            logger.warning("what this node is now is not announced yet: %s", error)
+            logger.warning("this node's record is not published yet: %s", error)
             return
         speeds = self.hardware.speeds
         free_bytes, _ = self.hardware.read_memory()
@@ -242,7 +242,7 @@ class Node:
 
 
 def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
-    """Return how many peers are reached over each kind of path."""
+    """Return the number of peers for each kind of path."""
     counts = Counter(path.kind for path in paths.values())
     return PathCounts(
         direct=counts["direct"],
@@ -255,9 +255,9 @@ def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
 async def list_peers(
     paths: Mapping[str, PeerPath], membership: Membership, names: Mapping[str, str]
 ) -> tuple[PeerStatus, ...]:
-    """Return the MAX_CONTROL_PEERS peers of `paths` with the most bytes, those with the most first.
+    """Return the MAX_CONTROL_PEERS peers of `paths` with the most bytes, in descending order.
 
-    Round trips that nobody has measured of late are measured now, of a few peers at once; `names` are by peer id.
+    Round trips that were not measured recently are measured now, of a few peers at once. `names` are by peer id.
     """
     busiest = sorted(paths, key=lambda peer_id: -(paths[peer_id].sent_bytes + paths[peer_id].received_bytes))
     listed = busiest[: limits.MAX_CONTROL_PEERS]
@@ -276,7 +276,7 @@ async def list_peers(
 
 
 def relay_status(counts: RelayCounts | None) -> RelayStatus | None:
-    """Return what a node relays for others; None: it does not relay."""
+    """Return what a node relays for others, or None if it does not relay."""
     if counts is None:
         return None
     return RelayStatus(

@@ -232,9 +232,9 @@ def test_status_tells_what_spot_checks_have_found() -> None:
 
 
 def test_status_tells_which_servers_are_convicted() -> None:
-    assert "not asked" not in this_node.text(REPLY)
+    assert "not used " not in this_node.text(REPLY)
     lines = ("5Z1T2a is not used until 2026-12-26: it lied", "5Z1T2b is not used until 2026-12-27: it lied")
-    assert f"not asked  {lines[0]}\n           {lines[1]}" in this_node.text(replace(REPLY, convicted_servers=lines))
+    assert f"not used   {lines[0]}\n           {lines[1]}" in this_node.text(replace(REPLY, convicted_servers=lines))
 
 
 def test_status_shows_no_control_characters_of_a_peers_name() -> None:
@@ -303,7 +303,7 @@ def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
     )  # fmt: skip
     assert StatusReply.from_bytes(paused.to_bytes()) == paused
     shown = this_node.text(paused)
-    assert "; outside its hours: lends again at 22:00" in shown
+    assert "; outside its lending hours:  lends again at 22:00" in shown
     assert "412 GB of 500 GB used in this month" in shown
     assert "convicted  5Z1T2a lied in this run: it signed a wrong result" in shown
     assert "links      a sends slowly\n           b, too" in shown

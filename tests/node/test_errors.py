@@ -131,7 +131,7 @@ WRONG = [
     (("plan",), "--model MODEL is missing"),
     (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),
     (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is not a file → give --nodes"),
-    (("top",), "no swarm to look at is named → give --url"),
+    (("top",), "no swarm is named → give the address"),
     (("top", "--url", "localhost"), "'localhost' is not an address such as http://127.0.0.1:8000 → write --url"),
     (("top", "--url", "http://127.0.0.1:1", "--peers", PEER), "--url and --peers are both given"),
 ]
@@ -219,7 +219,7 @@ def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.Ca
     code, error = said(capsys, "top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 1
     assert error.startswith("no dashboard answers at http://127.0.0.1:1: the connection was refused; nothing listens")
-    assert " → give --url what `swarm-node dashboard` or `swarm-node gateway` printed" in error
+    assert "  → give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed" in error
 
 
 def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

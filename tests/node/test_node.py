@@ -96,7 +96,7 @@ def test_record_stays_as_it_was_while_the_network_does_not_say_where_the_node_li
     node.network = cast(Any, SimpleNamespace(addrs=unknown))
     asyncio.run(node.announce())
     assert announced == []
-    assert "is not announced yet: libp2p's daemon does not answer: too many open files" in caplog.text
+    assert "is not published yet: libp2p's daemon does not answer: too many open files" in caplog.text
 
 
 def test_roles_have_the_names_that_records_know() -> None:

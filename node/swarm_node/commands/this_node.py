@@ -107,7 +107,7 @@ def text(reply: StatusReply) -> str:
         **(_training_lines(reply.training) if reply.training else {}),
         "serving": _serving(reply.serving) if reply.serving else "",
         "checks": _checks(reply.spot_checks) if reply.spot_checks else "",
-        "not asked": reply.convicted_servers,
+        "not used": reply.convicted_servers,
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
         "peers": tuple(_peers(reply)),

@@ -1,4 +1,4 @@
-"""`swarm-node demo`: its options and the plan that follows from them, its directory, and what remains of it."""
+"""`swarm-node demo`: its options, the plan made from them, its directory, and what is kept at the end."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ OUTER_STEPS = 12
 INTERVAL_STEPS = 32
 PROMPT = "def fibonacci(n):\n    if n"
 MIN_NEW_TOKENS = 160
-# after a minute of training the likeliest next byte is a space, without end: a text needs some randomness
+# after a minute of training, the likeliest next byte is always a space: readable text needs some randomness
 TEMPERATURE = 0.7
 MAX_NODES = 16
-"""More share the same cores for nothing."""
+"""More nodes would only share the same cores."""
 
 MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """The size of one demo, and what it asks for. Raises ValueError for a prompt and a completion that are too long."""
+    """The size of one demo, and its prompt. Raises ValueError if prompt and completion are too long."""
 
     num_nodes: int = NUM_NODES
     outer_steps: int = OUTER_STEPS
@@ -57,7 +57,7 @@ class DemoPlan:
     keep: Path | None = None
 
     def __post_init__(self) -> None:
-        # the other half of the context is left for what is generated until the kill is carried out and missed
+        # the other half of the context is for tokens generated until the killed node is noticed
         num_prompt_bytes, limit = len(self.prompt.encode()), num_context_tokens() // 2
         if not 0 < num_prompt_bytes <= limit - self.min_new_tokens:
             raise ValueError(
@@ -67,7 +67,7 @@ class DemoPlan:
 
     @property
     def room_tokens(self) -> int:
-        """Return the length of the longest completion; a byte is a token."""
+        """Return the length of the longest completion in tokens. A byte is a token."""
         return num_context_tokens() - len(self.prompt.encode())
 
     @property
@@ -80,7 +80,8 @@ class DemoPlan:
 
     @property
     def blocks_per_node(self) -> int:
-        """Return half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all."""
+        """Return half the model, so that a chain is two nodes and any one of four may die. With fewer nodes, each takes
+        all blocks."""
         return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
 
 
@@ -89,7 +90,7 @@ def num_context_tokens() -> int:
 
 
 def _model() -> Mapping[str, Any]:
-    from swarm.training.run.run_tables import DEFAULT_MODEL  # noqa: PLC0415 - for which --help should not wait
+    from swarm.training.run.run_tables import DEFAULT_MODEL  # noqa: PLC0415  - --help should not wait for it
 
     return DEFAULT_MODEL
 
@@ -151,7 +152,7 @@ async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -
 
 @contextmanager
 def home_root(keep: Path | None, console: Console) -> Iterator[Path]:
-    """Make the directory of the demo's nodes; remove it in the end, unless it is to be kept or the demo failed."""
+    """Make the directory of the demo's nodes. Remove it at the end, unless it is to be kept or the demo failed."""
     if keep is None:
         root = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
     else:

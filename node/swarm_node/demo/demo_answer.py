@@ -1,8 +1,8 @@
 """Asks the gateway with the official `openai` client, as any program would, and kills a node while it answers.
 
-The speed of the machine decides nothing: the answer may fill the model's whole context, and ends once it is long enough
-and has continued without the killed node. `complete_undisturbed` computes the same answer in one process with
-transformers alone, to show that the swarm's answer is the model's.
+The machine's speed does not matter: the answer may fill the model's whole context, and ends once it is long enough and
+has continued without the killed node. `complete_undisturbed` computes the same answer in one process with transformers
+alone, to show that the swarm gives the model's answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Completion:
 
 
 async def complete(url: str, model: str, plan: DemoPlan, reporter: Reporter, kill: Callable[[str], str]) -> Completion:
-    """Return the completion of the plan's prompt. `kill(peer_id)` ends that node and returns its name.
+    """Return the completion of the plan's prompt. `kill(peer_id)` kills that node and returns its name.
 
     Raises DemoError if the answer breaks off, or ends before the kill has an effect.
     """
@@ -97,7 +97,7 @@ async def _stream(
                     # tokens that were sent before the failure may still arrive
                     is_missed, enough = True, trace["num_tokens"] + NUM_TOKENS_AFTER
     if not is_missed:
-        raise DemoError("the answer was over before the killed node was missed", remedy="use a shorter --prompt")
+        raise DemoError("the answer ended before the killed node was noticed", remedy="use a shorter --prompt")
 
 
 async def _trace(openai: AsyncOpenAI, trace_id: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ async def _trace(openai: AsyncOpenAI, trace_id: str) -> dict[str, Any]:
 def complete_undisturbed(
     checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = SEED
 ) -> str:
-    """Return the completion of `prompt`: greedy at temperature 0, else by the draws of `seed`. Blocks."""
+    """Return the completion of `prompt`: greedy at temperature 0, otherwise sampled with `seed`. Blocks."""
     import torch  # noqa: PLC0415
     from swarm.serving.sampling.drawing import pick  # noqa: PLC0415
     from swarm_protocol.session_frames import TokenDraw  # noqa: PLC0415
@@ -115,7 +115,7 @@ def complete_undisturbed(
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     disable_progress_bar()
-    torch.set_num_threads(1)  # as the nodes do: threads that wait for each other cost more than a model this small
+    torch.set_num_threads(1)  # as on the nodes: for a model this small, synchronizing threads costs more than it saves
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     cache = DynamicCache()

@@ -1,6 +1,6 @@
-"""Shows the demo: its progress to people, its events to programs, and in the end its figures and the next commands.
+"""Shows the demo: progress for people, events for programs, and at the end the figures and the next commands.
 
-On a terminal the progress is a live panel, elsewhere counted lines.
+On a terminal the progress is a live panel, elsewhere lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KILLED = "[bold red]⟦kill -9 {}⟧[/]"
 
 
 class LineDisplay:
-    """Shows a line for each stage and each outer step that all nodes have committed."""
+    """Shows one line for each stage, and for each outer step that all nodes have committed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -32,10 +32,10 @@ class LineDisplay:
         self._say(f"== {title}")
 
     def update(self, state: DemoState) -> None:
-        """Show what the nodes have reported, where there is a panel."""
+        """Show what the nodes have reported. Only a panel does this."""
 
     def step(self, state: DemoState, step: int) -> None:
-        """Show an outer step that all nodes have committed, where there is no panel."""
+        """Show an outer step that all nodes have committed. Only a display without a panel does this."""
         loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
         self._say(
             f"   outer step {step}/{state.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
@@ -50,20 +50,20 @@ class LineDisplay:
         self._console.out(text, end="", highlight=False)
 
     def killed(self, name: str) -> None:
-        """Show that a node was killed, in the middle of the answer."""
+        """Show that a node was killed during the answer."""
         self._console.print(KILLED.format(name), end="", highlight=False)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(LineDisplay):
-    """Shows a panel at the bottom of a terminal while nodes work, and none while the answer is written.
+    """Shows a panel at the bottom of a terminal while nodes work, and none while the answer is printed.
 
-    The panel is left behind when a stage ends, unless it had no outer step to show yet.
+    When a stage ends, the panel stays on the screen, unless it had no outer step to show.
     """
 
     def __init__(self, console: Console) -> None:
@@ -195,8 +195,8 @@ class DemoSummary:
 
     `loss_*` are the validation losses before the first and after the last outer step. `completion` lacks the prompt.
     `failover_ms` is the longest time between two tokens after a node was killed, as the client saw it. `tokens_per_s`
-    is the training speed of all nodes together. `tokens_identical`: `completion` equals the answer of one undisturbed
-    process that holds the whole checkpoint.
+    is the training speed of all nodes together. `tokens_identical` means that `completion` equals the answer of one
+    undisturbed process with the whole checkpoint.
     """
 
     nodes: int
@@ -219,7 +219,7 @@ class DemoSummary:
 
 
 def show_summary(console: Console, summary: DemoSummary) -> None:
-    """Print the figures, one line each."""
+    """Print the figures, one per line."""
     same = "identical to" if summary.tokens_identical else "DIFFERENT from"
     lines = {
         "validation loss": f"{summary.loss_first:.3f} → {summary.loss_last:.3f} in {summary.outer_steps} outer steps",
@@ -238,7 +238,7 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
 
 
 def show_next(console: Console, summary: DemoSummary, kept: Path | None) -> None:
-    """Print commands to paste."""
+    """Print the next commands to try."""
     model = summary.checkpoint if kept else "DIR"
     where = f"The trained model, a Hugging Face directory: {model}"
     console.print(

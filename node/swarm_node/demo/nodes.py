@@ -1,11 +1,11 @@
-"""The demo's nodes: their processes, and what these have reported by their events.
+"""The demo's node processes, and what they have reported in their events.
 
-`DemoState` is bookkeeping over events, for the display and the stages. The processes are started, followed by their
-events, killed, and always ended with the demo.
+`DemoState` collects the events for the display and the stages. `Fleet` starts the processes, follows their events,
+kills them, and always ends them with the demo.
 
-Each runs in a session of its own, so that a terminal's Ctrl-C reaches only the demo, which then ends them in order.
-`Fleet` owns them: leaving it asks each to stop, and kills by pid those that have not after a grace period; a second
-interruption kills at once. If the demo itself is killed, they notice that their stdin ends, and leave.
+Each process runs in its own session, so that Ctrl-C in a terminal reaches only the demo, which then ends the processes
+in order. Leaving `Fleet` asks each process to stop, and kills by pid those that still run after a grace period. A
+second interruption kills at once. If the demo itself is killed, the nodes notice that their stdin ends, and leave.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ STATES = {
     "draining": "draining",
     "stopped": "stopped",
 }
-"""The state of a node after an event."""
+"""A node's state after an event."""
 
 
 @dataclass(slots=True)
 class NodeState:
-    """One node, by its last report on each matter."""
+    """One node, with its latest report on each subject."""
 
     name: str
     state: str = "starting"
@@ -92,7 +92,7 @@ class DemoState:
                 node.error = event["message"]
 
     def lose(self, name: str) -> None:
-        """Note that the node was killed."""
+        """Record that the node was killed."""
         node = self.node(name)
         node.state, node.span = "killed", None
 
@@ -127,7 +127,7 @@ class DemoState:
         return len(self.digests.get(step, {})) == self.num_nodes
 
     def digests_equal(self) -> bool:
-        """Return whether at every outer step all nodes that committed it have the same state."""
+        """Return whether all nodes that committed an outer step have the same state, for every outer step."""
         return all(len(set(by_node.values())) == 1 for by_node in self.digests.values())
 
     @property
@@ -136,11 +136,11 @@ class DemoState:
         return sum(node.tokens_per_s for node in self.trainers)
 
     def bytes_per_param(self) -> float:
-        """Return the mean bytes that one member sends for one outer step, by parameter."""
+        """Return the mean bytes that one member sends in one outer step, per parameter."""
         return sum(self.bytes_sent) / max(1, len(self.bytes_sent)) / self.num_parameters
 
     def survives_any_death(self, num_blocks: int) -> bool:
-        """Return whether every block is served by two nodes or more."""
+        """Return whether at least two nodes serve every block."""
         served = Counter(block for node in self.trainers if node.span for block in range(*node.span))
         return all(served[block] >= 2 for block in range(num_blocks))
 
@@ -149,19 +149,19 @@ class DemoState:
 
 
 STOP_GRACE_S = 4.0
-# one JSON line; the longest has a group's peer ids
+# one JSON line; the longest has the peer ids of a group
 MAX_LINE_BYTES = 2**20
 
 
 class DemoError(SwarmError):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
     code = "demo"
 
 
 @dataclass(slots=True)
 class NodeProcess:
-    """One `swarm-node` process. `killed`: we ended it, so its end is no error."""
+    """One `swarm-node` process. `killed` means that the demo ended it, so that its end is not an error."""
 
     name: str
     log_path: Path
@@ -174,7 +174,7 @@ class NodeProcess:
 
 
 class Fleet:
-    """All processes of one demo below `root`. Their events go to `state`, then to `on_event`."""
+    """All processes of one demo, with their files below `root`. Their events go to `state`, then to `on_event`."""
 
     def __init__(
         self,
@@ -212,19 +212,20 @@ class Fleet:
                     process.process.kill()
             for follower in self._followers:
                 follower.cancel()
-            # killed processes end at once, so this waits for them even when it is cancelled
+            # killed processes end at once, so this wait is short even if the demo is cancelled
             await asyncio.gather(*(process.process.wait() for process in running))
             await asyncio.gather(*self._followers, return_exceptions=True)
 
     async def spawn(self, name: str, command: str, *arguments: str) -> NodeProcess:
-        """Start `swarm-node <command> <arguments> --json` with a home of its own."""
+        """Start `swarm-node <command> <arguments> --json` with its own home."""
         home, log_path = self.root / name, self.root / f"{name}.log"
         home.mkdir(mode=0o700, parents=True)
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._program,
                 *(command, "--home", str(home), "--name", name, "--tethered", "--json", *arguments),
-                stdin=asyncio.subprocess.PIPE,  # never written to: it ends when we do, and with it the node
+                # never written to: it closes when the demo ends, and the node then leaves
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=_environment(),
@@ -238,7 +239,7 @@ class Fleet:
         return node
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to that node, as a power failure would end it."""
+        """Send SIGKILL to that node, which ends it like a power failure."""
         self.processes[name].killed = True
         self.processes[name].process.kill()
         self.state.lose(name)
@@ -255,14 +256,14 @@ class Fleet:
             raise DemoError(f"{what} took more than {within_s:.0f} s", remedy=f"the logs are in {self.root}") from None
 
     def check(self) -> None:
-        """Raise DemoError for a process that ended by itself, or that prints anything but events."""
+        """Raise DemoError for a process that ended by itself, or that printed anything but events."""
         for follower in self._followers:
             if follower.done():
                 follower.result()
         for node in self.processes.values():
             if node.ended and not node.killed:
                 logged = node.log_path.read_text(errors="replace").strip().splitlines()
-                why = self.state.node(node.name).error or (logged[-1] if logged else "it said nothing")
+                why = self.state.node(node.name).error or (logged[-1] if logged else "it printed nothing")
                 raise DemoError(
                     f"{node.name} ended early (exit {node.process.returncode}): {why}",
                     remedy=f"its log is {node.log_path}",
@@ -285,6 +286,7 @@ class Fleet:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without another swarm's settings, and one thread a process: they share the cores."""
+    """Return the environment without settings of another swarm, and with one thread per process, since they share the
+    cores."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""The demo's stages in order. Each waits, with a time limit, for reports of the nodes rather than for time to pass."""
+"""The demo's stages in order. Each waits, with a time limit, for reports of the nodes rather than for a fixed time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swarm_node.demo.nodes import DemoError, DemoState, Fleet, NodeState
 from swarm_node.machine.lean_imports import lean_imports
 
 START_S, TRAIN_S, SERVE_S, ANSWER_S = 300.0, 600.0, 300.0, 120.0
-"""Bounds of what hangs: they are many times what two cores need, which may have other work."""
+"""Time limits in seconds. They are many times what two cores need, which may have other work."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Demo:
 
 
 async def run(demo: Demo) -> DemoSummary:
-    """Run all stages, from a key to the summary. Raises DemoError."""
+    """Run all stages and return the summary. Raises DemoError."""
     started_s, plan, state = time.monotonic(), demo.plan, demo.state
     demo.reporter.stage(f"sign a run, start a seed and {plan.num_nodes} volunteers")
     run_path = demo.fleet.root / "run.toml"
@@ -52,7 +52,7 @@ async def run(demo: Demo) -> DemoSummary:
     tokens_per_s = await _train(demo)
     demo.reporter.stage(f"serve it: each node takes {plan.blocks_per_node} of {plan.num_blocks} blocks")
     peers = ("--peers", *seed.addrs[:1], "--port", "0")
-    # the gateway starts while the nodes wait for each other's proposals of spans, and the processor has nothing to do
+    # start the gateway while the nodes wait for each other's proposals of spans, when the processor is idle
     (checkpoint, model), gateway = await asyncio.gather(
         _serve(demo), _start(demo, "gateway", lambda node: bool(node.url), *peers)
     )
@@ -64,7 +64,7 @@ async def run(demo: Demo) -> DemoSummary:
         demo_answer.complete_undisturbed,
         checkpoint,
         plan.prompt,
-        len(completion.text.encode()),  # a token each, or fewer
+        len(completion.text.encode()),  # at most one token per byte
         temperature=plan.temperature,
     )
     return DemoSummary(
@@ -89,7 +89,7 @@ async def run(demo: Demo) -> DemoSummary:
 
 
 def run_of(plan: DemoPlan) -> RunConfig:
-    """Return the run. Late members get a long grace period, so that the first step is taken together."""
+    """Return the run. It allows late members a long grace period, so that all take the first step together."""
     return RunConfig(
         name="demo",
         outer_steps=plan.outer_steps,
@@ -102,8 +102,11 @@ def run_of(plan: DemoPlan) -> RunConfig:
 
 
 def _write_run(path: Path, run: RunConfig, identity: Identity) -> int:
-    """Sign the run, and return the number of its model's parameters. This imports torch and transformers, for which
-    neither the first line, nor the seed, nor Ctrl-C waits."""
+    """Sign the run, and return the number of its model's parameters.
+
+    Runs in a thread, since it imports torch and transformers: the first output, the seed and Ctrl-C must not wait for
+    that.
+    """
     with lean_imports():
         from swarm.training.run.run_model import check_model  # noqa: PLC0415
 
@@ -121,7 +124,7 @@ async def _start(demo: Demo, name: str, is_up: Callable[[NodeState], bool], *arg
 
 
 async def _start_volunteers(demo: Demo, run_path: Path, addrs: tuple[str, ...]) -> None:
-    # no probe: on the same cores they would measure each other
+    # no probe: on the same cores the measurements would disturb each other
     for index in range(demo.plan.num_nodes):
         await demo.fleet.spawn(
             f"node-{index + 1}",
@@ -138,7 +141,8 @@ async def _start_volunteers(demo: Demo, run_path: Path, addrs: tuple[str, ...]) 
 
 
 async def _train(demo: Demo) -> float:
-    """Wait until every replica has the last outer step. Returns the swarm's tokens/s over all of it."""
+    """Wait until every replica has the last outer step. Return the swarm's tokens per second over the whole
+    training."""
     plan, state = demo.plan, demo.state
     started_s = time.monotonic()
     await demo.fleet.until(lambda: state.all_at(plan.outer_steps), within_s=TRAIN_S, what="the training")
@@ -148,7 +152,7 @@ async def _train(demo: Demo) -> float:
 
 
 async def _serve(demo: Demo) -> tuple[Path, str]:
-    """Wait until any one node may die. Returns the checkpoint and the model's name."""
+    """Wait until any one node may die. Return the checkpoint and the model's name."""
     state, plan = demo.state, demo.plan
     await demo.fleet.until(
         lambda: state.survives_any_death(plan.num_blocks) and plan.outer_steps in state.validation,
@@ -168,7 +172,9 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
     def kill(peer_id: str) -> str:
         victim = demo.state.by_peer(peer_id)
         if victim is None:
-            raise DemoError(f"the chain has a stranger, {peer_id}", remedy=f"the logs are in {demo.fleet.root}")
+            raise DemoError(
+                f"the chain has a node of another network, {peer_id}", remedy=f"the logs are in {demo.fleet.root}"
+            )
         demo.fleet.kill(victim.name)
         demo.reporter.killed(victim.name, peer_id)
         return victim.name
@@ -180,5 +186,5 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
         raise DemoError(
             f"the answer took more than {ANSWER_S:.0f} s", remedy=f"the logs are in {demo.fleet.root}"
         ) from None
-    demo.fleet.check()  # a complete answer does not excuse a node that failed beside it
+    demo.fleet.check()  # a complete answer must not hide that another node failed
     return completion

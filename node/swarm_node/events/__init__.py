@@ -1,1 +1,1 @@
-"""The events that a command prints while it runs: `emitter` has all of them, and prints them."""
+"""The events that a command prints while it runs. `emitter` knows and prints all of them."""

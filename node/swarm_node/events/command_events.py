@@ -1,4 +1,4 @@
-"""The events of commands that end by themselves, by name. `emitter` puts them together with those of daemons."""
+"""The events of commands that end by themselves, by name. `emitter` combines them with those of daemons."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_not_needed": run_event(
         "`run resume` was run without --yes, and enough members answered for the run to continue without an order.",
-        "nothing was signed, as {run} can continue without an order: it is at outer step {outer_step}, and "
-        "{num_answered} of its {num_members:member} answered. --yes signs the order all the same",
+        "nothing was signed, because {run} can continue without an order: it is at outer step {outer_step}, and "
+        "{num_answered} of its {num_members:member} answered. To sign the order anyway, add --yes",
         outer_step="int: the run's newest outer step",
         members="list: peer ids of that step's members",
         answered="list: peer ids of the members that answered",
@@ -209,7 +209,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         limits="object?: max_upload_bytes_per_s and max_download_bytes_per_s (0: no limit), upload_bytes_per_s and "
         "download_bytes_per_s (measured over the last seconds), hours (such as 22:00-07:00; empty: always)",
         spot_checks="object?: num_passed, num_failed, num_disputed and num_unchecked (spans since the start), barred "
-        "(peer ids of servers proved to have lied); null: it is no gateway",
+        "(peer ids of servers proved to have lied); null: it is not a gateway",
         convicted_servers="list: one line of text for each of the newest convicted servers, at most 8",
     ),
     "overview": event_spec(

@@ -1,4 +1,4 @@
-"""The events of daemons, by name. `emitter` puts them together with those of commands."""
+"""The events of daemons, by name. `emitter` combines them with those of commands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Prints what a node is doing: JSON lines for programs on stdout, short lines for people on stderr.
 
-EVENTS has every event, its fields, and the line that people read instead. Scripts are written against these names, so a
-name or field may be added but never renamed or given another meaning. `daemon_events` and `command_events` declare
-them, and are the one source of `docs/reference/events.md`: `docs/contracts.py` writes it, and a test compares the two.
-The command creates one `Emitter` and hands it down. Any task or thread may call it: one lock guards all that it writes.
+EVENTS has every event, its fields, and its line for people. Scripts rely on these names: a name or field may be added,
+but never renamed or given another meaning. `daemon_events` and `command_events` declare the events and are the only
+source of `docs/reference/events.md`, which `docs/contracts.py` writes. A test compares the two.
+
+Each command creates one `Emitter` and passes it on. Any task or thread may call it, since one lock guards its output.
 `LiveLine` draws the status line of a terminal.
 """
 
@@ -31,31 +32,32 @@ from swarm_node.formatting import clean, plural, progress
 logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-"""Minimum time between two lines of the same kind where there is no terminal."""
+"""Minimum seconds between two lines of the same kind without a terminal."""
 
 WIPE = "\r\x1b[K"
-"""Moves a terminal's cursor to the start of the line, and clears it."""
+"""Moves a terminal's cursor to the start of the line, and clears the line."""
 
 _MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "draining": "○", "stopped": "○"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _REPEATED_AT = frozenset(10**power for power in range(1, 10))
 
 Listener = Callable[[str, Mapping[str, object]], None]
-"""A function `listener(event, fields)` that neither blocks nor raises, called in the thread that emits."""
+"""A function `listener(event, fields)` that neither blocks nor raises. It is called in the thread that emits."""
 
 EVENTS: Mapping[str, EventSpec] = {**DAEMON_EVENTS, **COMMAND_EVENTS}
 """Every event by name: first those of daemons, then those of commands that end by themselves."""
 
 
 class Emitter:
-    """Prints events. With `json` they go to stdout and the lines for people to stderr; else stdout stays empty."""
+    """Prints events. With `json`, events go to stdout and lines for people to stderr; without it, stdout gets results
+    only."""
 
     def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.json = json
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._line = LiveLine(self._err)
-        self._repeated: dict[str, tuple[str, int]] = {}  # by event the last reason, and how often it came in a row
+        self._repeated: dict[str, tuple[str, int]] = {}  # the last reason of each event, and how often it came in a row
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
 
@@ -69,7 +71,7 @@ class Emitter:
             self._listeners.remove(listener)
 
     def emit(self, event: str, **fields: object) -> None:
-        """Print one event of the contract. AssertionError if it is not in the contract."""
+        """Print one event. AssertionError if the event is not in the contract."""
         line = {"event": event, "time": round(time.time(), 3)} | {name: _plain(v) for name, v in fields.items()}
         found = problems(line)
         assert not found, "; ".join(found)
@@ -89,11 +91,11 @@ class Emitter:
             self._print(text, self._err)
 
     def progress(self, event: str, model: str, num_bytes: int, total_bytes: int) -> None:
-        """Print that a model is read or downloaded as far as that."""
+        """Print how much of a model was read or downloaded."""
         self.emit(event, model=model, num_bytes=num_bytes, total_bytes=total_bytes)
 
     def error(self, error: SwarmError) -> None:
-        """Print one `error: …` line and, below it, the remedy."""
+        """Print an `error: …` line and, below it, the remedy."""
         text = f"error: {error.message}"
         self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
         self.emit("error", message=error.message, remedy=error.remedy)
@@ -102,27 +104,27 @@ class Emitter:
         self.emit("warning", message=message, remedy=remedy)
 
     def status(self, kind: str, text: str) -> None:
-        """Show progress: the line at the foot of a terminal, or a line now and then for each `kind`."""
+        """Show progress: as the last line of a terminal, or as occasional lines for each `kind`."""
         self._guarded(lambda: self._line.show(kind, text))
 
     def say(self, text: str) -> None:
-        """Print a line for people; programs do not get it."""
+        """Print a line for people. Programs do not get it."""
         self._print(text, self._err)
 
     def result(self, text: str) -> None:
-        """Print what the user asked for: on stdout, or on stderr where events have stdout."""
+        """Print what the user asked for: on stdout, or on stderr if events use stdout."""
         self._print(text, self._err if self.json else self._out)
 
     def _counted(self, event: str, reason: str, text: str) -> str:
-        """Return `text`; where the event repeats its reason, only for the 1st, 10th, 100th… time, else nothing."""
-        same = _NUMBER.sub("#", reason)  # texts that differ only in a number are the same to a reader
+        """Return `text`, or "" if the event repeats its reason and this is not the 10th, 100th, … time."""
+        same = _NUMBER.sub("#", reason)  # to a reader, texts that differ only in a number are equal
         with self._lock:
             last, number = self._repeated.get(event, ("", 0))
             number = number + 1 if last == same else 1
             self._repeated[event] = same, number
         if number == 1:
             return text
-        return f"{text} ({number} times by now)" if number in _REPEATED_AT else ""
+        return f"{text} ({number} times so far)" if number in _REPEATED_AT else ""
 
     def _print(self, text: str, stream: TextIO) -> None:
         self._guarded(lambda: self._line.above(text) if stream is self._err else _write(stream, text))
@@ -132,7 +134,7 @@ class Emitter:
             with self._lock:
                 write()
         except OSError as error:
-            # the reader is gone (a closed pipe, a full disk); a daemon continues without it
+            # the output cannot be written (a closed pipe, a full disk); a daemon continues without it
             logger.warning("output is lost: %s", error)
 
 
@@ -142,7 +144,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return `value` as JSON can hold it: tuples become lists, non-finite numbers null."""
+    """Return `value` as JSON can represent it: tuples become lists, and non-finite numbers null."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -166,7 +168,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
         known["within"] = f"{known['within']}; Ctrl-C leaves at once"
     if event in {"downloading", "hashing"}:
         known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
-    if event == "outer_step":  # which this node may not have trained
+    if event == "outer_step":  # this node may not have trained in it
         known["here"] = f", {fields['tokens_per_s']:.0f} tokens/s here" if fields["tokens_per_s"] else ""
     text = template.format_map(known)
     if event in {"warning", "run_waits"} and fields.get("remedy"):
@@ -176,15 +178,15 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
 
 
 class _Counted(int):
-    """A number in a template: `{num_members:member}` is "1 member" or "2 members"."""
+    """A number in a template: `{num_members:member}` becomes "1 member" or "2 members"."""
 
     def __format__(self, spec: str) -> str:
         return plural(self, spec) if spec.isalpha() and len(spec) > 1 else format(int(self), spec)
 
 
 class LiveLine:
-    """Draws a status line below what is written to `stream`. The caller gets what the stream raises, and lets one
-    thread in at a time."""
+    """Draws a status line below other output to `stream`. Errors of the stream reach the caller, which must serialize
+    calls."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -194,7 +196,7 @@ class LiveLine:
         self._due_s: dict[str, float] = {}
 
     def show(self, kind: str, text: str) -> None:
-        """Replace the line by `text`; without a terminal, print it if its `kind` is due."""
+        """Replace the line by `text`. Without a terminal, print `text` if its `kind` is due."""
         if self._is_terminal:
             self._shown = text
             self._write(self._drawn())
@@ -203,17 +205,17 @@ class LiveLine:
             self._write(text + "\n")
 
     def above(self, text: str) -> None:
-        """Print a line above, which stays."""
+        """Print a lasting line above the status line."""
         self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
 
     def end(self) -> None:
-        """Remove the line."""
+        """Remove the status line."""
         if self._shown:
             self._shown = ""
             self._write(WIPE)
 
     def _drawn(self) -> str:
-        # the cursor waits at the start of the line, so that other output does not continue behind it
+        # the cursor returns to the start of the line, so that other output overwrites the status line
         return f"{WIPE}{clean(self._shown, self._width() - 1)}\r"
 
     def _width(self) -> int:
@@ -228,7 +230,7 @@ class LiveLine:
 
 
 def problems(event: Mapping[str, object]) -> list[str]:
-    """Return where a printed `event` departs from the contract; empty if it conforms."""
+    """Return how a printed `event` violates the contract. Empty if it conforms."""
     name = event.get("event")
     spec = EVENTS.get(name) if isinstance(name, str) else None
     if spec is None:

@@ -1,4 +1,4 @@
-"""Defines how an event is specified: its fields with their types, and the line that people read instead."""
+"""Defines how an event is specified: its fields with their types, and its line for people."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSpec:
-    """One kind of event. `fields` maps a name to "type: meaning"; `text` is the line for people, or empty.
+    """One kind of event. `fields` maps a name to "type: meaning". `text` is the line for people, or "".
 
-    `live`: on a terminal the line replaces the one before. `repeated_field` is the field whose value is the same
-    when an event repeats: people then read it the first time, the 10th, the 100th….
+    `live` means that on a terminal the line replaces the one before. `repeated_field` is the field that is equal when
+    an event repeats: people then see the line only the first, 10th, 100th, … time.
     """
 
     about: str
@@ -40,9 +40,9 @@ class EventSpec:
 def event_spec(
     about: str, text: str = "", /, *, live: bool = False, repeated_field: str = "", **fields: str
 ) -> EventSpec:
-    """Return the specification of one kind of event, whose `fields` are keywords."""
+    """Return the specification of one kind of event. Its `fields` are keyword arguments."""
     return EventSpec(about=about, text=text, live=live, repeated_field=repeated_field, fields=fields)
 
 
 run_event = partial(event_spec, run="text: the run's id")
-"""Return the specification of an event of a run, which has the run's id before its other fields."""
+"""Return the specification of an event of a run, whose first field is the run's id."""

@@ -1,7 +1,7 @@
 """Writes the progress of a run as TensorBoard event files, from the events that the node emits (`--tensorboard DIR`).
 
-The files lie in DIR/RUN/NAME, so that members and runs are told apart. torch's writer queues and writes in a thread of
-its own; a disk that refuses costs a warning and the rest of the curves, not the training.
+Files are in DIR/RUN/NAME, which separates runs and members. torch's writer queues values and writes them in its own
+thread. A failing disk costs a warning and the rest of the curves, but not the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.storage.home import explained
 
 FLUSH_S = 5
-"""Maximum age of what the files show."""
+"""Maximum age in seconds of the newest value in the files."""
 
 SCALARS: Mapping[str, Mapping[str, str]] = {
     "outer_step": {
@@ -40,12 +40,12 @@ SCALARS: Mapping[str, Mapping[str, str]] = {
     "validated": {"loss": "loss/validation"},
     "round_aborted": {"attempt": "round/aborted_attempt"},
 }
-"""The curve of each event's field; a list counts by its length. The axis is the outer step."""
+"""The curve for each field of each event. A list counts by its length. The x axis is the outer step."""
 
 
 @contextmanager
 def recorded(emitter: Emitter, folder: Path | None, run_id: str, name: str) -> Iterator[None]:
-    """Write the events of `emitter` below `folder`, if that is given, while the context lasts.
+    """Write the events of `emitter` below `folder` while the context lasts, if `folder` is given.
 
     Raises ConfigError if the files cannot be written.
     """
@@ -95,5 +95,5 @@ class _Curves:
 
     def _fail(self, error: OSError) -> None:
         self._writer = None
-        message = f"TensorBoard's files are written no more: {error.strerror or error}"
-        self._emitter.warning(message, remedy="free space there, or name another --tensorboard")
+        message = f"TensorBoard's files are no longer written: {error.strerror or error}"
+        self._emitter.warning(message, remedy="free some space, or name another directory with --tensorboard")

@@ -1,2 +1,2 @@
-"""The parts that the gateway and the dashboard share as HTTP servers: the server, errors, addresses, rates, event
+"""What the gateway and the dashboard share as HTTP servers: the server, errors, addresses, rate limits and event
 streams."""

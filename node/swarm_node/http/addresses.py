@@ -1,12 +1,13 @@
-"""The host names that a server answers to, and the address that a request comes from.
+"""Checks the host name of each request, and determines the address that a request comes from.
 
-Host names are checked against DNS rebinding: a stranger's web page whose own name resolves to this server. A browser
-sends the name that the page has. An address, or a name without a dot such as `localhost`, cannot be a stranger's; every
-other name has to be configured. Starlette's TrustedHostMiddleware needs each address by name and names no remedy.
+Host names are checked against DNS rebinding, where a stranger's web page has a name that resolves to this server. A
+browser sends the name of the page. An IP address, or a name without a dot such as `localhost`, cannot belong to a
+stranger. Every other name must be configured. Starlette's TrustedHostMiddleware is not used: it needs each address by
+name, and its error has no remedy.
 
-Where a reverse proxy stands in front, the address that a trusted proxy names takes the place of the proxy's own.
-Headers are believed from `trusted_proxies` alone. Proxies append to what they are sent, so the last address that is no
-trusted proxy is the visitor's; all before it the visitor may have made up.
+Behind a reverse proxy, the visitor's address is taken from the headers of proxies in `trusted_proxies`, and from no
+others. Each proxy appends an address to the header. So the last address that is not a trusted proxy's is the visitor's;
+the visitor may have invented all addresses before it.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ MISDIRECTED = 421
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# RFC 7239: within quotes neither commas nor semicolons divide anything
+# RFC 7239: commas and semicolons inside quotes are not separators
 _ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
 _PAIR = re.compile(r'(?:^|;)\s*(\w{1,32})\s*=\s*("[^"]*"|[^;"]*)')
 _WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d+)?|([\d.]+):\d+")
 
 
 def checked(app: ASGIApp, config: Config) -> ASGIApp:
-    """Return `app` behind both middlewares."""
+    """Return `app` wrapped in both middlewares."""
     return TrustedProxies(KnownHosts(app, config), config.trusted_proxies)
 
 
 class KnownHosts:
-    """Middleware: status 421 for a host name that is not this server's. A client that sends none is no browser."""
+    """Middleware: answers 421 for a host name that is not this server's. A client that sends no name is not a
+    browser."""
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
@@ -55,7 +57,7 @@ class KnownHosts:
                 refusal = HttpError(
                     MISDIRECTED,
                     f"this server does not answer to the name {clean(host, MAX_HOST_CHARS)}",
-                    remedy="if it is its own, name it in --allowed-hosts (SWARM_ALLOWED_HOSTS, allowed_hosts)",
+                    remedy="if this is its name, add it to --allowed-hosts (SWARM_ALLOWED_HOSTS, allowed_hosts)",
                     code="unknown_host",
                 )
                 await refusal(scope, receive, send)
@@ -67,7 +69,7 @@ class KnownHosts:
             return True
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:  # of brackets around what is no address
+        except ValueError:  # brackets around something that is not an address
             return False
         above = name.partition(".")[2]
         return name in self._names or f"{ANY}.{above}" in self._names or _cannot_be_owned(name)
@@ -85,7 +87,7 @@ def _cannot_be_owned(name: str) -> bool:
 
 
 class TrustedProxies:
-    """Middleware: sets a request's client. `trusted`: addresses, or networks such as 10.0.0.0/8."""
+    """Middleware: sets a request's client address. `trusted` has addresses, or networks such as 10.0.0.0/8."""
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
         self._app = app
@@ -105,11 +107,12 @@ class TrustedProxies:
             [_forwarded_for(part) for part in _elements(",".join(headers.getlist("forwarded")))],
         ]
         named = {self._last_untrusted(host, chain) for chain in chains if chain}
-        # where the two differ, one is the visitor's own, that the proxy has passed on
+        # if the two headers differ, the visitor sent one of them and the proxy passed it on
         return named.pop() if len(named) == 1 else host
 
     def _last_untrusted(self, host: str, chain: Sequence[str]) -> str:
-        """Return the nearest address that is no trusted proxy; the last known one where something else is named."""
+        """Return the last address that is not a trusted proxy's. At an entry that is not an address, return the address
+        after it."""
         for part in reversed(chain):
             address = _address(part)
             if address is None:
@@ -124,9 +127,9 @@ class TrustedProxies:
 
 
 def caller_of(scope: Scope) -> str:
-    """Return the caller that a request's address stands for: the address, for IPv6 its network.
+    """Return the caller of a request for limits: the client's address, or for IPv6 its /64 network.
 
-    The owner of one IPv6 address has all of its network.
+    The owner of one IPv6 address has the whole network.
     """
     host = (scope.get("client") or ("", 0))[0]
     try:
@@ -139,9 +142,9 @@ def caller_of(scope: Scope) -> str:
 
 
 def _elements(header: str) -> list[str]:
-    """Return the elements of a Forwarded header. The last one is the nearest proxy's.
+    """Return the elements of a Forwarded header. The last one is from the nearest proxy.
 
-    A quote that does not end hides where that one begins: then there is none to believe.
+    If a quote does not end, the last element cannot be found, so no element is believed.
     """
     if header.count('"') % 2:
         return [""]
@@ -155,7 +158,7 @@ def _forwarded_for(element: str) -> str:
 
 
 def _address(text: str) -> Address | None:
-    """Parse an address, with a port or without; None for other names."""
+    """Parse an address, with or without a port. Return None for anything else."""
     if match := _WITH_PORT.fullmatch(text):
         text = match[1] or match[2]
     try:

@@ -9,7 +9,8 @@ EVENT_STREAM = "text/event-stream"
 
 
 class EventStream:
-    """One response. The headers go out with the first event. `server` cuts off a reader that stalls."""
+    """One response of server-sent events. The headers are sent with the first event. `server` cuts off a reader that
+    stalls."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
@@ -29,11 +30,11 @@ class EventStream:
 
 
 def event(data: str, kind: str = "") -> bytes:
-    """Encode an event; `data` is JSON, which has no line breaks."""
+    """Encode an event. `data` is JSON without line breaks."""
     return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace") if kind else f"data: {data}\n\n".encode()
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

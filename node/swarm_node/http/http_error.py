@@ -1,4 +1,4 @@
-"""The error responses of both HTTP servers, and the one way in which an exception becomes a response."""
+"""The error responses of both HTTP servers, and how exceptions become responses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 REFUSAL = "swarm_refusal"
-"""The key under which a request's scope holds the code of its refusal, for the counters."""
+"""Key in a request's ASGI scope for the code of its refusal, which is counted."""
 
 
 CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
-"""The codes of errors that have none of their own, by status."""
+"""The error codes by status, for errors without a code of their own."""
 
 
 class ErrorDetail(BaseModel):
-    """Holds what OpenAI's clients read of an error, and a remedy if there is one."""
+    """The error fields that OpenAI's clients read, and a remedy if there is one."""
 
     message: str
     type: str
@@ -30,15 +30,15 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every failed request, and the last event of a stream that fails."""
+    """The body of every failed request, and the last event of a failed stream."""
 
     error: ErrorDetail
 
 
 class HttpError(Exception):
-    """A failure that the client is told, in OpenAI's form and with a remedy if there is one, and its HTTP status.
+    """A failure that is reported to the client, with an HTTP status, in OpenAI's form.
 
-    `retry_after_s` 0 means that the response has no such header.
+    `retry_after_s` 0 omits that header.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message.encode(errors="replace").decode()  # it may repeat what a client sent
+        self.message = message.encode(errors="replace").decode()  # it may repeat invalid Unicode that a client sent
         self.code = code or CODES.get(status)
         self.param = param
         self.remedy = remedy
@@ -70,7 +70,7 @@ class HttpError(Exception):
         return {"error": detail.model_dump(exclude=None if self.remedy else {"remedy"})}
 
     def note(self, scope: Scope) -> None:
-        """Record the reason of the refusal for the counters."""
+        """Record the reason of the refusal, for the counters."""
         scope[REFUSAL] = self.code or str(self.status)
 
     def response(self) -> JSONResponse:
@@ -82,13 +82,14 @@ class HttpError(Exception):
         return JSONResponse(self.body, status_code=self.status, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
+        """Send the error as the response, as an ASGI application."""
         self.note(scope)
         await self.response()(scope, receive, send)
 
 
 def install_errors(app: FastAPI, translate: Callable[[Exception, Request], HttpError], *kinds: type[Exception]) -> None:
-    """Let every exception of `kinds` that leaves a route of `app` become the response that `translate` makes of it."""
+    """Turn every exception of `kinds` that leaves a route of `app` into the response that `translate` returns for
+    it."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         failure = translate(error, request)

@@ -1,6 +1,7 @@
 """Rate limits by caller: token buckets, and OpenAI's `x-ratelimit-` headers that report them.
 
-A bucket holds a minute's worth. A caller may use that at once and then goes on at the rate. Pure but for the clock.
+A bucket holds one minute's allowance. A caller may use it all at once, and then continues at the rate. Pure except for
+the clock.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from swarm_node.http.http_error import HttpError
 Clock = Callable[[], float]
 
 MAX_CALLERS = 4096
-"""Addresses and keys whose use is remembered."""
+"""Maximum number of callers (addresses and keys) that are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The rates of one caller; 0 means no limit. Tokens are those of prompts and answers together."""
+    """The rates of one caller. 0 means no limit. Tokens count prompts and answers together."""
 
     requests_per_min: int = 0
     tokens_per_min: int = 0
 
 
 class Bucket:
-    """A token bucket that fills at a rate, up to a minute's worth.
+    """A token bucket that fills at a rate, up to one minute's allowance.
 
-    It is overdrawn where a request turns out to cost more than was reserved.
+    Its level is negative after a request that cost more than was reserved.
     """
 
     def __init__(self, per_min: int, now_s: Clock) -> None:
@@ -46,11 +47,11 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until `amount` is there; 0 if it is."""
+        """Return the seconds until `amount` is available, 0 if it is now."""
         return max(0.0, min(amount, self.per_min) - self.level()) * 60 / self.per_min
 
     def take(self, amount: float) -> None:
-        """Take `amount`; a negative amount is given back."""
+        """Take `amount`. A negative amount is returned to the bucket."""
         self._level = min(self.per_min, self.level() - amount)
 
 
@@ -63,14 +64,12 @@ class RateLimiter:
         self._tokens = Bucket(rates.tokens_per_min, now_s) if rates.tokens_per_min else None
 
     def take_request(self) -> None:
-        """Take one request. Raises HttpError 429, which says when to come back."""
+        """Take one request. Raises HttpError 429, which says when to try again."""
         _take(self._requests, 1, "requests")
 
     def reserve(self, num_tokens: int) -> int:
-        """Reserve what the request may cost, at most a minute's worth, and return it for `settle`.
-
-        Raises HttpError 429.
-        """
+        """Reserve what the request may cost, at most one minute's allowance, and return it for `settle`. Raises
+        HttpError 429."""
         if self._tokens is None:
             return 0
         reserved = min(num_tokens, self._tokens.per_min)
@@ -78,7 +77,7 @@ class RateLimiter:
         return reserved
 
     def settle(self, reserved: int, num_tokens: int) -> None:
-        """Charge what the request has cost in place of what was reserved."""
+        """Replace what was reserved by what the request has cost."""
         if self._tokens is not None:
             self._tokens.take(num_tokens - reserved)
 
@@ -93,14 +92,14 @@ class RateLimiter:
 
 
 class RateLimiters:
-    """Rate limiters of the callers seen last, by the caller's name. Owned by the server's event loop."""
+    """Rate limiters of the most recent callers, by the caller's name. Owned by the server's event loop."""
 
     def __init__(self, now_s: Clock) -> None:
         self._now_s = now_s
         self._known = NewestItems[str, RateLimiter](MAX_CALLERS)
 
     def get(self, caller: str, rates: Rates) -> RateLimiter:
-        """Return the limiter of `caller`; a new one if its rates have changed."""
+        """Return the limiter of `caller`, or a new one if its rates have changed."""
         known = self._known.get(caller)
         if known is None or known.rates != rates:
             known = RateLimiter(rates, self._now_s)
@@ -114,7 +113,7 @@ def _take(bucket: Bucket | None, amount: int, what: str) -> None:
     if wait_s := bucket.wait_s(amount):
         raise HttpError(
             429,
-            f"the limit of {bucket.per_min} {what} a minute is reached: try again in {_duration(wait_s)}",
+            f"the limit of {bucket.per_min} {what} per minute is reached: try again in {_duration(wait_s)}",
             code="rate_limit_exceeded",
             retry_after_s=wait_s,
         )

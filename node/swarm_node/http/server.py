@@ -1,13 +1,13 @@
-"""Runs an ASGI application with uvicorn inside the loop that is already there, with bounded connections.
+"""Runs an ASGI application with uvicorn inside the running event loop, with bounded connections.
 
-uvicorn would take the process's signal handlers and exit the interpreter when its port is taken. Both are the daemon's
-business, so the socket is bound here and the handlers stay.
+uvicorn would install its own signal handlers, and would exit the interpreter if its port is taken. Both are the
+daemon's business, so this module binds the socket and leaves the handlers alone.
 
 A node is often reached without a reverse proxy, and its HTTP connections share the process's file descriptors with the
-swarm's. So what a proxy would bound is bounded here: the number of connections, the time until a request's head is
-there, and the time until a reader takes what is buffered. Thousands of silent connections cost a few seconds of a
-socket each. One connection too many closes the one that has been silent for longest, first of those that never sent a
-request; so both a new client and one that comes back are answered, however many silent ones there are.
+swarm. So this module sets the limits that a proxy would set: the number of connections, the time until a request's head
+has arrived, and the time until a reader takes buffered data. A silent connection therefore holds a socket only for some
+seconds. If there are too many connections, the one that has been silent the longest is closed, starting with those that
+never sent a request. New and returning clients are thus answered, however many silent connections there are.
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ from swarm_node.http.event_stream import EVENT_STREAM, event
 from swarm_node.http.http_error import HttpError
 
 BACKLOG = 256
-"""Connections that wait to be accepted. All may be at once, before the bound on open ones is looked at."""
+"""Maximum number of connections that wait to be accepted. All of them may be accepted before the limit on open
+connections is checked."""
 
 MAX_CONNECTIONS = 1024
-"""Open connections, most of them idle keep-alives; fewer where the system allows few open files."""
+"""Maximum number of open connections, most of them idle keep-alives. Fewer if the system allows few open files."""
 
 HTTP_HEAD_TIMEOUT_S = 20.0
-"""The time from opening a connection, or the end of an answer, until the head of the next request is there."""
+"""Time in seconds from opening a connection, or the end of a response, until the head of the next request must be
+there."""
 
 HTTP_WRITE_TIMEOUT_S = 30.0
-"""A reader that does not take what is buffered within this time is assumed to be gone."""
+"""A reader that does not take buffered data within this time in seconds is assumed to be gone."""
 
 SHUTDOWN_GRACE_S = 5.0
-"""The time that a shutdown waits for running answers, where they are short."""
+"""Default time in seconds that a shutdown waits for running responses."""
 
 TELL_S = 1.0
-"""The time in which clients are told that their answers are cut: a reader that stalls holds up no shutdown."""
+"""Time in seconds to tell clients that their answers are cut. A stalled reader cannot delay a shutdown for longer."""
 
 
 @asynccontextmanager
 async def serving(
     app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None, grace_s: float = SHUTDOWN_GRACE_S
 ) -> AsyncIterator[str]:
-    """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL, for other machines
-    too where they reach it.
+    """Serve `app` on `listener` while the context lasts, then close it. Yields the base URL, for other machines if they
+    can reach it.
 
-    Leaving gives running answers `grace_s` to finish, and cuts those that have not, whose clients are told so.
+    At the end, running responses have `grace_s` to finish. The others are then cut, and their clients are told so.
     """
     host, port = _own_address(listener.getsockname()[0]), listener.getsockname()[1]
     config = uvicorn.Config(
@@ -68,12 +70,12 @@ async def serving(
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # it warns of each request that is none, so that anyone could fill the log
+        log_level="error",  # at level "warning" anyone could fill the log with invalid requests
         access_log=False,
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=math.ceil(grace_s + SHUTDOWN_GRACE_S),  # after it uvicorn logs an error
+        timeout_graceful_shutdown=math.ceil(grace_s + SHUTDOWN_GRACE_S),  # after this uvicorn logs an error
     )
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
@@ -94,7 +96,7 @@ async def serving(
 
 
 def _own_address(host: str) -> str:
-    """Return an address of this machine in place of the one that means all of them."""
+    """Return `host`, or an address of this machine if `host` means all addresses."""
     address = ipaddress.ip_address(host.split("%", 1)[0])
     if not address.is_unspecified:
         return host
@@ -103,10 +105,10 @@ def _own_address(host: str) -> str:
 
 
 class CutAnswers:
-    """Middleware: tells clients whose answers the server cuts as it ends.
+    """Middleware: tells clients that their answers are cut because the server ends.
 
-    An answer that is cancelled becomes a 503, or ends with an error event where its stream has begun.
-    Only the server cancels the task of an answer, and only as it ends.
+    A cancelled response becomes a 503, or ends with an error event if its event stream has begun. Only the server
+    cancels the task of a response, and only when it ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -132,9 +134,9 @@ class CutAnswers:
             if task is None or not task.cancelling() or (is_plain and not is_whole):
                 raise
             if is_whole:
-                return  # the client has it all, and only what the answer held was being freed
+                return  # the client has the whole response; only its resources were being freed
             error = HttpError(
-                503, "the answer was cut: this server is stopping", code="service_unavailable", remedy="ask again"
+                503, "the answer was cut: this server is stopping", code="service_unavailable", remedy="try again"
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(TELL_S):
@@ -156,7 +158,7 @@ class _Server(uvicorn.Server):
 
 
 async def _end(answering: Collection[asyncio.Task[None]]) -> None:
-    """Cancel the answers that still run, and wait until they have freed what they hold."""
+    """Cancel the responses that still run, and wait until they have freed their resources."""
     for task in answering:
         if not task.cancelling():
             task.cancel()
@@ -165,33 +167,34 @@ async def _end(answering: Collection[asyncio.Task[None]]) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket that clients can connect to from now on; it answers once it is served. Port 0: any free one.
+    """Open a socket to which clients can connect at once; they are answered when it is served. Port 0 takes any free
+    port.
 
     Raises StartError if the address cannot be listened on.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # the second of what no name server can be asked for
+    except (OSError, UnicodeError) as error:  # UnicodeError for a name that cannot be looked up
         raise _no_address(host, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # a bound port alone does not keep others off it
+        listener.listen(BACKLOG)  # another process can still listen on a port that is only bound
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise _no_address(host, error) from error
         raise StartError(
             f"cannot listen on {host} port {port}: {reason_of(error)}",
-            remedy="another program may have it: choose another --port, or 0 for any free one",
+            remedy="another program may use this port: choose another --port, or 0 for any free port",
         ) from error
     listener.setblocking(False)
     return listener
 
 
 def is_local(host: str) -> bool:
-    """Return whether only programs on this machine reach `host`. Raises StartError if it is no address."""
+    """Return whether only programs on this machine can reach `host`. Raises StartError if it is not an address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -204,13 +207,14 @@ def _no_address(host: str, error: Exception) -> StartError:
 
 
 def default_max_connections() -> int:
-    """Return at most half of the files that this process may open; the rest is for the swarm."""
+    """Return MAX_CONNECTIONS, or half of the files that this process may open if that is less. The swarm needs the
+    other half."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(MAX_CONNECTIONS, allowed // 2))
 
 
 def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP/1.1 for one server of at most `max_open` connections."""
+    """Return uvicorn's HTTP/1.1 protocol class for one server with at most `max_open` connections."""
 
     class OneServersHttp(BoundedHttp):
         capacity = max_open
@@ -221,7 +225,11 @@ def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
 
 
 class BoundedHttp(H11Protocol):
-    """One connection. Those without a request are `unheard` before their first and `idle` after it, oldest first."""
+    """One connection. A connection without a running request is in `unheard` before its first request and in `idle`
+    after it.
+
+    Both are ordered by the begin of the silence, oldest first.
+    """
 
     capacity: ClassVar[int]
     unheard: ClassVar[dict[BoundedHttp, None]]
@@ -265,9 +273,9 @@ class BoundedHttp(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _begin_silence(self) -> None:
-        """Start the timer of the head.
+        """Start the timer for the next request's head.
 
-        It also ends a connection that is closing and whose reader does not take the last of an answer.
+        The timer also ends a closing connection whose reader does not take the rest of a response.
         """
         self._end_silence()
         (self.unheard if self.cycle is None else self.idle)[self] = None

@@ -1,1 +1,1 @@
-"""Decides when a node lends its machine: by the `hours` of the day, and by the traffic of the month that it counts."""
+"""Decides when a node lends its machine: by `hours` of the day, and by its traffic of the month."""

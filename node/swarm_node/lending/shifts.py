@@ -1,7 +1,8 @@
-"""Has a role work only while the node lends: its work ends as when the node leaves, and begins again by itself.
+"""Runs a role only while the node lends. At the end of a shift the role's work ends as if the node left; it begins
+again by itself.
 
-Each time in which the node lends is a *shift*, with a `Shutdown` of its own in `Node.work_end`. The daemon's task that
-runs the role runs this in its place.
+Each time in which the node lends is a *shift*, and has its own `Shutdown` in `Node.work_end`. The daemon's task that
+runs the role calls this instead.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from swarm_node.node import Node, NodeRole
 from swarm_node.shutdown import FORCED_S, Shutdown
 
 LOOK_S = 5.0
-"""Interval at which it is looked whether a break begins or ends."""
+"""Interval in seconds between checks whether a break begins or ends."""
 
 
 async def run_in_shifts(node: Node, role: NodeRole, on_shift: Callable[[bool], None]) -> None:
     """Run `role` in each shift, until the node leaves or the role is done. Raises what the role raises.
 
-    `on_shift` is told whether a shift begins, or a break.
+    `on_shift` is called with True when a shift begins, and with False when a break begins.
     """
     while not node.shutdown.leaving.is_set():
         if (pause := node.break_now) is not None:
@@ -45,7 +46,7 @@ async def _rest(node: Node, pause: Break) -> None:
 
 
 async def _work_a_shift(node: Node, role: NodeRole) -> bool:
-    """Return whether the role was ended by a break, and not by itself or because the node leaves."""
+    """Run the role for one shift. Return whether a break ended it, and not the role itself or the node's leaving."""
     work_end = node.work_end = Shutdown()
     work_end.grace_s = node.shutdown.grace_s
     work = asyncio.create_task(role.run(node), name="work of a shift")
@@ -66,7 +67,7 @@ async def _work_a_shift(node: Node, role: NodeRole) -> bool:
 
 
 async def _end_in_time(node: Node, work_end: Shutdown, work: asyncio.Task[None]) -> None:
-    """End the work when a break begins, within the grace period. Where the node leaves, the daemon sees to the end."""
+    """End the work within the grace period when a break begins. If the node leaves, the daemon ends it."""
     while (pause := node.break_now) is None:
         if await node.shutdown.wait(LOOK_S):
             work_end.request(node.shutdown.reason)

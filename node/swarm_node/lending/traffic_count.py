@@ -1,10 +1,10 @@
-"""Counts a node's traffic: what it has sent and received in this month, and how fast bytes go now.
+"""Counts a node's traffic: the bytes sent and received this month, and the current rates.
 
     HOME/traffic.json   {"unit": "byte", "months": {"2026-11": …}}
 
-`MonthlyTraffic` counts over restarts: `keep_counting` has it write the file, and a node that is killed forgets what
-came since. The file holds the last few months, so that a clock that is wrong for a while, as of a machine that has just
-started, has no month counted anew. If it is broken, the month is, with a warning.
+`MonthlyTraffic` counts across restarts: `keep_counting` writes the file, and a killed node loses what it counted since.
+The file keeps several months, so that a wrong clock, for example just after booting, does not reset the month's count.
+If the file is damaged, the month's count is lost, with a warning.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ COUNT_S = 5.0
 SAVE_S = 30.0
 SAMPLE_S = 2.0
 NUM_SAMPLES = 6
-"""The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
+"""Rates cover the last 10 to 12 seconds, which is long enough to even out bursts."""
 
 MAX_FILE_BYTES = 1024
 MAX_MONTHS = 3
-"""Months that are remembered, those that were counted last: this one, one of a wrong clock, and one to spare."""
+"""Months that are kept, by the time of their last count: this one, one of a wrong clock, and one to spare."""
 
 
 class MonthlyTraffic:
-    """Counts from a meter whose total only grows, which is 0 when this is made. Months are those of local time."""
+    """Counts from a meter that only grows and starts at 0 with this object. Months are in local time."""
 
     def __init__(self, path: Path, at: float) -> None:
         self._memory = JsonMemory(
@@ -45,18 +45,18 @@ class MonthlyTraffic:
             what="the month's traffic",
             max_bytes=MAX_FILE_BYTES,
         )
-        self._months = self._memory.read(_checked) or {}  # by month; the one that was counted last is last
+        self._months = self._memory.read(_checked) or {}  # by month; the last one is the one counted last
         self._month = _month_of(at)
         self._metered_bytes = 0
-        self._saving = threading.Lock()  # what is saved at the end waits for a save that is under way
+        self._saving = threading.Lock()  # the final save waits for a running one
 
     @property
     def num_bytes(self) -> int:
-        """Return what was counted in this month."""
+        """Return the bytes counted this month."""
         return self._months.get(self._month, 0)
 
     def update(self, total_bytes: int, at: float) -> None:
-        """Note that the meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
+        """Record that the meter shows `total_bytes` at the Unix time `at`. A new month starts at 0."""
         self._month = _month_of(at)
         self._months[self._month] = self._months.pop(self._month, 0) + total_bytes - self._metered_bytes
         self._metered_bytes = total_bytes
@@ -64,7 +64,7 @@ class MonthlyTraffic:
             del self._months[next(iter(self._months))]
 
     def save(self) -> None:
-        """Write the count to disk. Blocks. A disk that refuses is only a warning."""
+        """Write the count to disk. Blocks. A failing disk only causes a warning."""
         with self._saving:
             self._memory.keep(dict(self._months))
 
@@ -95,7 +95,7 @@ def _checked(months: dict[str, object]) -> dict[str, int]:
 
 
 class LinkUse:
-    """The rates include what the wire adds to the payload, as the owner's limits do."""
+    """Measures the rates of a link. They include the protocol overhead, as the owner's limits do."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -105,7 +105,8 @@ class LinkUse:
         self._samples.append((at_s, self._traffic.up_bytes, self._traffic.down_bytes))
 
     def bytes_per_s(self, at_s: float) -> tuple[float, float]:
-        """Return the rates up and down from the oldest sample to `at_s`; 0 before there is one."""
+        """Return the rates up and down from the oldest sample to `at_s`, in bytes per second. 0 before the first
+        sample."""
         if not self._samples or at_s <= self._samples[0][0]:
             return 0.0, 0.0
         since_s, up_bytes, down_bytes = self._samples[0]

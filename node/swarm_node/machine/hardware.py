@@ -1,10 +1,10 @@
 """The machine: its device, cores, speeds and memory, and the share of the memory that serving may use.
 
-A node that computes is examined by `swarm_node.machine.probe`, which imports torch. A node that does not is described
-by `describe_machine`. Nothing here imports torch.
+`swarm_node.machine.probe`, which imports torch, examines the machine of a node that computes. `describe_machine` is for
+other nodes. This module does not import torch.
 
-The constants were measured on Linux with a 44M Llama: Python, torch, transformers, numba and libp2p hold about 560 MiB
-before the first weight is loaded; loading, computing and answering take up to 85 MiB beside weights and cache
+The constants were measured on Linux with a 44M Llama. Python, torch, transformers, numba and libp2p hold about 560 MiB
+before the first weight is loaded. Loading, computing and answering take up to 85 MiB besides weights and cache
 (`bench/test_bench_serving_memory.py`).
 """
 
@@ -25,7 +25,7 @@ from swarm_node.formatting import size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Tokens a second through the reference block; 0 where not measured."""
+    """Tokens per second through the reference block; 0: not measured."""
 
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
@@ -39,7 +39,8 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """`device` is torch's name for it (`cpu`, `cuda`, `mps`), `device_name` the maker's."""
+    """The hardware. `device` is torch's name for the device (`cpu`, `cuda`, `mps`), `device_name` the
+    manufacturer's."""
 
     device: str
     device_name: str
@@ -47,7 +48,7 @@ class Hardware:
     memory_bytes: int
     free_memory_bytes: int
     read_memory: Callable[[], tuple[int, int]] = field(repr=False, compare=False)
-    """Free and total bytes as of now."""
+    """Return the current free and total bytes."""
 
     speeds: Speeds
 
@@ -91,7 +92,7 @@ def cpu_name() -> str:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Free and total bytes. A container's own limit counts, where there is one."""
+    """Return free and total bytes. A container's own memory limit counts if there is one."""
     found = psutil.virtual_memory()
     cgroup = Path("/sys/fs/cgroup")  # version 2
     try:
@@ -102,23 +103,23 @@ def machine_memory() -> tuple[int, int]:
 
 
 WORKING_BYTES = 96 * 2**20
-"""Memory for loading, for the computation of a step and for libraries, beside the share that grows with the model."""
+"""Memory for loading, for computing a step and for libraries, besides the share that grows with the model."""
 
 PROCESS_BYTES = 560 * 2**20
 """Memory of a node before it loads a model: Python, torch, transformers, numba and libp2p."""
 
 LEAST_PROCESS_BYTES = 320 * 2**20
-"""The least that such a node holds: a limit that leaves nothing beside it is refused before anything is imported."""
+"""The least memory of such a node. A limit that leaves nothing beyond it is refused before slow imports."""
 
-LIMIT_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
-FREE_SHARE = 0.8  # of what is free, where the owner set no limit; the rest is also for the machine's owner
-MAX_CACHE_BYTES = 4 * 2**30  # where the owner set no limit
+LIMIT_SHARE = 0.9  # share of the allowed memory that the process does not hold yet; the rest is for activations
+FREE_SHARE = 0.8  # share of the free memory without a limit; the rest is for activations and the machine's owner
+MAX_CACHE_BYTES = 4 * 2**30  # without a limit of the owner
 MAX_WAITING_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """Bytes for weights and cache together, the part of these for the cache, and bytes for steps that wait."""
+    """Bytes for weights and cache together, the part of these for the cache, and bytes for waiting steps."""
 
     model_bytes: int
     cache_bytes: int
@@ -133,20 +134,20 @@ def resident_bytes() -> int:
         try:
             total += part.memory_info().rss
         except psutil.NoSuchProcess:
-            continue  # it ended while we were counting
+            continue  # the process ended during the count
     return total
 
 
 def share_of_free(free_bytes: int) -> MemoryShare:
-    """Return the share of the free memory, where the owner set no limit."""
+    """Return the share of the free memory. Used if the owner set no limit."""
     model_bytes = int(free_bytes * FREE_SHARE)
     return MemoryShare(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
 
 
 def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
-    """Return what a limit of `limit_bytes` leaves for a model, of which `held` is in use already.
+    """Return what a limit of `limit_bytes` leaves for a model if the process already holds `held` bytes.
 
-    Raises ConfigError if that leaves nothing to serve with.
+    Raises ConfigError if nothing is left to serve with.
     """
     left_bytes = int((limit_bytes - held) * LIMIT_SHARE)
     model_bytes = left_bytes - WORKING_BYTES
@@ -154,8 +155,7 @@ def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
     if model_bytes <= 0:
         takes = f"the node itself takes {size(held)} and" if held else "the node"
         raise ConfigError(
-            f"of {size(limit_bytes)} of memory {takes} needs {size(WORKING_BYTES)} to work with; nothing is left for a "
-            "model",
+            f"of {size(limit_bytes)} of memory {takes} needs {size(WORKING_BYTES)} to work: none is left for a model",
             remedy="allow more with --max-memory",
         )
     return MemoryShare(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)

@@ -1,4 +1,4 @@
-"""Importing torch and transformers without what a node never uses of them."""
+"""Imports torch and transformers without the packages that nodes never use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent, uncollected
 
 UNUSED_PACKAGES = ("scipy", "torchao")
-"""transformers imports SciPy for losses of object detection and torchao for its own quantizer, and numba imports SciPy
-for linear algebra: 45 MB. `swarm.serving.model.quantization` imports torchao itself, where it quantizes by it."""
+"""Packages that are not imported, to save 45 MB: transformers imports SciPy for object detection losses and torchao for
+its quantizer, and numba imports SciPy for linear algebra. `swarm.serving.model.quantization` imports torchao if it
+needs it."""
 
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Import meanwhile what computes. What is imported later still does without torch's compiler."""
+    """Make imports in the block lean. Torch's compiler stays deferred after the block."""
     defer_compiler()
     with uncollected(), absent(*UNUSED_PACKAGES):
         yield

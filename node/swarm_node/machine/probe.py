@@ -1,15 +1,15 @@
-"""Determines what this machine computes with, and measures how fast.
+"""Chooses the device that this machine computes with, and measures its speed.
 
-A speed is in tokens per second through one real transformer block: a Llama block of a fixed size in fp32, so that the
-figures of different nodes are comparable. Planners scale them to a real model. Speeds are cached in the home for the
-same device, library versions and number of threads. Memory is read anew each time.
+A speed is in tokens per second through one real transformer block: a Llama block of a fixed size in fp32, so that
+figures of different nodes are comparable. Planners scale them to a real model. The home caches speeds for the same
+device, library versions and number of threads. Memory is read anew each time.
 
-The first measurement is made while the node starts, often together with other nodes on the same machine, and other work
-only makes a figure worse. So `keep_measuring` measures again while the node is idle, and announces the better figures.
-A process of its own measures then (`main`), so that its memory and threads are released afterwards.
+The first measurement happens while the node starts, often together with other nodes on the same machine, and other work
+only lowers the figures. So `keep_measuring` measures again while the node is idle, and announces better figures. It
+measures in a separate process (`main`), so that memory and threads are released afterwards.
 
-Imports torch, which takes seconds. Functions block, and the caller runs them off its event loop, but for
-`keep_measuring`, whose task is the daemon's.
+Imports torch, which takes seconds. Functions block and must run off the event loop, except `keep_measuring`, whose task
+the daemon owns.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from swarm_node.storage.home import JsonMemory
 if TYPE_CHECKING:
     from swarm_node.node import Node
 
-# one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
+# one block of about 5M parameters: large enough to be compute-bound, and measured in a moment
 HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
 PREFILL_TOKENS = 128
 TRAINING_ROWS, TRAINING_TOKENS = 2, 128
-BUDGET_S = 0.4  # for each of the three figures
+BUDGET_S = 0.4  # seconds for each of the three figures
 MAX_FILE_BYTES = 4096
 
 
 def measure(device: str) -> Speeds:
-    """Run the reference block on torch's `device`; about 1.5 s in all."""
-    # it takes a second to import, which most starts can save: their speeds are remembered
+    """Run the reference block on torch's `device`. Takes about 1.5 s."""
+    # imported late: it takes a second, and most starts use cached speeds
     with lean_imports():
         from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
 
@@ -92,8 +92,7 @@ def measure(device: str) -> Speeds:
 
 
 def _best_s(run: Callable[[], None], finished: Callable[[], None]) -> float:
-    """Return the seconds of the fastest `run` within BUDGET_S, after one to warm up: the slower ones shared the
-    machine."""
+    """Return the seconds of the fastest `run` within BUDGET_S, after a warm-up. Slower runs shared the machine."""
     run()
     finished()
     best_s = float("inf")
@@ -110,9 +109,9 @@ logger = logging.getLogger(__name__)
 
 
 def examine(device: str, cache: Path, *, probe: str, threads: int) -> Hardware:
-    """Look at the machine. `probe`: `auto` uses what the directory `cache` remembers, `fresh` measures, `off` does not.
+    """Examine the machine. `probe` is `auto` (use speeds cached in the directory `cache`), `fresh` (measure) or `off`.
 
-    Raises ConfigError if `device` is not there.
+    Raises ConfigError if `device` does not exist.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -127,8 +126,7 @@ def examine(device: str, cache: Path, *, probe: str, threads: int) -> Hardware:
 
 
 def choose_device(wanted: str) -> str:
-    """Return the device to use. `auto` is the first of CUDA (which ROCm builds also answer to), MPS and CPU that is
-    there."""
+    """Return the device to use. `auto` takes the first available of CUDA (also ROCm), MPS and CPU."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return next(name for name, is_there in there.items() if is_there)
@@ -149,7 +147,7 @@ def device_name(device: str) -> str:
 
 
 def memory(device: str) -> tuple[int, int]:
-    """Free and total bytes of where `device` computes."""
+    """Return the free and total bytes of the memory in which `device` computes."""
     if device == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         return free_bytes, total_bytes
@@ -157,8 +155,8 @@ def memory(device: str) -> tuple[int, int]:
 
 
 def measure_again(device: str, cache: Path, threads: int) -> Speeds:
-    """Return the better figures of those in `cache` and of a new measurement, kept there: other work only makes them
-    worse."""
+    """Measure, and return the better of each cached and new figure, because other work only lowers them. Updates the
+    cache."""
     if threads:
         torch.set_num_threads(threads)
     kept = _memory(cache / "probe.json", _key(device, device_name(device)))
@@ -169,7 +167,7 @@ def measure_again(device: str, cache: Path, threads: int) -> Speeds:
 
 
 def main() -> None:
-    """Run `measure_again` as a process of its own: device, cache and threads are its arguments, JSON is its answer."""
+    """Run `measure_again` in a separate process: its arguments are device, cache and threads, and it prints JSON."""
     device, cache, threads = sys.argv[1:]
     sys.stdout.write(json.dumps(asdict(measure_again(device, Path(cache), int(threads)))))
 
@@ -178,7 +176,7 @@ def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
     kept = _memory(path, _key(device, name))
     if not fresh and (speeds := kept.read(_speeds)) is not None:
         measured = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-        logger.info("speeds are those measured on %s; --probe fresh measures again", measured)
+        logger.info("using speeds measured on %s; --probe fresh measures again", measured)
         return speeds
     speeds = measure(device)
     kept.keep(asdict(speeds))
@@ -199,7 +197,8 @@ def _speeds(kept: dict[str, float]) -> Speeds:
 
 
 FIRST_S = 60.0
-"""Wait after the start, and up to twice as long: nodes that start together do not measure together."""
+"""Seconds to wait after the start. The wait is up to twice as long, so that nodes that start together measure at
+different times."""
 AGAIN_S = 3600.0
 TIMEOUT_S = 60.0
 
@@ -238,10 +237,13 @@ async def measured_apart(node: Node) -> Speeds | None:
 
 
 async def _measured(node: Node) -> Speeds:
-    """Raises OSError if no process can be started, ValueError or TypeError for one that fails or answers without sense,
-    TimeoutError for one that takes too long."""
+    """Measure in a separate process.
+
+    Raises OSError if it cannot start, ValueError or TypeError if it fails or prints invalid output, and TimeoutError if
+    it takes too long.
+    """
     arguments = (node.hardware.device, str(node.home.cache), str(node.config.threads))
-    # the modules that are found here, and none that lie in the current directory
+    # use the modules of this process, and none from the current directory
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _PROGRAM, *arguments),

@@ -1,4 +1,4 @@
-"""Explains what the reachability of a node means for the person who runs it, and what they can do about it."""
+"""Explains to the person who runs a node what its reachability means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from swarm_protocol.records import Reachability
 from swarm_node.formatting import Reach, reach
 
 MEASURE_TIMEOUT_S = 3.0
-"""Time for peers to dial a node back that starts. What they find later is shown by status, and told to others."""
+"""Seconds for peers to dial a starting node back. `status` and the record show later results."""
 
 EXAMINE_TIMEOUT_S = 10.0
-"""Time for them where the answer is what was asked for."""
+"""The same for commands that were asked for the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Holds what is in the way of other nodes, and what would open it; no `remedy` if nothing is."""
+    """What keeps other nodes from reaching this one, and a remedy ("" if nothing does)."""
 
     meaning: str
     remedy: str = ""
@@ -35,25 +35,23 @@ _MEANINGS: Mapping[Reach, Explanation] = {
     "local network only": Explanation(
         "only from this machine and its local network", "a forwarded TCP port would let others in"
     ),
-    "this machine only": Explanation(
-        "only from this machine, which has no address in a network", "connect it to a network"
-    ),
+    "this machine only": Explanation("only from this machine, which has no network address", "connect it to a network"),
     "relay": Explanation(
-        "behind a NAT or a firewall: a direct path where the other side allows one, relays elsewhere", _OPEN_A_PORT
+        "behind a NAT or a firewall: direct paths to peers that allow them, relays to others", _OPEN_A_PORT
     ),
     "unknown": Explanation(
         "nobody has confirmed that others reach this node", "if they do not, forward a TCP port to it"
     ),
 }
 _SYMMETRIC = Explanation(
-    "behind a NAT that uses another port for each peer: a direct path to public peers, relays elsewhere", _OPEN_A_PORT
+    "behind a NAT that uses another port for each peer: direct paths to public peers, relays to others", _OPEN_A_PORT
 )
 _LOCAL_LISTENER = Explanation(
-    "only from this machine, as it does not listen beyond it", f"{_LISTEN} would let others in"
+    "only from this machine, because it does not listen beyond it", f"{_LISTEN} would let others in"
 )
 _NO_LISTENER = Explanation(
-    "nobody can connect to it, as it does not listen beyond this machine: a direct path to public peers, relays "
-    "elsewhere",
+    "it does not listen beyond this machine, so nobody can connect to it: direct paths to public peers, relays to "
+    "others",
     f"{_LISTEN} would allow more direct paths",
 )
 
@@ -65,10 +63,10 @@ _RELAYS_YET = Explanation(
 
 
 def explain(found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool) -> Explanation:
-    """Return the meaning of `found` for people, with what they can do about it.
+    """Return the meaning of `found` for people, with a remedy.
 
-    `addrs` are announced; `listens` tells whether peers beyond this machine could connect, `is_symmetric` whether the
-    NAT uses another port for each peer.
+    `addrs` are the announced addresses. `listens` says whether peers beyond this machine could connect, and
+    `is_symmetric` whether the NAT uses another port for each peer.
     """
     meaning = reach(found, addrs)
     if not listens and meaning in ("this machine only", "relay", "unknown"):

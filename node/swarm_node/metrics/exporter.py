@@ -1,7 +1,7 @@
-"""Exports what a daemon measures while it lives: `/metrics` for Prometheus, and traces for OpenTelemetry.
+"""Exports what a daemon measures while it runs: `/metrics` for Prometheus, and traces for OpenTelemetry.
 
-`/metrics` has an address of its own here, for daemons that answer no other HTTP, and is served in the daemon's loop.
-The limits on connections are those of the gateway, with room for a few scrapers only.
+For daemons without another HTTP server, `/metrics` has its own address and is served in the daemon's event loop. The
+limits on connections are those of the gateway, but allow only a few scrapers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from swarm_node.settings.parsers import Endpoint
 async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
     """Export metrics and traces while the context lasts.
 
-    Raises StartError if `--metrics` cannot be listened on, ConfigError if `--otlp` lacks what it needs.
+    Raises StartError if the address of `--metrics` cannot be listened on, and ConfigError if `--otlp` lacks its
+    libraries.
     """
     about = {"service.version": software_version(), "service.instance.id": network.peer_id}
     node.traces = open_traces(node.config.otlp, about)
@@ -48,7 +49,7 @@ async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
 
 
 def bound(endpoint: Endpoint) -> socket.socket:
-    """Listen where `--metrics` says. Raises StartError if that is no free address of this machine."""
+    """Listen at the address of `--metrics`. Raises StartError if it is not a free address of this machine."""
     try:
         return listen(endpoint.host, endpoint.port)
     except StartError as error:
@@ -56,8 +57,8 @@ def bound(endpoint: Endpoint) -> socket.socket:
         if getattr(error.__cause__, "errno", 0) == errno.EADDRINUSE:
             reason = "the port is in use"
         raise StartError(
-            f"--metrics cannot be answered on {endpoint.host} port {endpoint.port}: {reason}",
-            remedy="give --metrics an address of this machine and a free port; port 0 is any free one",
+            f"--metrics cannot be served on {endpoint.host} port {endpoint.port}: {reason}",
+            remedy="give --metrics an address of this machine and a free port; port 0 is any free port",
         ) from error
 
 
@@ -66,7 +67,7 @@ MAX_CONNECTIONS = 16
 
 @asynccontextmanager
 async def serving_metrics(registry: Registry, listener: socket.socket) -> AsyncIterator[str]:
-    """Answer on `listener` while the context lasts, and close it; the value is the URL."""
+    """Serve metrics on `listener` while the context lasts, then close it. Yields the URL."""
 
     async def metrics(_request: Request) -> Response:
         return Response(registry.exposition(), media_type=CONTENT_TYPE)

@@ -1,9 +1,9 @@
-"""Every metric: its kind, its labels, its meaning, and when it changes. The one source of docs/reference/metrics.md.
+"""Every metric: its kind, labels, meaning, and when it changes. The only source of docs/reference/metrics.md.
 
-Dashboards and alerts are written against these names, so a metric may be added here but never renamed or given another
-meaning. Names and units follow the conventions of Prometheus, and vLLM's names where the same thing is counted. No
-label has a value that a client or a peer can choose. `docs/contracts.py` writes `docs/reference/metrics.md`, and a
-test compares the two. The other modules of this package fill the metrics.
+Dashboards and alerts rely on these names: a metric may be added, but never renamed or given another meaning. Names and
+units follow the conventions of Prometheus, and vLLM's names where both measure the same. No label has a value that a
+client or a peer can choose. `docs/contracts.py` writes `docs/reference/metrics.md`, and a test compares the two. The
+other modules of this package set the values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _ROUND_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSpec:
-    """`about` is the help that Prometheus shows, `moves` says when the value changes. `labels` maps a label's name to
-    its values in words; `buckets` are a histogram's upper bounds."""
+    """One metric. `about` is the help text in Prometheus, and `moves` says when the value changes.
+
+    `labels` maps a label's name to a description of its values. `buckets` are a histogram's upper bounds.
+    """
 
     kind: MetricKind
     about: str

@@ -1,7 +1,7 @@
-"""One daemon's metrics: those that are counted as things happen, and those that are read at a scrape.
+"""One daemon's metrics: those that are counted when something happens, and those that are read at a scrape.
 
-Only metrics of the contract are accepted. The state belongs to the daemon's event loop, in which `exposition` is called
-too: a source may read whatever the loop owns.
+Only metrics of the contract are accepted. The daemon's event loop owns the state and also calls `exposition`, so a
+source may read anything that the loop owns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value that a source gives now; `labels` as the contract names them."""
+    """A source's current value. `labels` has the label names of the contract."""
 
     name: str
     value: float
@@ -37,7 +37,7 @@ Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
 
 class Registry:
-    """The metrics of one daemon. Raises AssertionError for a metric, kind or label that the contract does not have."""
+    """The metrics of one daemon. Raises AssertionError for a metric, kind or label that is not in the contract."""
 
     def __init__(self) -> None:
         self._registry = prometheus.CollectorRegistry()
@@ -58,7 +58,7 @@ class Registry:
         )
 
     def _get_or_create(self, name: str, kind: MetricKind, make: Callable[..., T]) -> T:
-        """Return the metric: the one that is there, where a node does the same kind of work once more."""
+        """Return the metric. A node that repeats the same kind of work gets the existing one."""
         spec = _spec(name, kind)
         if name not in self._metrics:
             self._metrics[name] = make(name, spec.about, tuple(spec.labels), registry=self._registry)
@@ -67,7 +67,7 @@ class Registry:
 
     @contextmanager
     def reading(self, source: ReadingSource) -> Iterator[None]:
-        """Ask `source` at each exposition while the context lasts. Two sources give different metrics."""
+        """Ask `source` at each exposition while the context lasts. No two sources may give the same metric."""
         self._sources.each.append(source)
         try:
             yield
@@ -75,7 +75,7 @@ class Registry:
             self._sources.each.remove(source)
 
     def exposition(self) -> bytes:
-        """Return the text that Prometheus reads."""
+        """Return the metrics in Prometheus' text format."""
         return prometheus.generate_latest(self._registry)
 
 

@@ -1,9 +1,10 @@
-"""Exports finished requests and rounds as OpenTelemetry spans, if the operator asked for them; else imports nothing.
+"""Exports finished requests and rounds as OpenTelemetry spans, if the operator has enabled this. Otherwise imports
+nothing.
 
-A span is made once its request or round is over, from the swarm's own measurements: sums for each server and phase,
-laid end to end in their order. So the length of a span was measured, but its position within its parent was not. Spans
-contain nothing of a prompt or an answer. The SDK's thread sends them; spans that find no collector are lost, with a
-line in the log. Needs the extra `tracing`.
+A span is made when its request or round is over, from the swarm's own measurements: sums for each server and phase,
+laid end to end in order. So a span's length is measured, but its position within its parent is not. Spans contain
+nothing of a prompt or an answer. The SDK's thread sends them; if no collector answers, spans are lost and a line is
+logged. Needs the extra `tracing`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 ENVIRONMENT = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Variables that turn traces on where no URL is given: the exporter reads its other settings there, too."""
+"""Variables that enable traces if no URL is given. The exporter also reads its other settings from the environment."""
 
 EXPORT_TIMEOUT_S = 3.0
 MAX_ABORTED = 64
@@ -32,12 +33,12 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Traces:
-    """Makes spans with `tracer`, if there is one. Times are Unix seconds. Methods only queue, in the loop."""
+    """Makes spans with `tracer`, if there is one. Times are Unix seconds. Methods only queue, in the event loop."""
 
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
         self._tracer = tracer
         self.close = close
-        """Send what is queued, or give up after some seconds. Blocks."""
+        """Send queued spans, or give up after some seconds. Blocks."""
         self._aborted: list[tuple[float, RoundAborted]] = []
 
     def request(
@@ -50,8 +51,10 @@ class Traces:
         choices: Sequence[Mapping[str, Any]],
         error: BaseException | None,
     ) -> None:
-        """Export the trace of a request. `choices` are the SDK's traces of the request's generations
-        (`swarm.serving.session.trace.Trace.to_dict`)."""
+        """Export the trace of a request.
+
+        `choices` are the SDK's traces of the request's generations (`swarm.serving.session.trace.Trace.to_dict`).
+        """
         if self._tracer is None:
             return
         root = self._start("request", began_at, None, {"swarm.request": request_id, "gen_ai.request.model": model})
@@ -71,12 +74,12 @@ class Traces:
         root.end(_ns(ended_at))
 
     def round_aborted(self, event: RoundAborted, at: float) -> None:
-        """Note an aborted attempt, for the span of the step once that is committed."""
+        """Record an aborted attempt, for the span of the step once the step is committed."""
         if self._tracer is not None:
             self._aborted = [*self._aborted, (at, event)][-MAX_ABORTED:]
 
     def outer_step(self, run: str, event: OuterStep, phases_s: Mapping[str, float], at: float) -> None:
-        """Export the trace of an outer step. `phases_s` are in their order, as far as they are known."""
+        """Export the trace of an outer step. `phases_s` has the known phases in order."""
         if self._tracer is None:
             return
         began_at = at - max(event.seconds, sum(phases_s.values()))
@@ -116,9 +119,9 @@ NO_TRACES = Traces()
 
 
 def open_traces(url: str, about: Mapping[str, str]) -> Traces:
-    """Send spans to the collector at `url`, else where OpenTelemetry's environment variables say, else nowhere.
+    """Send spans to the collector at `url`, or where OpenTelemetry's environment variables say, or nowhere.
 
-    Each span carries `about`, the identity of the sender. Raises ConfigError without the extra.
+    Each span carries `about`, the identity of the sender. Raises ConfigError if the extra is not installed.
     """
     if not url and not any(os.environ.get(name) for name in ENVIRONMENT):
         return NO_TRACES
@@ -146,7 +149,7 @@ def traces_to(processor: SpanProcessor, about: Mapping[str, str]) -> Traces:
 
 
 def _endpoint(url: str) -> str:
-    """Return where to send traces. A collector is named by its address alone as a rule."""
+    """Return the URL for traces. A collector's URL usually has no path."""
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
@@ -164,7 +167,7 @@ def _fail(span: Span, error: BaseException) -> None:
 
 
 def _stretches_of(trace: Mapping[str, Any]) -> list[tuple[str, float, Attributes]]:
-    """Return what a generation spent its time on, as servers and client measured it: name, seconds, attributes."""
+    """Return the parts of a generation's time, as servers and client measured them: name, seconds, attributes."""
     stretches: list[tuple[str, float, Attributes]] = [("open", float(trace.get("opening_ms", 0.0)) / 1000, {})]
     for hop in trace.get("hops", ()):
         about = {f"swarm.{name}": hop[name] for name in ("peer_id", "start", "end", "num_steps")}

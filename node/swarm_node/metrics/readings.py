@@ -1,7 +1,6 @@
-"""Fills the metrics of a node, of its network, of a model server and of a member of a run.
+"""Fills the metrics of a node, its network, a model server and a member of a run.
 
-Most values are read at the moment of a scrape (`read_…`). `ServerMetrics` counts each step and `TrainerMetrics` each
-event.
+Most values are read at a scrape (`read_…`). `ServerMetrics` counts each step and `TrainerMetrics` each event.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _rtts_by_path(node: Node) -> Iterator[Reading]:
 
 
 def _stats(name: str, values: Sequence[float], *stats: str) -> Iterator[Reading]:
-    """Read the `stats` of values; none where there are no values."""
+    """Read the `stats` of values. Without values there are no readings."""
     found: Mapping[str, Callable[[Sequence[float]], float]] = {"min": min, "median": statistics.median, "max": max}
     for stat in stats if values else ():
         yield Reading(name, found[stat](values), {"stat": stat})
@@ -85,18 +84,18 @@ def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
     yield Reading("swarm_relay_throttled_seconds_total", relay.throttled_s)
     for reason, number in relay.refusals.items():
         yield Reading("swarm_relay_refusals_total", number, {"reason": reason})
-    with suppress(psutil.Error):  # it has just ended, and so will we
+    with suppress(psutil.Error):  # it has just ended, so this node will end too
         yield Reading("swarm_libp2p_memory_bytes", psutil.Process(network.daemon_pid).memory_info().rss)
 
 
 class ServerMetrics:
-    """Give `step` to the server as its options' `on_step`. One at a time in a registry, made once."""
+    """Counts a server's steps: pass `step` to the server as `on_step`. A registry has at most one active at a time."""
 
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("swarm_server_step_seconds")
         self._prompt_tokens = registry.counter("swarm_server_prompt_tokens_total")
         self._generation_tokens = registry.counter("swarm_server_generation_tokens_total")
-        # found here and not at each step, which would cost more than all else
+        # looked up once: a lookup at each step would cost more than everything else
         self._prompt = [seconds.labels(phase, "prompt") for phase in ("compute", "queue")]
         self._generation = [seconds.labels(phase, "generation") for phase in ("compute", "queue")]
 
@@ -112,13 +111,13 @@ class ServerMetrics:
 
 
 def read_server(placer: SpanPlacer) -> Iterator[Reading]:
-    """Read a server; nothing while it has no blocks."""
+    """Read a server's metrics. Without blocks there are hardly any."""
     yield Reading("swarm_server_move_failures_total", placer.num_failed_moves)
     server = placer.server
     if server is None:
         return
     for reason, number in server.connections.num_refused.items():
-        label = "lanes" if reason == "connections" else reason  # names of metrics and their labels stay
+        label = "lanes" if reason == "connections" else reason  # label values stay, though the code was renamed
         yield Reading("swarm_server_refusals_total", number, {"reason": label})
     yield Reading("swarm_server_num_sessions", len(server.sessions))
     yield Reading("swarm_server_num_lanes", server.connections.num_connections)
@@ -135,7 +134,7 @@ def read_server(placer: SpanPlacer) -> Iterator[Reading]:
 
 
 class TrainerMetrics:
-    """Give it every event of the trainer. One in a registry."""
+    """Counts the events of a trainer, which must all be passed to it. A registry has one."""
 
     def __init__(self, registry: Registry, num_outer_steps: int) -> None:
         self._outer_step = registry.gauge("swarm_trainer_outer_step")

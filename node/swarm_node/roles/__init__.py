@@ -1,4 +1,4 @@
-"""Runs a node's work once it is on the network: seed, help where work is lacking, serve a model, train a run.
+"""A node's work on the network: being a seed, helping where work is lacking, serving a model, training a run.
 
-A role is a `swarm_node.node.NodeRole`. The gateway and the dashboard have theirs in their own packages.
+A role is a `swarm_node.node.NodeRole`. The roles of gateway and dashboard are in their own packages.
 """

@@ -1,9 +1,9 @@
 """Volunteers without a given task: `HelperRole` looks for work that the network lacks, `StandbyRole` takes none.
 
-`needs` ranks what the network lacks, thinnest first: models by the servers of their least served block, runs by their
-members. It follows from signed records, which only say what their peers claim;
-`swarm_node.roles.volunteer.prepare_work` checks a need before it becomes work. Work that cannot be taken here is left
-alone for a while, with the reason. The role's task owns everything. Nothing here imports torch.
+`needs` ranks what the network lacks, thinnest first: models by the number of servers of their least served block, runs
+by their number of members. The ranking comes from signed records, which are only claims of their peers;
+`swarm_node.roles.volunteer.prepare_work` checks a need before it becomes work. Work that this node cannot take is
+postponed, with the reason. The role's task owns all state. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from swarm_node.settings.config import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeed:
-    """A model whose least served block has `num_helpers` servers. `revision` is the one that most servers have;
-    `sources` are the hub commits that these servers name, the most named first; `manifest` is the digest of the signed
-    manifest that most of them announce, b"" if they announce none, and `holders` are those that give it."""
+    """A model whose least served block has `num_helpers` servers.
+
+    `revision` is the one that most servers have. `sources` are the hub commits that these servers name, the most named
+    first. `manifest` is the digest of the signed manifest that most of them announce, or b"", and `holders` are the
+    servers that have it.
+    """
 
     name: str
     revision: str
@@ -54,7 +57,7 @@ Need = ModelNeed | RunNeed
 
 
 def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
-    """Return what the network lacks, thinnest first, then models, then by name; without the records of `me`."""
+    """Return what the network lacks, thinnest first, then models, then by name. The records of `me` do not count."""
     found: list[Need] = []
     for name, servers in snapshot.models.items():
         found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
@@ -113,7 +116,7 @@ class IdleRole(NodeRole):
 
 
 class StandbyRole(IdleRole):
-    """A role without work, which ends only when asked to."""
+    """A role without work. It ends only when asked to."""
 
     num_steps = 2
 
@@ -131,23 +134,23 @@ def _way_to_work(config: Config) -> str:
 
 
 POLL_S = 5.0
-"""Time between polls while there is nothing to do: records are renewed every 30 s."""
+"""Seconds between polls while there is nothing to do. Records are renewed every 30 s."""
 RETRY_S = 300.0
-"""Time for which work that could not be taken is postponed."""
+"""Seconds for which work that could not be taken is postponed."""
 MAX_POSTPONED = 256
-"""Maximum number of postponed names: anyone can invent more."""
+"""Maximum number of postponed names, since anyone can invent names."""
 MAX_NAMED = 3
-"""Number of these, the newest, that a message names."""
+"""Maximum number of postponed names in a message. The newest are named."""
 
 
 class HelperRole(IdleRole):
     """A role that takes work until it is asked to leave."""
 
-    num_steps = 5  # finding work, then those of a volunteer with work
+    num_steps = 5  # finding work, then the steps of a volunteer with work
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._postponed: dict[str, tuple[float, str]] = {}  # until when, and why
+        self._postponed: dict[str, tuple[float, str]] = {}  # event loop time until which it is postponed, and why
         self._reported: dict[str, str] | None = None
 
     async def run(self, node: Node) -> None:
@@ -163,7 +166,7 @@ class HelperRole(IdleRole):
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
             snapshot, _ = await poller.poll()
-        except SwarmError:  # no node answers yet, or any more: the next poll may find some
+        except SwarmError:  # no node answers now; the next poll may find some
             return []
         now = asyncio.get_running_loop().time()
         self._postponed = {name: each for name, each in self._postponed.items() if each[0] > now}
@@ -172,12 +175,13 @@ class HelperRole(IdleRole):
         return [need for need in wanted if need.name not in self._postponed]
 
     async def _help(self, node: Node, need: Need) -> bool:
-        """Do the work that `need` is about. Returns whether it was taken, and done or ended by leaving."""
-        # this imports torch, which a node that only waits does without
+        """Do the work for `need`. Return whether it was taken, and done or ended by leaving."""
+        # imports torch, which a node that only waits does not need
         with lean_imports():
             from swarm_node.roles import volunteer  # noqa: PLC0415
 
-        # a stranger's run or model may raise whatever torch and transformers do: that ends the work, and not the node
+        # torch and transformers may raise anything for a stranger's run or model: this must end the work and not the
+        # node
         try:
             work = await volunteer.prepare_work(node, need)
         except Exception as error:
@@ -192,7 +196,7 @@ class HelperRole(IdleRole):
                 raise
             told = as_swarm_error(error)
             self._postpone(need.name, told.message, RETRY_S)
-            node.emitter.warning(f"{need.name} is given up: {told.message}", remedy=told.remedy)
+            node.emitter.warning(f"this node stops working on {need.name}: {told.message}", remedy=told.remedy)
             return False
         self._postpone(need.name, "it is finished here", math.inf)
         return True
@@ -203,7 +207,7 @@ class HelperRole(IdleRole):
         self._postponed[name] = (asyncio.get_running_loop().time() + seconds, reason)
 
     def _report_waiting(self, node: Node) -> None:
-        """Say what keeps the node from work, as far as it has not said so before."""
+        """Report why the node has no work, unless it has already reported these reasons."""
         node.activity.state = "idle"
         reasons = {name: reason for name, (_, reason) in self._postponed.items()}
         if reasons == self._reported:

@@ -1,4 +1,4 @@
-"""Holds what a node that serves or asks models knows of servers that evidence convicts: kept in its home, and told."""
+"""What a node that serves or uses models knows about convicted servers: kept in its home, and reported."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swarm_node.node import Node
 from swarm_node.storage.server_evidence import ConvictedServersFolder
 
 MAX_LINE_CHARS = 200
-"""The protocol's limit of a line in a status."""
+"""The protocol's limit for a line of a status."""
 
 
 @asynccontextmanager
 async def kept_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
-    """Hold the evidence while the context lasts: in the node's events, its status and its metrics, too."""
+    """Hold the evidence while the context lasts, and report it in the node's events, status and metrics."""
     store = ConvictedServersFolder(node.home.convicted_servers, node.network.network_id)
     held = ServerConvictions(node.network, node.membership, store=store)
     held.watch(lambda ban: _tell(node, ban))
@@ -38,7 +38,7 @@ async def kept_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
 
 
 def line(ban: ServerBan, own_peer_id: str = "") -> str:
-    """Return who is convicted of what and until when, as `status` shows it."""
+    """Return who is convicted, of what and until when, as `status` shows it."""
     verdict = ban.verdict
     who = f"{short_id(verdict.peer_id)}{' (this node)' if verdict.peer_id == own_peer_id else ''}"
     until = time.strftime("%Y-%m-%d", time.gmtime(verdict.until))
@@ -46,7 +46,7 @@ def line(ban: ServerBan, own_peer_id: str = "") -> str:
 
 
 def read_convictions(held: ServerConvictions) -> Iterator[Reading]:
-    """Read how many servers are convicted, and how much evidence proved nothing."""
+    """Read how many servers are convicted, and how much evidence was refused because it proved nothing."""
     yield Reading("swarm_node_num_convicted_servers", len(held.peers))
     yield Reading("swarm_node_server_evidence_refused_total", held.num_refused)
 

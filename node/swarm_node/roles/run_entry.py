@@ -1,7 +1,7 @@
-"""Says at the start whether a node may contribute to a run, which it could otherwise only watch.
+"""Checks at the start whether a node may contribute to a run, since a node that may not could only watch it.
 
-The run's members decide who enters (`swarm.training.standing.entrance`). This refuses early what they would refuse
-for certain. Does not import torch.
+The run's members decide who enters (`swarm.training.standing.entrance`). This module refuses early what they would
+certainly refuse. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_may_enter(run: SignedRun, config: Config, peer_id: str) -> None:
-    """Refuse a run in which the node `peer_id` may only watch. `peer_id` is empty for a node that has no key yet.
+    """Refuse a run to which the node `peer_id` may not contribute. `peer_id` is "" for a node without a key.
 
-    A node whose home has trained the run may have entered it before. Raises ConfigError.
+    A node whose home has checkpoints of the run may have entered it earlier. Raises ConfigError.
     """
     rule = run.config
     if peer_id in rule.admission:
@@ -32,17 +32,17 @@ def check_may_enter(run: SignedRun, config: Config, peer_id: str) -> None:
         return
     if not config.invitation:
         raise ConfigError(
-            f"{run.run_id} takes only nodes with an invitation, and this one was given none",
-            remedy="ask its author for one, and give it with --run and --invitation",
+            f"{run.run_id} takes only nodes with an invitation, and this node has none",
+            remedy="ask the run's author for an invitation, and give it with --run and --invitation",
         )
     if have_expired(config):
         raise ConfigError(
             f"the invitation to {run.run_id} has expired, and nobody enters that run without one",
-            remedy="ask who gave it for a new one, and check the clock",
+            remedy="ask the inviter for a new invitation, and check this machine's clock",
         )
 
 
 def have_expired(config: Config) -> bool:
-    """Return whether the node was given invitations, all of which have expired."""
+    """Return whether the node was given invitations and all of them have expired."""
     given = config.invitation
     return bool(given) and all(each.envelope.expires_at <= time.time() for each in given)

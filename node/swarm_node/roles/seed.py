@@ -1,4 +1,4 @@
-"""A seed: others find each other through it; it relays for nodes behind a NAT."""
+"""A seed: other nodes find each other through it, and it relays for nodes behind a NAT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
 
 class SeedRole(NodeRole):
-    """The role of a seed; it ends only when asked to."""
+    """The role of a seed. It ends only when asked to."""
 
     name = "seed"
     num_steps = 0
@@ -31,9 +31,9 @@ class SeedRole(NodeRole):
 
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:
-    """Return the command to run on other machines, with the first address that most of them can use.
+    """Return the command to run on other machines, with the address that most of them can use.
 
-    Into a private network only an invitation leads, which the command does not contain.
+    A private network needs an invitation, which the command does not contain.
     """
     if owner_of(network_id) is not None:
         return "swarm-node join --invite FILE"

@@ -1,4 +1,4 @@
-"""Serves a model's blocks on this node until it leaves; `swarm.serving.server.span_placer` chooses the blocks."""
+"""Serves a model's blocks on this node until it leaves. `swarm.serving.server.span_placer` chooses the blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RATE_S = 5.0
 
 
 class TokenRate:
-    """Tokens a second over the last RATE_S, from a counter that only grows."""
+    """Tokens per second over the last RATE_S seconds, from a counter that only grows."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -44,20 +44,21 @@ class TokenRate:
 
 
 def model_name(model: Path | HubId) -> str:
-    """Return the name of a model for clients: its directory's name, or its name on the hub. Raises ConfigError."""
+    """Return the name under which clients know a model: its directory's name, or its name on the hub. Raises
+    ConfigError."""
     try:
         return check_name(model.name, "name")
     except ValueError as error:
         raise ConfigError(
-            f"{model} cannot be served under its own name: {error}", remedy="serve a directory of another name"
+            f"{model} cannot be served under its own name: {error}", remedy="serve a directory with another name"
         ) from error
 
 
 class ModelServing:
-    """Serves a part of one model on this node; the task in `until_leaving` owns it.
+    """Serves a part of one model on this node. The task in `until_leaving` owns it.
 
-    `numbered`: its start is reported as numbered steps. `dtype` replaces the one of the config. A `published` model is
-    served under the name in its manifest; without one the manifest beside the model holds, if there is one.
+    `numbered` means that its start is reported as numbered steps. `dtype` replaces the configured one. A `published`
+    model has the name in its manifest. Without `published`, a manifest beside the model's files counts if there is one.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ModelServing:
         self._dtype = dtype or node.config.dtype
         self._published = published
         self._rate = TokenRate()
-        self._num_bytes = 0  # of the first download, as far as it is
+        self._num_bytes = 0  # bytes downloaded so far
         self._is_chosen = False
         self._num_blocks = 0
         self._placer: SpanPlacer | None = None
@@ -85,7 +86,8 @@ class ModelServing:
     async def until_leaving(self) -> None:
         """Serve until the node leaves.
 
-        Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can.
+        Raises ConfigError or IntegrityError if the model cannot be served here, and SessionError if serving fails
+        later.
         """
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
@@ -138,7 +140,7 @@ class ModelServing:
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
         """Report a download. Called in the thread that downloads."""
         if self._node.work_end.leaving.is_set():
-            raise SessionError(f"the node leaves, and {self._name} is not whole")
+            raise SessionError(f"the node leaves before {self._name} is downloaded")
         self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
 
@@ -149,7 +151,8 @@ class ModelServing:
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
     def _reporting(self, fetch_blocks: FetchBlocks) -> FetchBlocks:
-        """Report a step once the chosen span is there; an earlier block is only measured. Runs in a thread."""
+        """Return `fetch_blocks` with a report when the chosen span is there; earlier blocks are only measured. Runs in
+        a thread."""
 
         def fetch_and_report(start: int, end: int) -> None:
             fetch_blocks(start, end)
@@ -189,26 +192,26 @@ class ModelServing:
             num_sessions=len(server.sessions),
             tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
         )
-        # the server has no record while it moves where there is no memory for both spans
+        # while the server moves without memory for both spans, it has no record
         self._node.emitter.status("serving", serving_line(status, self._num_blocks))
 
 
 def serving_line(status: ServingStatus, num_blocks: int) -> str:
-    """Return `SERVING blocks 12:20 of 32, 41 tok/s`."""
+    """Return a line such as `SERVING blocks 12:20 of 32, 41 tok/s`."""
     blocks = f"blocks {status.start}:{status.end} of {num_blocks}"
     sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 
 
 def _options(node: Node, dtype: Dtype, published: PublishedManifest | None) -> VolunteerOptions:
-    """Blocking, for seconds the first time on a machine."""
+    """Return the options for serving. Blocks, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
     if fused_decode.is_for(DTYPES[dtype], device):
-        fused_decode.kernels()  # they stay in memory, which is counted now
+        fused_decode.kernels()  # compiled now, so that their memory is counted below
     if not config.max_memory:
         share = share_of_free(node.hardware.free_memory_bytes)
     else:
-        # on an accelerator this process's own memory is not what the limit is about
+        # on an accelerator the limit does not include this process's own memory
         held = resident_bytes() if device == "cpu" else 0
         share = share_of_limit(min(config.max_memory, node.hardware.memory_bytes), held)
     return VolunteerOptions(

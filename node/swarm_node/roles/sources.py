@@ -1,10 +1,10 @@
 """Finds the files of a served model and the signed file of a run.
 
-A model's files come from a directory on this machine, or from a hub, from which only what is needed is loaded; a local
-directory is used as it is. A run's file is at a path, or for a run's id in this home or at the run's members. A copy is
-kept beside the run's checkpoints, so that a restart needs no member and `run export` knows their run.
+A model's files come from a local directory, which is used as it is, or from a hub, from which only the needed files are
+downloaded. A run's file is at a path, or for a run's id in this home or at the run's members. A copy is kept beside the
+run's checkpoints, so that a restart needs no member and `run export` knows which run they belong to.
 
-Functions block, for threads, but for `run_of_id`.
+Functions block and must run in threads, except `run_of_id`.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REPORT_S = 2.0
-"""Minimum time between two reports of a download."""
+"""Minimum time in seconds between two reports of a download."""
 
 FetchBlocks = Callable[[int, int], None]
-"""A function that loads the weights of the blocks [start, end) into the directory."""
+"""A function that downloads the weights of blocks [start, end) into the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A directory with config, tokenizer and index, and the function that loads the weights of blocks into it."""
+    """A directory with config, tokenizer and index, and a function that downloads the weights of blocks into it."""
 
     directory: Path
     fetch_blocks: FetchBlocks
 
 
 def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> ModelSource:
-    """Return the source. It and `fetch_blocks` raise ConfigError or IntegrityError for what a hub does not have."""
+    """Return the source. This function and `fetch_blocks` raise ConfigError or IntegrityError if the hub lacks
+    something."""
     if isinstance(model, Path):
         return ModelSource(model, lambda _start, _end: None)
     found = _on_hub(find_model, model, home)
@@ -67,9 +68,9 @@ def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Mod
 
 
 def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> CheckedFamily:
-    """Check from its config alone whether `model`, or its `blocks` if given, can be served.
+    """Check from the config alone whether `model`, or its `blocks` if given, can be served.
 
-    Of a model on a hub only config.json is loaded. Raises ConfigError or IntegrityError, with the reason.
+    Of a model on a hub only config.json is downloaded. Raises ConfigError or IntegrityError, with the reason.
     """
     from swarm.serving.model.family_check import check_directory  # noqa: PLC0415 (transformers' models: over two seconds)
 
@@ -77,7 +78,10 @@ def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None
 
 
 def _on_hub(find: Callable[..., T], model: HubId, home: Home) -> T:
-    """Return what `find_model` or `find_config` finds. The remedy says that a mistyped directory is looked up, too."""
+    """Return what `find_model` or `find_config` finds.
+
+    The remedy mentions directories, because a mistyped directory is looked up on the hub.
+    """
     endpoint = os.environ.get("HF_ENDPOINT")
     try:
         return find(model.model_id, home.cache / "models", revision=model.revision, endpoint=endpoint)
@@ -87,9 +91,9 @@ def _on_hub(find: Callable[..., T], model: HubId, home: Home) -> T:
 
 
 class ProgressReports:
-    """Limits the reports of a download: its start, its end, and in between one every REPORT_S.
+    """Limits the reports of a download: its start, its end, and between them one every REPORT_S.
 
-    Reports nothing where everything is present already.
+    Reports nothing if everything is already there.
     """
 
     def __init__(self, report: OnProgress, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +120,7 @@ def copy_path(home: Home, run_id: str) -> Path:
 
 
 def keep_copy(home: Home, run: SignedRun) -> None:
-    """Keep the run's file in the home, in place of a damaged one. Raises ConfigError if the disk refuses."""
+    """Keep the run's file in the home, replacing a damaged copy. Raises ConfigError if it cannot be written."""
     path, data = copy_path(home, run.run_id), run.text.encode()
     with explained("keep the run's file", path):
         if data and not (path.exists() and path.read_bytes() == data):
@@ -125,7 +129,7 @@ def keep_copy(home: Home, run: SignedRun) -> None:
 
 
 def kept_copy(home: Home, run_id: str) -> SignedRun | None:
-    """Return the run, if this home keeps its file intact."""
+    """Return the run if this home has an intact copy of its file, or None."""
     path = copy_path(home, run_id)
     try:
         run = load_checked_run(path) if path.exists() else None
@@ -136,9 +140,9 @@ def kept_copy(home: Home, run_id: str) -> SignedRun | None:
 
 
 async def run_of_id(network: Network, membership: Membership, home: Home, run_id: str) -> tuple[SignedRun, str]:
-    """Return the run with that id, and in words where its file came from.
+    """Return the run with that id, and a description of where its file came from.
 
-    Raises PeerTimeout if no member gives the file, ConfigError if its model cannot be trained.
+    Raises PeerTimeout if no member gives the file, and ConfigError if its model cannot be trained.
     """
     if (kept := await asyncio.to_thread(kept_copy, home, run_id)) is not None:
         return kept, f"from its file in {home.path}"
@@ -148,6 +152,6 @@ async def run_of_id(network: Network, membership: Membership, home: Home, run_id
 
 
 def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
-    """Return the source of the run's checkpoint on this node; downloads are reported as events."""
+    """Return the source of the run's start checkpoint for this node. Downloads are reported as events."""
     reports = ProgressReports(partial(emitter.progress, "downloading", run.start.checkpoint))
     return CheckpointSource(place=config.start, cache=Home(config.home).cache / "models", on_progress=reports)

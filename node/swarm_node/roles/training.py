@@ -1,7 +1,7 @@
 """Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
-`swarm.training.member.run_member` does the training; this module owns it and has the disk. A checkpoint that cannot be
-written is a warning, not the end.
+`swarm.training.member.run_member` does the training; this module owns it and writes to disk. A checkpoint that cannot
+be written causes a warning and does not end the training.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
 
 LINKS_S = 10.0
-"""Interval at which the members' reports are looked at for slow links."""
+"""Interval in seconds between checks of the members' reports for slow links."""
 
 QUICK_S = 1.0
-"""Time after which a wait is reported."""
+"""Seconds of waiting for the current step before this is reported."""
 
 _EVENTS = {
     events.OuterStep: "outer_step",
@@ -89,14 +89,15 @@ class RunTraining:
         self._begun = False
         self._reports_tokens = False
         self._standing: dict[str, Any] = {}
-        """The fields of a status that tell of probation, entrance, endorsements and scores."""
+        """The fields of a status on probation, entry, endorsements and scores."""
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
-        """Be a member of the run, ready to `finish` it; until the context ends, late members get the state from here.
+        """Be a member of the run, ready to `finish` it. Until the context ends, late members can fetch the state from
+        this node.
 
-        Raises SwarmError if the run cannot be trained here, PreparationStopped if the node leaves before its data is
-        ready.
+        Raises SwarmError if the run cannot be trained here, and PreparationStopped if the node leaves before its data
+        is ready.
         """
         trainer = self._trainer = await self._make_trainer()
         try:
@@ -115,7 +116,8 @@ class RunTraining:
                 await trainer.close()
 
     async def _make_trainer(self) -> RunMember:
-        """Make the member from the newest checkpoint, which it then owns alone, or from the run's start."""
+        """Return the member, made from the newest checkpoint or from the run's start. The member then owns the
+        checkpoint's tensors."""
         await asyncio.to_thread(discard_unfinished, self._folder)
         resumed = await asyncio.to_thread(load_newest, self._folder)
         setup = await in_own_thread(self._prepare, resumed, drop=lambda setup: setup.inner.close())
@@ -136,7 +138,7 @@ class RunTraining:
         return RunMember(node.network, node.membership, node.identity, run, on_event=self._tell, options=options)
 
     async def finish(self) -> Path | None:
-        """Train to the run's last outer step. Returns the model's directory; None if the node leaves before."""
+        """Train to the run's last outer step. Return the model's directory, or None if the node leaves earlier."""
         assert self._trainer is not None
         beside = [
             asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training"),
@@ -152,7 +154,7 @@ class RunTraining:
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:
             return None
-        state = await asyncio.to_thread(state.hashed_again)  # what is told and exported is what is in memory now
+        state = await asyncio.to_thread(state.hashed_again)  # report and export what is in memory now
         self._emit("run_finished", outer_step=state.outer_step, digest=state.digest.hex())
         try:
             return await asyncio.to_thread(self._export, state)
@@ -161,7 +163,7 @@ class RunTraining:
             raise ConfigError(error.message, remedy=self._other_export(error.remedy, state.outer_step)) from error
 
     async def let_others_finish(self) -> None:
-        """Stay until all other members have the last state too, for a limited time."""
+        """Stay for a limited time, until all other members have the last state."""
         node = self._node
         await let_others_finish(
             node.membership,
@@ -191,10 +193,10 @@ class RunTraining:
         await self._node.work_end.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)
-        self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
+        self._node.emitter.say("  waiting for the current step; press Ctrl-C again to end it now")
 
     async def _watch_links(self) -> None:
-        """Tell once of each slow link that the members' reports show. Runs until cancelled."""
+        """Report each slow link that the members' reports show, once. Runs until cancelled."""
         told: set[tuple[str, ...]] = set()
         while True:
             await asyncio.sleep(LINKS_S)
@@ -224,7 +226,7 @@ class RunTraining:
             case events.IntervalFailed() | events.InvitationRefused():
                 self._node.emitter.warning(*trouble(event, self._run.run_id))
             case events.Admitted():
-                # a member that votes from a state has to find it again when it is started anew
+                # after a restart, a member must find the state from which it has voted
                 self._save_soon()
             case events.MemberConvicted():
                 self._emit("member_convicted", how_long=how_long(event.until), **asdict(event))
@@ -235,12 +237,12 @@ class RunTraining:
             self._say(event.step, event.tokens_per_s)
             self._save_soon()
         elif isinstance(event, events.RunResumed):
-            self._saved = b""  # the same state, and another certificate
+            self._saved = b""  # the state is the same, but its certificate is new
             self._save_soon()
         elif isinstance(event, events.StateEndorsed) and event.is_other:
             message = (
-                f"the run's author endorses another state of outer step {event.step} than this node's history has: "
-                "what it was joined to is not the run"
+                f"the run's author endorsed another state at outer step {event.step} than this node has: "
+                "this node does not follow the author's run"
             )
             remedy = "stop this node, and join again with a new --home"
             self._node.emitter.warning(message, remedy=remedy)
@@ -256,8 +258,10 @@ class RunTraining:
             self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
 
     def _report_start(self, event: events.TrainingEvent) -> None:
-        """Report the start at the first event, which means that the member has the state. What the author endorses says
-        nothing of that, nor does a wait for a member that shows what follows from it."""
+        """Report the start at the first event that shows that the member has the state.
+
+        An endorsement does not show this, and neither does an aborted round before the member has joined.
+        """
         assert self._trainer is not None
         is_waiting = isinstance(event, events.RoundAborted) and not self._trainer.has_joined
         if self._begun or is_waiting or isinstance(event, events.StateEndorsed):
@@ -275,7 +279,7 @@ class RunTraining:
     def _tokenizing(self, progress: Progress) -> None:
         if not self._reports_tokens:
             self._reports_tokens = True
-            self._node.emitter.say(f"  tokens are kept in {shared_cache()}, for every home of this user")
+            self._node.emitter.say(f"  tokens are cached in {shared_cache()}, for all homes of this user")
         if progress.waiting:
             self._node.emitter.say("  another process on this machine tokenizes the same data: waiting for its tokens")
             return
@@ -287,7 +291,7 @@ class RunTraining:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)
 
     def _say(self, step: int, tokens_per_s: float) -> None:
-        speed = f", {rate(tokens_per_s)} here" if tokens_per_s else ""  # it may not have trained yet
+        speed = f", {rate(tokens_per_s)} here" if tokens_per_s else ""  # the node may not have trained yet
         self._node.emitter.status("training", f"TRAINING step {step} of {self._run.config.outer_steps}{speed}")
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
@@ -309,9 +313,9 @@ class RunTraining:
         )
 
     def _save_soon(self) -> None:
-        """Save the newest committed state, unless it was saved already: rounds can admit the same members.
+        """Save the newest committed state, unless it is already saved: consecutive rounds can admit the same members.
 
-        The moments are written before the next interval changes them.
+        The optimizer's moments are written before the next interval changes them.
         """
         assert self._trainer is not None
         assert self._inner is not None
@@ -329,12 +333,12 @@ class RunTraining:
         self._node.emitter.warning(error.message, remedy=error.remedy)
 
     def _export(self, state: ReplicaState) -> Path:
-        """Write the model, in place of a former one of the same run, which stays if that fails."""
+        """Write the model. It replaces an earlier export of the same run only once it is complete."""
         place = self._folder / self._run.run_id  # the model is served under this name
         written = place.with_name(f"{place.name}.new")
         with explained("write the model"):
             if written.exists():
-                shutil.rmtree(written)  # of a process that was killed
+                shutil.rmtree(written)  # left by a killed process
             export_hf(state.theta_N, self._run.config, written, tokenizer=self._node.config.tokenizer)
             if place.exists():
                 shutil.rmtree(place)
@@ -354,7 +358,7 @@ class RunTraining:
 
 
 def local_options(config: Config, device: str) -> LocalOptions:
-    """Return how this node computes its inner steps: on `device` unless devices are given. Raises ConfigError."""
+    """Return how this node computes its inner steps: on `device`, unless devices are configured. Raises ConfigError."""
     return LocalOptions(
         devices=config.devices or (device,),
         micro_batch_windows=config.micro_batch,

@@ -1,15 +1,14 @@
-"""Writes and reads what a node that trains keeps on disk: checkpoints of the run, and chunks of a state that is being
-fetched.
+"""The files of a node that trains: checkpoints of the run, and chunks of a state that is being fetched.
 
-`CheckpointWriter` writes one checkpoint at a time, always of the newest state. While one is written, newer states
-replace each other; the newest is written next, so the last one is never skipped. Checkpoints that are kept for good
-wait for their turn, unless the disk is too slow for the run. A failed write is reported once, and again after a write
-that succeeded: a full disk stays full for many outer steps. It owns one task.
+`CheckpointWriter` writes one checkpoint at a time. While it writes, newer states replace each other, and the newest is
+written next, so the last state is never skipped. Checkpoints that are kept permanently wait for their turn, unless the
+disk is too slow for the run. A failed write is reported once, and again only after a write that succeeded, since a full
+disk stays full for many outer steps. It owns one task.
 
-`ChunkFolder` keeps one file per chunk, named by its digest, so that a node that is killed continues with what it has.
-Its readers check each chunk against its digest, so files are neither flushed nor renamed: a chunk that a crash tore is
-fetched again. A failing disk costs a warning and the ability to continue, not the download. It blocks, and belongs to
-one process.
+`ChunkFolder` keeps one file per chunk, named by its digest, so that a killed node continues with the chunks it has.
+Readers check each chunk against its digest, so files are neither flushed nor renamed: a chunk damaged by a crash is
+fetched again. A failing disk causes a warning, and a restart then begins the fetch anew; the fetch itself goes on. It
+blocks, and belongs to one process.
 """
 
 from __future__ import annotations
@@ -30,13 +29,15 @@ from swarm_protocol.errors import ConfigError, RoundError
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 3
-"""Maximum number of states that wait for the disk; each takes 8 bytes a parameter of memory."""
+"""Maximum number of states that wait for the disk. Each takes 8 bytes of memory per parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state to be saved. `inner` will be the file that `write_inner` wrote of the inner optimizer's moments
-    at that time; the writer deletes it if it becomes part of no checkpoint.
+    """A committed state to be saved.
+
+    `inner` gives the file of the inner optimizer's moments that `write_inner` writes. The writer deletes the file if no
+    checkpoint takes it.
     """
 
     state: ReplicaState
@@ -45,7 +46,7 @@ class PendingCheckpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints. `on_saved` gets each one, `on_failure` the first that failed; the next is tried."""
+    """Writes checkpoints. `on_saved` is called after each, `on_failure` at the first of consecutive failures."""
 
     def __init__(
         self,
@@ -66,9 +67,7 @@ class CheckpointWriter:
         self._task: asyncio.Task[None] | None = None
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
-        """Save `snapshot`, unless a newer one comes before its turn. Raises the error of an earlier save that had a
-        defect.
-        """
+        """Save `snapshot`, unless a newer one comes before its turn. Raises an unexpected error of an earlier save."""
         kept = [each for each in self._waiting if self._outlives(each, snapshot)]
         for each in self._waiting:
             if each not in kept:
@@ -94,9 +93,9 @@ class CheckpointWriter:
     def _give_up(self, snapshot: PendingCheckpoint) -> None:
         _discard(snapshot)
         message = (
-            f"the checkpoint of outer step {snapshot.state.outer_step} is not kept: the disk is slower than the run"
+            f"the checkpoint of outer step {snapshot.state.outer_step} was dropped: the disk is slower than the run"
         )
-        self._on_failure(ConfigError(message, remedy="keep fewer with --keep-every"))
+        self._on_failure(ConfigError(message, remedy="keep fewer checkpoints with --keep-every"))
 
     async def _save_all(self) -> None:
         while self._waiting:
@@ -127,9 +126,8 @@ class CheckpointWriter:
 
 
 async def _moments(inner: Future[Path]) -> Path | None:
-    """Return the moments' file; without them the state is still worth a checkpoint, if the worker processes have
-    ended.
-    """
+    """Return the moments' file, or None if the worker processes have ended. A checkpoint without moments is still
+    useful."""
     try:
         return await asyncio.wrap_future(inner)
     except RoundError as error:
@@ -138,7 +136,7 @@ async def _moments(inner: Future[Path]) -> Path | None:
 
 
 def _discard(snapshot: PendingCheckpoint) -> None:
-    """Delete the moments' file, if it is not part of a checkpoint, or once it is written."""
+    """Delete the moments' file once it is written, unless it has become part of a checkpoint."""
 
     def delete(inner: Future[Path]) -> None:
         if not inner.cancelled() and inner.exception() is None:
@@ -149,7 +147,7 @@ def _discard(snapshot: PendingCheckpoint) -> None:
 
 
 class ChunkFolder:
-    """Implements `ChunkStore`. Never holds more than `max_bytes`."""
+    """Implements `ChunkStore`. It never holds more than `max_bytes`."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder
@@ -188,5 +186,7 @@ class ChunkFolder:
 
     def _warn(self, error: OSError) -> None:
         if not self._has_failed:
-            logger.warning("what is fetched does not outlive a restart: %s cannot be used (%s)", self._folder, error)
+            logger.warning(
+                "after a restart the state must be fetched anew: %s cannot be used (%s)", self._folder, error
+            )
         self._has_failed = True

@@ -1,4 +1,4 @@
-"""Says in words what a node that trains a run tells: in its events, and in its status."""
+"""The texts in which a node that trains a run reports events and its status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_NAMED = 8
 
 
 def standing_in(event: TrainingEvent, probation_steps: int) -> dict[str, Any]:
-    """Return the fields of a `TrainingStatus` that an event changes; a run has `probation_steps` for newcomers."""
+    """Return the fields of a `TrainingStatus` that an event changes. Newcomers of the run have `probation_steps`."""
     match event:
         case OnProbation():
             return {"steps_left": event.steps_left, "probation_steps": probation_steps if event.steps_left else 0}
@@ -51,7 +51,7 @@ def probation_words(steps_left: int) -> str:
 
 
 def score_words(scored: HeldOutScored) -> str:
-    """Return how this node's work and the others' do on held-out data."""
+    """Return the held-out score of this node and a summary of the others'."""
     own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"
     middle, lowest = median(scored.scores.values()), min(scored.scores, key=lambda peer: scored.scores[peer])
     trainers = plural(len(scored.scores), "trainer")
@@ -60,7 +60,7 @@ def score_words(scored: HeldOutScored) -> str:
 
 
 def beside(event: TrainingEvent, fragments: int) -> dict[str, object]:
-    """Return what is told with an event beside its own fields; the run has this number of `fragments`."""
+    """Return fields that are reported with an event besides its own. The run has this number of `fragments`."""
     match event:
         case OuterStep():
             return {"fragment": fragment_of(event.step, fragments)}
@@ -73,17 +73,17 @@ def beside(event: TrainingEvent, fragments: int) -> dict[str, object]:
 def trouble(event: IntervalFailed | InvitationRefused, run_id: str) -> tuple[str, str]:
     """Return the message and the remedy of a warning."""
     if isinstance(event, IntervalFailed):
-        return f"this node brings nothing to outer step {event.step}: {event.reason}", ""
+        return f"this node contributes nothing to outer step {event.step}: {event.reason}", ""
     message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
-    return message, "ask who gave it for another one, and give that with --invitation"
+    return message, "ask the inviter for another invitation, and give it with --invitation"
 
 
 def when_late(late_s: float | None) -> str:
     if late_s is None:
-        return "was still computed"
+        return "was still being computed"
     late = f"{late_s:.1f}"
     if late == "0.0":
-        return "was ready, but the round's group has formed without it"
+        return "was ready just as the round's group was formed without it"
     return f"came {late} s after the round's group was formed"
 
 
@@ -96,7 +96,7 @@ def ban_words(ban: Ban) -> str:
 
 
 def awaited(waiting: Waiting) -> str:
-    """Return in words for what a member waits: a few of the peers by their short names, newcomers, or the result."""
+    """Return what a member waits for: some of the peers by their short names, newcomers, or the result."""
     peers = waiting.peers
     if not peers:
         return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"

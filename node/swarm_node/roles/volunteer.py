@@ -1,8 +1,8 @@
-"""A volunteer with a task: it trains a run, and serves a model that it was given or has trained.
+"""A volunteer with a task: it trains a run, or serves a model that it was given or has trained.
 
-`prepare_work` makes a need that others announce into such a task. Work that nobody asked this node for by name must not
-cost it much: only models of a hub, checked against the revision that their servers announce, or models trained here;
-only runs whose data is on this machine and whose state fits into its memory.
+`prepare_work` turns a need that others announce into such a task. Such work must not cost the node much, since its user
+did not name it. So it takes only models from a hub, checked against the revision that their servers announce, or models
+trained here, and only runs whose data is on this machine and whose state fits into its memory.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from swarm_node.settings.parsers import HubId, RunId, parse_model
 from swarm_node.storage.home import Home
 
 NUM_LOOKS, LOOK_S = 5, 1.0
-"""Number of searches, and seconds between them, for members of a run whose records may just be on their way."""
+"""Searches for members of a run, and seconds between them. Their records may just be arriving."""
 
 
 class VolunteerRole(NodeRole):
-    """The role of a node that was given a run or a model. Raises ConfigError or IntegrityError if it cannot be."""
+    """The role of a node that was given a run or a model. Raises ConfigError or IntegrityError if it cannot train or
+    serve it."""
 
     name = "volunteer"
-    num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
+    num_steps = 4  # "takes", what the work needs, "warm-up", and "training" or "serving"
     computes = True
 
     def __init__(self, config: Config) -> None:
@@ -87,7 +88,7 @@ class VolunteerRole(NodeRole):
 
 
 async def train(node: Node, run: SignedRun, why: str) -> None:
-    """Train `run` to its end, and then serve its result if the settings say so. Raises SwarmError."""
+    """Train `run` to its end, then serve the result if the settings say so. Raises SwarmError."""
     await _check_start(node, run)
     keep_copy(node.home, run)
     node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
@@ -105,7 +106,7 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
 
 
 async def _check_start(node: Node, run: SignedRun) -> None:
-    """Refuse a run that nobody has begun, and whose checkpoint is not here: before data and model are prepared.
+    """Refuse a run that nobody has begun and whose start checkpoint is not here, before data and model are prepared.
 
     A member that joins others gets the state from them. Raises ConfigError.
     """
@@ -125,12 +126,12 @@ def check_run(run: RunConfig, config: Config) -> None:
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
     if run.data.tokenizer == "local":
-        own_tokenizer(config.tokenizer)  # the finished model is written with it, also where tokens are prepared
+        own_tokenizer(config.tokenizer)  # needed to export the finished model, even if tokens are prepared
     check_source(run.start, config.start)
 
 
 def schedule_of(run: RunConfig) -> str:
-    """Describe the steps of a run in a line."""
+    """Describe the steps of a run in one line."""
     steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
     streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
     overlap = f", beside the next {run.overlap_steps} inner steps" if run.overlap_steps else ""
@@ -156,9 +157,9 @@ async def _serving(node: Node, need: ModelNeed) -> Work:
 
 
 def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None) -> tuple[Path | HubId, Dtype]:
-    """Return a source of the weights that the servers have, and their kind. Blocks. Raises ConfigError.
+    """Return a source of the weights that the servers have, and their dtype. Blocks. Raises ConfigError.
 
-    The files of a published model are checked when they are read, so it may have another name on the hub.
+    The files of a published model are checked when they are read, so its name on the hub may differ.
     """
     if published is not None:
         hub_models = [model for model in map(parse_model, need.sources) if isinstance(model, HubId)]
@@ -177,8 +178,8 @@ def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None)
                 if hub_revision(model.revision, dtype) == need.revision:
                     return model, dtype
     raise ConfigError(
-        "its servers have it from a directory of their own, and name no hub",
-        remedy="give --model the directory that holds it",
+        "its servers have it from their own directories, and name no hub",
+        remedy="name a directory with the model: --model DIR",
     )
 
 
@@ -193,13 +194,13 @@ async def _training(node: Node, need: RunNeed) -> Work:
     num_bytes = await asyncio.to_thread(_memory_bytes, config, node.config)
     free_bytes, _ = node.hardware.read_memory()
     if num_bytes > free_bytes:
-        remedy = "free some, or compute fewer windows at a time with --micro-batch"
+        remedy = "free some memory, or compute fewer windows at a time with --micro-batch"
         raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy=remedy)
     return partial(train, node, run, origin)
 
 
 def _memory_bytes(run: RunConfig, config: Config) -> int:
-    """Return about how much memory of one device it takes to train `run` with `config`. Raises ConfigError."""
+    """Return roughly how many bytes of one device's memory training `run` takes with `config`. Raises ConfigError."""
     num_parameters = check_model(run)
     num_memories = max(1, sum(device != "cpu" for device in config.devices))
     of_one_device = -(-run.inner.batch_windows // num_memories)
@@ -209,16 +210,16 @@ def _memory_bytes(run: RunConfig, config: Config) -> int:
 
 
 def _check_data(config: RunConfig, node: Node) -> None:
-    """Refuse data that would have to be downloaded, or that the user would have to name. Raises ConfigError."""
+    """Refuse data that must be downloaded or named by the user. Raises ConfigError."""
     if config.data.source == "files" and node.config.data is None:
         raise ConfigError("it trains on each member's own data", remedy="give --data PATH")
     if config.data.source == "hub" or "/" in config.data.tokenizer:
         raise ConfigError(
-            "its data has to be downloaded from a hub, which is done for a run that this node was told to train",
-            remedy="give --run its id",
+            "its data must be downloaded from a hub, which a node does only for a run that it was told to train",
+            remedy="name the run with --run",
         )
     if config.start.checkpoint and node.config.start is None:
         raise ConfigError(
-            "its checkpoint has to be brought, which is done for a run that this node was told to train",
-            remedy="give --run its id",
+            "its start checkpoint must be loaded, which a node does only for a run that it was told to train",
+            remedy="name the run with --run",
         )

@@ -1,1 +1,2 @@
-"""The settings of a node: `config` declares and resolves them, `parsers` turns their text into values."""
+"""The settings of a node: `config` declares them, `config_sources` resolves them, and `parsers` turns text into
+values."""

@@ -1,13 +1,13 @@
-"""Every setting of a node: its default, its meaning, and where its value came from.
+"""Every setting of a node: its default, its meaning, and the origin of its value.
 
-One class declares the settings of the TOML file (`key = value`), of the environment (`SWARM_KEY`) and of the command
-line (`--key`). The command line wins over the environment, the environment over the file, and the file over the
-default. The result is resolved once, at start. An unknown name is an error with a suggestion, because a setting that is
-silently ignored is worse than none. So is an empty value on the command line or in the file. An empty variable counts
-as unset, because compose files write it for an unset one.
+One class declares the settings of the TOML file (`key = value`), the environment (`SWARM_KEY`) and the command line
+(`--key`). The command line takes precedence over the environment, the environment over the file, and the file over the
+default. Settings are resolved once, at the start. An unknown name is an error with a suggestion, because silently
+ignoring a setting is worse than refusing it. An empty value on the command line or in the file is also an error. An
+empty variable counts as unset, because compose files write it for an unset one.
 
-Each value carries its origin, so that a message names the flag, the variable or the line of the file at fault; options
-are declared by `swarm_node.commands.command_options`.
+Each value carries its origin, so that messages name the flag, variable or file line at fault.
+`swarm_node.commands.command_options` declares the options.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
 T = TypeVar("T")
 Parsed = Annotated[T, GetPydanticSchema(lambda kind, _handler: core_schema.is_instance_schema(kind))]
-"""A value of a class of ours, which its parser has made and checked. Without it pydantic would read the source of the
-class at each start, to know how to make one."""
+"""A value of one of our classes, which its parser has made and checked. Without this annotation pydantic would inspect
+the class at each start."""
 
 
 class UsageError(ConfigError):
-    """A value is missing or cannot be read. A command that raises it exits as after an unknown flag."""
+    """A value is missing or cannot be read. The exit code is the same as for an unknown flag."""
 
 
 Value = str | bool | Sequence[str] | None
-"""The value of one setting in a source, before it is parsed."""
+"""The value of one setting in a source, before parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as it was written, and where: a flag, a variable, or a line of the file."""
+    """A value as it was written, and its origin: a flag, a variable, or a line of the file."""
 
     origin: str
     value: Value
@@ -59,10 +59,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Says how one field of Config is read. Without a `metavar` it is a switch; with `many` it may be repeated.
+    """How one field of Config is read. Without a `metavar` it is a switch. With `many` it may be repeated.
 
-    `parse` takes text and raises ValueError with the end of a sentence, or ConfigError. `example` is what to write
-    where the default is no example.
+    `parse` takes text, and raises ConfigError, or ValueError with the end of a sentence. `example` is shown in remedies
+    if the default is not a good example.
     """
 
     parse: Callable[[str], object]
@@ -75,7 +75,7 @@ class Setting:
 def _setting(
     default: object, parse: Callable[[str], object], metavar: str, *, many: bool = False, example: str = ""
 ) -> Any:
-    """Return a field with its `Setting`; a default that is a function is called for each Config."""
+    """Return a field with its `Setting`. A default that is a function is called for each Config."""
     extra: Any = {"setting": Setting(parse, metavar, many, example)}
     if callable(default):
         return Field(default_factory=default, json_schema_extra=extra)
@@ -94,7 +94,7 @@ def default_home() -> Path:
             return Path.home() / "Library" / "Application Support" / "swarm-node"
         return (Path(data) if data else Path.home() / ".local" / "share") / "swarm-node"
     except RuntimeError:
-        raise ConfigError("this user has no home directory", remedy="choose where the node lives with --home") from None
+        raise ConfigError("this user has no home directory", remedy="name the node's directory with --home") from None
 
 
 def _host_name() -> str:
@@ -105,7 +105,7 @@ def _host_name() -> str:
 class Config(BaseModel):
     """The settings of one node. `origins` says, by name, where each value that is not a default came from.
 
-    The text below a field is its help on the command line.
+    The docstring below a field is its help on the command line.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -292,11 +292,11 @@ class Config(BaseModel):
 
     @property
     def finds_local_peers(self) -> bool:
-        """Return whether a node looks for others in its local network."""
+        """Return whether the node looks for others in its local network."""
         return self.mdns and not all(map(is_loopback, self.listen))
 
     def origin(self, name: str) -> str:
-        """Return where the value of `name` came from, for messages."""
+        """Return the origin of the value of `name`, for messages."""
         return self.origins.get(name, "the default")
 
 
@@ -308,13 +308,13 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def default_text(name: str) -> str:
-    """Return the default as the help shows it; an empty text for none, and for a switch that is off."""
+    """Return the default as the help shows it, or "" for no default and for a switch that is off."""
     default = Config.model_fields[name].default
     if default in ((), None, "", PydanticUndefined) or default is False:
         return ""
     if isinstance(default, tuple):
         return " ".join(map(str, default))
-    if SETTINGS[name].metavar == "RATE" and default:  # bytes a second inside, as the user writes it outside
+    if SETTINGS[name].metavar == "RATE" and default:  # stored in bytes per second, shown in the unit that users write
         return f"{default * 8 / 1e6:g}mbit"
     if SETTINGS[name].metavar == "TIME":
         return parsers.written_time(default)

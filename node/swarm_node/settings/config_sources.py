@@ -1,6 +1,6 @@
-"""Resolves the settings of one command: flags, then the environment, then a TOML file, then defaults.
+"""Resolves the settings of one command: from flags, then the environment, then a TOML file, then defaults.
 
-Every value keeps its origin, which messages name. `config` declares the settings.
+Every value keeps its origin for messages. `config` declares the settings.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from swarm_node.storage.home import read_text
 ENV_PREFIX = "SWARM_"
 
 CONFIG_FILE = "SWARM_CONFIG"
-"""The variable that names the settings file, as `--config` does; it is no setting itself."""
+"""The variable that names the settings file, as `--config` does. It is not a setting itself."""
 
 MAX_FILE_BYTES = 2**20
-"""Maximum size of a settings file, far above what all settings take."""
+"""Maximum size of a settings file, far above that of all settings."""
 
 MAX_SHOWN_CHARS = 120
-"""Maximum length of a refused value in a message, so that the message stays a line."""
+"""Maximum length of a refused value in a message, so that the message remains one line."""
 
 
 def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
-    """Return the settings from `flags` (None: not given), the environment and `file` or HOME/config.toml.
+    """Return the settings from `flags` (None: not given), the environment, and `file` or HOME/config.toml.
 
     Raises ConfigError, which names the source at fault.
     """
@@ -42,7 +42,8 @@ def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
 
 
 def resolve_home(flags: Mapping[str, Value]) -> Path:
-    """Return the node's home without reading its file: a daemon that could not start again can still be ended.
+    """Return the node's home without reading its settings file, so that an invalid file does not keep a daemon from
+    being ended.
 
     Raises ConfigError for an invalid home and for unknown variables.
     """
@@ -59,7 +60,7 @@ def _home(given: Mapping[str, Given]) -> Path:
 
 
 def _environment() -> dict[str, Given]:
-    """Return the variables SWARM_… that are not empty. Raises ConfigError for one that names no setting."""
+    """Return the variables SWARM_… that are not empty. Raises ConfigError for one that is not a setting."""
     given: dict[str, Given] = {}
     for variable in sorted(os.environ):
         name = variable.removeprefix(ENV_PREFIX).lower()
@@ -74,7 +75,7 @@ def _environment() -> dict[str, Given]:
 
 
 def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
-    """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
+    """Return the settings in the TOML file. Only a file that was named must exist. Raises ConfigError."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -87,7 +88,7 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
             ) from None
         return {}
     except (OSError, ValueError):
-        pass  # it may be there, and `read_text` says what is wrong
+        pass  # the file may exist, and `read_text` says what is wrong
     text = read_text(path, MAX_FILE_BYTES, "fix it, move it away, or name a settings file")
     table = parse_toml(text, f"config file {path}", remedy="fix it or move it away")
     known = [setting for setting in SETTINGS if setting != "home"]
@@ -108,7 +109,7 @@ def _toml_value(name: str, path: Path, value: object) -> Value:
 
 
 def _parsed(name: str, given: Given) -> Any:
-    """Parse one value; an empty list in the file is one. Raises UsageError, which names the origin."""
+    """Parse one value. An empty list in the file is a value. Raises UsageError, which names the origin."""
     setting, origin, value = SETTINGS[name], given.origin, given.value
     texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
     if setting.many:
@@ -128,7 +129,7 @@ def _parsed(name: str, given: Given) -> Any:
 
 
 def _spelled(name: str, origin: str) -> str:
-    """Return an example of the setting, as it is written in its source."""
+    """Return an example of the setting in the syntax of its source."""
     example = SETTINGS[name].example or default_text(name)
     if origin.startswith("--"):
         return f"{origin} {example}"

@@ -1,7 +1,7 @@
 """Reads invitations from settings: to a private network (`--invite`), and to a run, or a vouch (`--invitation`).
 
-Both are given as the word that was printed, or as the file that holds it. The words are secrets: no message repeats
-one, nor what may be a part of one.
+Both are given as the printed word, or as a file that contains it. The words are secret: no message repeats one, or text
+that may be a part of one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from swarm_node.settings.parsers import parse_path
 T = TypeVar("T")
 
 _MAX_FILE_NAME_CHARS, _MAX_PATH_CHARS = 255, 4095
-"""More than these no file's name and no path has on Linux and macOS."""
+"""The longest name of a file, and the longest path, on Linux and macOS."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WordKind:
-    """A kind of invitation: how its word begins, which command prints it, what it is, and which option takes it."""
+    """A kind of invitation: the beginning of its word, the command that prints it, a description, and the option that
+    takes it."""
 
     prefix: str
     printed_by: str
@@ -43,23 +44,22 @@ _RUN_WORD = _WordKind(
 
 
 def parse_invite(text: str) -> NetworkInvitation:
-    """Read an invitation to a private network, or a file that holds one. Raises ConfigError, which does not repeat
-    it."""
+    """Read an invitation to a private network, or a file with one. Raises ConfigError, which does not repeat it."""
     return _read_word(text, _NETWORK_WORD, parse_invitation)
 
 
 def parse_run_word(text: str) -> RunInvitation:
-    """Read an invitation to a run, a vouch, or a file that holds one. Raises ConfigError, which does not repeat it."""
+    """Read an invitation to a run, a vouch, or a file with either. Raises ConfigError, which does not repeat it."""
     return _read_word(text, _RUN_WORD, parse_run_invitation)
 
 
 def _read_word(text: str, kind: _WordKind, parse: Callable[[str], T]) -> T:
-    """Parse the word `text`, or the one in the file that `text` names; an @ before the file's name is left out."""
+    """Parse the word `text`, or the word in the file that `text` names. An @ before the file's name is ignored."""
     text = text.strip()
     if text.startswith((_NETWORK_WORD.prefix, _RUN_WORD.prefix)):
         return _parsed_word(text, kind, parse)
     if _is_cut_off(text):
-        # to its reader it may still be an invitation, so no message shows it
+        # it may be a part of an invitation, so no message may show it
         raise ConfigError(
             f"this is neither a file nor an invitation, which begins with {kind.prefix}",
             remedy=f"copy the whole line that {kind.printed_by} printed",
@@ -79,14 +79,14 @@ def _parsed_word(word: str, kind: _WordKind, parse: Callable[[str], T]) -> T:
 
 
 def _is_cut_off(text: str) -> bool:
-    """Return whether `text` may be an invitation without its beginning: it names no file, and is long."""
+    """Return whether `text` may be an invitation without its beginning: it is long and names no file."""
     if len(text) > _MAX_PATH_CHARS or any(len(part) > _MAX_FILE_NAME_CHARS for part in text.split("/")):
         return True
     return re.fullmatch(r"[A-Za-z0-9_-]{40,}", text) is not None and not Path(text).exists()
 
 
 def _word_in(path: Path) -> str:
-    """Raises ConfigError."""
+    """Return the text of the file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_TEXT_CHARS + 1).decode()

@@ -1,8 +1,7 @@
-"""Turns the text of a flag, a line of TOML or an environment variable into a typed value.
+"""Turns the text of a flag, a TOML line or an environment variable into a typed value.
 
-Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …"). Digits are
-those of ASCII: others could be taken for something else by who reads them.
-`swarm_node.settings.config` lists the settings.
+Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …"). Only ASCII
+digits count, since readers could mistake others. `swarm_node.settings.config` lists the settings.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _RATE_UNITS = {unit: bits / 8 for unit, bits in _BITS_PER_S.items()} | {
     f"{unit}/S": float(num_bytes) for unit, num_bytes in _BYTES_PER_S.items()
 }
 MIN_BYTES_PER_S, MAX_BYTES_PER_S = 12_500, 10**12 // 8
-"""0.1 Mbit/s, which is `traffic.MIN_BYTES_PER_S`, to 1 Tbit/s."""
+"""0.1 Mbit/s (`traffic.MIN_BYTES_PER_S`) to 1 Tbit/s."""
 MIN_MONTHLY_BYTES, MAX_MONTHLY_BYTES = 10**9, 10**18
-"""A node that is only there takes some of the least for its records; nobody has a link for the most."""
+"""An idle node needs part of the minimum for its records. No link reaches the maximum."""
 _MAX_SIZE_CHARS = 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)", re.ASCII)
@@ -40,7 +39,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE | re.A
 
 
 def parse_node_name(text: str) -> str:
-    """Parse the name that other people see."""
+    """Parse the node's display name."""
     if not text or len(text) > limits.MAX_NODE_NAME_CHARS or not text.isprintable():
         raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters")
     return text
@@ -71,7 +70,7 @@ class HubId:
 
     @property
     def name(self) -> str:
-        """The last part of the id, which names a clone of the model."""
+        """The last part of the id."""
         return self.model_id.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -80,7 +79,7 @@ class HubId:
 
 @dataclass(frozen=True, slots=True)
 class RunId:
-    """A run whose signed file its members have."""
+    """The id of a run. The run's signed file comes from its members."""
 
     run_id: str
 
@@ -97,7 +96,7 @@ def is_run_id(text: str) -> bool:
 
 
 def parse_run(text: str) -> Path | RunId:
-    """Return the run's id, unless there is a file of that name; any other text is a path."""
+    """Return the run's id, unless a file of that name exists. Any other text is a path."""
     path = parse_path(text)
     return RunId(text) if is_run_id(text) and not path.exists() else path
 
@@ -106,7 +105,8 @@ _HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([A-Za-z0-9_
 
 
 def parse_model(text: str) -> Path | HubId:
-    """Return a model of a hub for OWNER/NAME[@REVISION], unless there is a directory of that name; else a directory."""
+    """Return a hub model for OWNER/NAME[@REVISION], unless a directory of that name exists. Any other text is a
+    directory."""
     path = parse_path(text)
     match = _HUB_ID.fullmatch(text)
     return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
@@ -114,7 +114,7 @@ def parse_model(text: str) -> Path | HubId:
 
 @dataclass(frozen=True, slots=True)
 class KeptSource:
-    """The name of a model as it is served, and where its files come from that a client keeps."""
+    """The served name of a model, and the source of the files that a client keeps at home."""
 
     model: str
     source: Path | HubId
@@ -124,8 +124,10 @@ class KeptSource:
 
 
 def parse_kept(text: str) -> KeptSource:
-    """Parse `[MODEL=]SOURCE`; without MODEL it is served under the source's own name. What begins as a path is a
-    SOURCE, also with a "=" in it: no model's name begins so."""
+    """Parse `[MODEL=]SOURCE`. Without MODEL, the model has the name of its source.
+
+    Text that begins like a path is a SOURCE even if it contains "=", since no model's name begins so.
+    """
     name, equals, source = ("", "", "") if text.startswith(("/", ".", "~")) else text.partition("=")
     found = parse_model(source if equals else text)
     if equals and not name:
@@ -135,7 +137,7 @@ def parse_kept(text: str) -> KeptSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelPin:
-    """The only revision that is used of a model, by the beginning of its digest."""
+    """The only revision of a model to use, by the beginning of its digest."""
 
     model: str
     revision: str
@@ -154,7 +156,7 @@ def parse_pin(text: str) -> ModelPin:
 
 
 def parse_publisher_pin(text: str) -> str:
-    """Check `[MODEL=]PEER_ID`, and return it. Raises ConfigError."""
+    """Check `[MODEL=]PEER_ID` and return it. Raises ConfigError."""
     from swarm.client.publishers import parse_publisher  # noqa: PLC0415 - the client, which few commands need
 
     parse_publisher(text)
@@ -162,7 +164,7 @@ def parse_publisher_pin(text: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """Parse a torch device; whether it exists is checked where training begins."""
+    """Parse a torch device. Whether it exists is checked when training begins."""
     if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text, re.ASCII):
         raise ValueError("is not cpu, mps, cuda or cuda:N")
     return text
@@ -198,7 +200,7 @@ def parse_rate_limit(text: str) -> int:
 
 
 def parse_relay_rate(text: str) -> int:
-    """Parse a rate as `parse_rate_limit` does, without 0, by which an owner would mean to relay nothing."""
+    """Parse a rate like `parse_rate_limit`, but refuse 0, with which an owner might mean to relay nothing."""
     bytes_per_s = parse_rate_limit(text)
     if not bytes_per_s:
         raise ValueError("is not a rate from 0.1mbit to 1000gbit")
@@ -214,9 +216,10 @@ def parse_monthly_traffic(text: str) -> int:
 
 
 def length_of_time(low_s: float, high_s: float, example: str, *, bare_seconds: bool = False) -> Callable[[str], float]:
-    """Return a parser of lengths of time in `[low_s, high_s]` seconds, which returns seconds.
+    """Return a parser of durations from `low_s` to `high_s` seconds. It returns seconds.
 
-    A length is a number and a unit: `90s`, `5m` or `5min`, `12h`, `30d`. With `bare_seconds` a number alone is seconds.
+    A duration is a number and a unit: `90s`, `5m` or `5min`, `12h`, `30d`. With `bare_seconds`, a number alone means
+    seconds.
     """
     units = {**_DURATION_UNITS_S, "": 1.0} if bare_seconds else _DURATION_UNITS_S
 
@@ -224,14 +227,14 @@ def length_of_time(low_s: float, high_s: float, example: str, *, bare_seconds: b
         match = _DURATION.fullmatch(text.strip())
         seconds = float(match[1]) * units[match[2]] if match and match[2] in units else -1.0
         if not low_s <= seconds <= high_s:
-            raise ValueError(f"is not a length of time from {written_time(low_s)} to {written_time(high_s)}, {example}")
+            raise ValueError(f"is not a duration from {written_time(low_s)} to {written_time(high_s)}, {example}")
         return seconds
 
     return parse
 
 
 def written_time(seconds: float) -> str:
-    """Return a length of time as `length_of_time` reads it, in the largest unit that gives a whole number."""
+    """Return a duration in the form that `length_of_time` reads, in the largest unit that gives a whole number."""
     fitting = [unit for unit in ("d", "h", "m") if seconds and seconds % _DURATION_UNITS_S[unit] == 0]
     unit = fitting[0] if fitting else "s"
     return f"{seconds / _DURATION_UNITS_S[unit]:g}{unit}"
@@ -275,7 +278,7 @@ _NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callable[[str], str]:
-    """Return a parser of a fixed set of words, some of which have synonyms."""
+    """Return a parser for a fixed set of words, some of which have synonyms."""
 
     def parse(text: str) -> str:
         chosen = synonyms.get(text, text)
@@ -287,11 +290,11 @@ def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callabl
 
 
 def parse_url(text: str) -> str:
-    """Parse the address of a web page, such as a dashboard, without its last slash."""
+    """Parse the address of a web page, such as a dashboard, without trailing slashes."""
     try:
         found = urlsplit(text)
         is_one = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0 and text.isprintable()
-    except ValueError:  # of a port that is none
+    except ValueError:  # an invalid port
         is_one = False
     if not is_one:
         raise ValueError("is not an address such as http://127.0.0.1:8000")
@@ -302,7 +305,7 @@ _HOST_NAME = re.compile(r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 
 
 def parse_host_name(text: str) -> str:
-    """Parse a host name, `*.NAME` for all directly below one, or `*` for any."""
+    """Parse a host name, `*.NAME` for all names directly below NAME, or `*` for any name."""
     name = text.strip().lower()
     if not _HOST_NAME.fullmatch(name) or len(name) > 255:
         raise ValueError("is not a host name, without a scheme and a port")
@@ -319,7 +322,7 @@ def parse_proxy(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address to listen on. Port 0 stands for any free one."""
+    """An address to listen on. Port 0 means any free port."""
 
     host: str
     port: int

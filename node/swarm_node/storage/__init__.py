@@ -1,1 +1,1 @@
-"""A node's directory on disk and the small files in it that the next start reads."""
+"""A node's directory on disk, and the small files in it that the next start reads."""

@@ -1,11 +1,11 @@
-"""Holds in a home which models have answered its clients, who published these, and which models are kept here.
+"""What a home remembers of the models that its clients use: their revisions, their publishers, and models kept at home.
 
     HOME/revisions.json    {"network_id": …, "used": {MODEL: [REVISION, …], …}}        (see `UsedRevisions`)
     HOME/publishers.json   {"network_id": …, "publishers": {MODEL: PEER_ID, …}}        (see `KnownPublishers`)
 
-If a file is missing, broken or foreign, the home only loses this memory, and believes the next publisher it uses.
-
-A kept model is one of which a client has both ends on this machine, by its settings. Downloads go to the home's cache.
+If a file is missing, damaged or of another network, only this memory is lost. Clients then trust the next publisher
+that they use. A model kept at home is one whose ends the settings keep on this machine. The home's cache has its
+downloads.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarm_node.settings.config import Config, UsageError
 from swarm_node.storage.home import Home, JsonMemory
 
 MAX_USED_BYTES = 2 * MAX_USED_MODELS * (limits.MAX_NAME_BYTES + MAX_REVISIONS * limits.MAX_REVISION_BYTES)
-"""MAX_USED_MODELS with the longest names, twice over."""
+"""Twice the size of MAX_USED_MODELS entries with the longest names."""
 MAX_PUBLISHERS_BYTES = 2 * MAX_REMEMBERED * (limits.MAX_NAME_BYTES + 64)
-"""MAX_REMEMBERED with the longest names, twice over."""
+"""Twice the size of MAX_REMEMBERED entries with the longest names."""
 
 
 def used_in(path: Path, network_id: str) -> UsedRevisions:
-    """Return the used revisions in the file at `path` for that network; later uses are written there."""
+    """Return the used revisions in the file at `path` for that network. Later uses are written there."""
     memory = _memory(path, network_id, "used", "which models were used", MAX_USED_BYTES)
 
     def checked(used: Any) -> Used:
@@ -50,7 +50,7 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
 
 
 def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPublishers:
-    """Return the publishers in the file at `path` for that network, and the pinned ones; later ones are written there.
+    """Return the publishers in the file at `path` for that network, and the pinned ones. Later ones are written there.
 
     Raises ConfigError for an invalid pin.
     """
@@ -74,7 +74,7 @@ def _memory(path: Path, network_id: str, key: str, what: str, max_bytes: int) ->
 
 
 def check_kept(config: Config) -> None:
-    """Raises ConfigError for settings that contradict each other, and for a directory that is not there."""
+    """Raise ConfigError for settings that contradict each other, and for a directory that does not exist."""
     for each in config.text_at_home:
         if isinstance(each.source, Path) and not each.source.is_dir():
             raise ConfigError(
@@ -87,12 +87,12 @@ def check_kept(config: Config) -> None:
     if "blocks_at_home" in config.origins and not names:
         raise UsageError(
             f"nothing is kept at home, so {config.origin('blocks_at_home')} has no effect",
-            remedy="give --text-at-home [MODEL=]SOURCE, too",
+            remedy="also give --text-at-home [MODEL=]SOURCE",
         )
 
 
 def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, KeptModel]:
-    """Return what is kept of models, by name, and tell the user so. Raises as `check_kept`."""
+    """Return the models kept at home by name, and tell the user what this means. Raises what `check_kept` raises."""
     check_kept(config)
     kept = {
         each.model: KeptModel(
@@ -105,14 +105,14 @@ def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, Ke
         for each in config.text_at_home
     }
     if kept:
-        emitter.say("text stays here: servers get activations in place of tokens, from which it could be computed")
-        # torch's threads would otherwise spin for milliseconds after each step, on cores that others need
+        emitter.say("text stays here: servers get activations instead of tokens, but could compute the text from them")
+        # otherwise torch's threads spin for milliseconds after each step, on cores that other threads need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return kept
 
 
 def _reporter(emitter: Emitter, model: str) -> Callable[[int, int], None]:
-    """Return what shows how far a download is. Called in the thread that downloads."""
+    """Return a function that shows the progress of a download. It is called in the downloading thread."""
 
     def report(num_bytes: int, total_bytes: int) -> None:
         if num_bytes < total_bytes:

@@ -1,22 +1,22 @@
-"""One node's directory on disk, the lock that keeps it to one daemon, and the small JSON files in it.
+"""One node's directory on disk, the lock that limits it to one daemon, and its small JSON files.
 
     HOME/identity.key   the Ed25519 key (0600)
     HOME/daemon.lock    locked while a daemon lives; holds its pid
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
-    HOME/revisions.json the weights of models that its clients have used (see `client_models`); may be deleted, too
-    HOME/publishers.json who has published these models (see `client_models`); may be deleted, too
-    HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted, too
-    HOME/traffic.json   what was sent and received in this month (see `lending.traffic_count`); may be deleted, too
+    HOME/revisions.json the revisions that its clients have used (see `client_models`); may be deleted
+    HOME/publishers.json the publishers of these models (see `client_models`); may be deleted
+    HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted
+    HOME/traffic.json   traffic of the month (see `lending.traffic_count`); may be deleted
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time
-    HOME/served-evidence/   what servers answered that a gateway's spot checks named
-    HOME/convicted-servers/ evidence that convicts servers, from this node and from others, by network
-    HOME/checkpoints/   one directory per run, also for its votes and its evidence
+    HOME/served-evidence/   wrong answers of servers that a gateway's spot checks have found
+    HOME/convicted-servers/ evidence that convicts servers, found by this node or received, by network
+    HOME/checkpoints/   one directory per run, with its checkpoints, votes and evidence
     HOME/log/           rotated log files
 
-The lock is the kernel's (`flock`), so a daemon that was killed leaves none behind.
+The lock is the kernel's (`flock`), so the kernel releases it if a daemon is killed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
+MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path has 108 bytes on Linux and 104 on macOS, with the terminating zero
 LOOK_S = 0.2
-"""Time for which a lock may be that of commands that look whether a daemon has the home."""
+"""Seconds to wait for a lock that commands may hold briefly while they look whether a daemon runs."""
 
-_PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
+_PID_BYTES = 10  # fixed width, so that a shorter pid overwrites a longer one completely
 
 NEW_SUFFIX = ".new"
-"""The ending of a file that is being written, and takes its place when it is whole. A crash leaves it behind."""
+"""Suffix of a file that is being written and then renamed. A crash leaves it behind."""
 
 EVIDENCE = "evidence"
-"""The directory of a run's evidence, in that of its checkpoints."""
+"""Name of the directory of a run's evidence, inside the directory of its checkpoints."""
 
 _REMEDIES = {
     errno.EACCES: "make it writable for this user, or choose another directory{option}",
@@ -70,9 +70,9 @@ _REMEDIES = {
 
 
 def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigError | None:
-    """Return `error` as a message with a remedy, or None if a user cannot act on its reason.
+    """Return `error` as a message with a remedy, or None if a user cannot act on it.
 
-    `option` is the one that chose the place; empty if none did.
+    `option` is the command-line option that chose the path, or "".
     """
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None:
@@ -84,8 +84,10 @@ def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigErro
 
 @contextmanager
 def explained(doing: str, place: Path | None = None, *, option: str = "--home") -> Iterator[None]:
-    """Raise ConfigError for what the disk refuses while `doing`. It names the error's own path, or else `place`: a
-    write to an open file does not say which file it was."""
+    """Turn OSErrors that users can act on into ConfigError. `doing` completes "cannot …".
+
+    `place` is named if the error has no path, as with a write to an open file.
+    """
     try:
         yield
     except OSError as error:
@@ -121,7 +123,7 @@ class Home:
         self._lock = path / "daemon.lock"
 
     def create(self) -> None:
-        """Make the directories, readable by their owner only. Raises ConfigError."""
+        """Make the directories, readable only by their owner. Raises ConfigError."""
         with explained("use the home directory"):
             for directory in (self.path, self.cache, self.checkpoints, self.log):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,12 +131,13 @@ class Home:
                     with tempfile.TemporaryFile(dir=directory) as probe:
                         probe.write(b"is there room, and may we write?")
                 except OSError as error:
-                    error.filename = str(directory)  # in place of a file that nobody has asked for
+                    error.filename = str(directory)  # name the directory instead of the temporary file
                     raise
 
     @property
     def socket(self) -> Path:
-        """The control socket: in the home, or, where that path is too long for a socket, in the runtime directory."""
+        """The path of the control socket: in the home, or in the runtime directory if that path is too long for a
+        socket."""
         path = self.path / "control.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -143,14 +146,14 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for this process. Raises ConfigError that names the daemon which has it already."""
+        """Hold the home's lock for this process. Raises ConfigError, naming the daemon that has the lock."""
         with explained("lock the home directory"):
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor)
             with explained("write to the home directory", self.path):
                 os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
-            # we hold the lock, so the process that made this socket is gone
+            # the process that made this socket is gone, since its lock was free
             with explained("remove the old control socket"):
                 self.socket.unlink(missing_ok=True)
             yield
@@ -158,8 +161,8 @@ class Home:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        """Lock the home, which a command that asks for its `owner` holds for a moment. Raises ConfigError if a daemon
-        has it."""
+        """Lock the home. Commands that call `owner` hold the lock for a moment. Raises ConfigError if a daemon has
+        it."""
         until_s = time.monotonic() + LOOK_S
         while True:
             try:
@@ -172,7 +175,7 @@ class Home:
                 return
 
     def owner(self) -> int | None:
-        """Return the pid of the daemon that uses this home now."""
+        """Return the pid of the daemon that uses this home now, 0 if the pid is unknown, or None if there is none."""
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -190,7 +193,7 @@ class Home:
         who = f"pid {int(pid)}" if pid.isdigit() else "another process"
         return ConfigError(
             f"a daemon ({who}) is already running in {self.path}",
-            remedy=f"give this one another --home, or end that one: swarm-node stop --home {self.path}",
+            remedy=f"choose another --home, or end that daemon: swarm-node stop --home {self.path}",
         )
 
 
@@ -209,8 +212,10 @@ def _runtime_directory() -> Path:
 
 
 def read_text(path: Path, max_bytes: int, remedy: str) -> str:
-    """Read a file that a user has named. Raises ConfigError, with this remedy, for one that is not there, larger than
-    `max_bytes`, or no text."""
+    """Read a text file that a user has named.
+
+    Raises ConfigError with this remedy if the file is missing, larger than `max_bytes`, or not text.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -221,12 +226,12 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file", remedy=remedy) from error
-    except ValueError as error:  # of a name with a NUL, which a file can give
+    except ValueError as error:  # a name with a NUL byte, which a settings file can contain
         raise ConfigError(f"cannot read {str(path)!r}: {reason_of(error)}", remedy=remedy) from error
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """Read JSON of at most `max_bytes`, or return None where there is no file.
+    """Read JSON of at most `max_bytes`. Return None if there is no file.
 
     Raises OSError, ValueError or RecursionError for a file that no node wrote.
     """
@@ -235,20 +240,20 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
     with path.open("rb") as file:
         text = file.read(max_bytes + 1)
     if len(text) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes} bytes")
+        raise ValueError(f"the file has more than {max_bytes} bytes")
     return json.loads(text)
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace the file in one step. Raises OSError, and then leaves the file as it was."""
+    """Replace the file atomically. Raises OSError, and then leaves the file unchanged."""
     write_private(path, json.dumps(value, indent=1).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonMemory:
-    """A value that a home remembers under `key` in the JSON file at `path`, for one `owner`: a field's name and value.
+    """A value that a home keeps under `key` in the JSON file at `path`, for one `owner` (a field's name and value).
 
-    If the file is missing, broken, or of another owner, the home only loses this memory. `what` names it in warnings.
+    If the file is missing, damaged or has another owner, only this value is lost. `what` names the value in warnings.
     """
 
     path: Path
@@ -258,26 +263,26 @@ class JsonMemory:
     max_bytes: int
 
     def keep(self, value: object) -> None:
-        """Write `value`. Blocks. A disk that refuses is a warning."""
+        """Write `value`. Blocks. A failing disk only causes a warning."""
         name, owner = self.owner
         try:
             replace_json(self.path, {name: owner, self.key: value})
         except OSError as error:
-            logger.warning("cannot remember in %s %s: %s", self.path, self.what, error)
+            logger.warning("cannot write %s with %s: %s", self.path, self.what, error)
 
     def read(self, checked: Callable[[Any], T]) -> T | None:
-        """Return the value, which `checked` reads and refuses by an error; None if there is none that is intact."""
+        """Return the value after `checked`, which raises for an invalid one. Return None if there is no valid value."""
         name, owner = self.owner
         try:
             data = read_json(self.path, max_bytes=self.max_bytes)
             return None if data is None or data[name] != owner else checked(data[self.key])
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            logger.warning("%s is lost with %s: %s", self.what, self.path, error)
+            logger.warning("%s cannot be read, so %s is lost: %s", self.path, self.what, error)
             return None
 
 
 def check_new_file(path: Path | None) -> None:
-    """Raises ConfigError unless a file can be created at `path`, which --out may name. No command overwrites one."""
+    """Raise ConfigError unless a new file can be created at `path`, given by --out. No command overwrites a file."""
     if path is None:
         return
     remedy = "choose another --out"
@@ -291,7 +296,7 @@ def check_new_file(path: Path | None) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file in one step, readable by its owner alone. Raises OSError, and then leaves it as it was."""
+    """Replace a file atomically, readable only by its owner. Raises OSError, and then leaves the file unchanged."""
     beside = path.with_name(f"{path.name}{NEW_SUFFIX}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

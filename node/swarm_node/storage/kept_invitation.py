@@ -1,9 +1,9 @@
-"""The invitation by which a node is in a private network, as its settings give it or its home keeps it.
+"""The invitation by which a node is in a private network: given by its settings, or kept in its home.
 
-    HOME/invitation     the invitation's text (0600); written once the node has joined with it
-    HOME/revocations    the newest list of revocations that the node has heard of, as the network's owner signed it
+    HOME/invitation     the invitation's text (0600), written once the node has joined with it
+    HOME/revocations    the newest list of revocations that the node knows, signed by the network's owner
 
-The text is a secret: it is in no message, event or log.
+The text is a secret. No message, event or log contains it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 def with_invitation(config: Config) -> Config:
-    """Return the settings of a node that may be in a private network: its network id, and the invitation's seeds if no
-    peers are named.
+    """Return the settings of a node that may be in a private network.
 
-    The invitation is the one that is given, or else the one that the home keeps, unless another network is named.
-    Raises ConfigError if a private network is named without an invitation to it.
+    They have the invitation's network id, and its seeds if no peers are named. The invitation is the given one, or else
+    the one that the home keeps, unless another network is named. Raises ConfigError if a private network is named
+    without an invitation to it.
     """
     invitation = config.invite
     if invitation is None:
@@ -53,27 +53,31 @@ def with_invitation(config: Config) -> Config:
 
 
 def check_right(config: Config, right: Right, to_do: str) -> None:
-    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for. The
-    right to serve includes that to ask."""
+    """Raise ConfigError if the node's invitation lacks the right that it needs `to_do` its work.
+
+    The right to serve includes the right to ask.
+    """
     rights = config.invite.terms.rights if config.invite is not None else RIGHTS
     if right not in rights and not (right == "ask" and "serve" in rights):
         raise ConfigError(
             f"this node's invitation does not have the right to {right}, which it needs to {to_do}",
-            remedy="ask the network's owner for one that has it: swarm-node invite --rights",
+            remedy="ask the network's owner for an invitation with that right: swarm-node invite --rights",
         )
 
 
 def check_member(config: Config, home: Home, peer_id: str) -> None:
-    """Raises ConfigError if the invitation does not make the node `peer_id` a member now: it has expired, is bound to
-    another node, or was revoked as far as this home knows."""
+    """Raise ConfigError if the invitation does not make the node `peer_id` a member now.
+
+    It may have expired, be bound to another node, or be revoked in the list that this home keeps.
+    """
     if config.invite is not None:
-        from swarm.network.private.member_roll import MemberRoll  # noqa: PLC0415 - which few commands need
+        from swarm.network.private.member_roll import MemberRoll  # noqa: PLC0415  - few commands need it
 
         MemberRoll(config.invite, peer_id, time.time(), revocations=read_revocations(home))
 
 
 def read(home: Home) -> NetworkInvitation | None:
-    """Return the invitation in a home; None if there is none. Raises ConfigError for a file without one."""
+    """Return the invitation in a home, or None if there is none. Raises ConfigError for an invalid file."""
     try:
         text = home.invitation.read_text(encoding="utf-8")[: MAX_TEXT_CHARS + 1]
     except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +91,7 @@ def read(home: Home) -> NetworkInvitation | None:
 
 
 def keep(home: Home, invitation: NetworkInvitation) -> None:
-    """Keep an invitation for the next start. A disk that refuses is only a warning."""
+    """Keep an invitation for the next start. A failing disk only causes a warning."""
     try:
         write_private(home.invitation, invitation.text().encode() + b"\n")
     except OSError as error:
@@ -95,7 +99,7 @@ def keep(home: Home, invitation: NetworkInvitation) -> None:
 
 
 def read_revocations(home: Home) -> bytes:
-    """Return the list that the home keeps; empty: none. What it says is checked where it is used."""
+    """Return the list that the home keeps, or b"". The caller checks its contents."""
     try:
         with home.revocations.open("rb") as file:
             data = file.read(MAX_LIST_BYTES + 1)
@@ -105,8 +109,10 @@ def read_revocations(home: Home) -> bytes:
 
 
 def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
-    """Keep a network's list if it is newer than the kept one: `swarm-node invite revoke` may have kept a list in this
-    home that its daemon has not heard of yet. A disk that refuses is only a warning."""
+    """Keep a network's list if it is newer than the kept one. A failing disk only causes a warning.
+
+    `swarm-node invite revoke` may have kept a list in this home that the home's daemon does not know yet.
+    """
     heard = opened_revocations(network_id, revocations)
     if heard is None or heard.number <= open_kept_revocations(home, network_id).number:
         return
@@ -117,12 +123,12 @@ def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
 
 
 def open_kept_revocations(home: Home, network_id: str) -> Revocations:
-    """Return what the kept list of that network says; without one it is empty."""
+    """Return the contents of the kept list of that network. Without a list they are empty."""
     return opened_revocations(network_id, read_revocations(home)) or Revocations()
 
 
 def opened_revocations(network_id: str, revocations: bytes) -> Revocations | None:
-    """Return what a list says; None for what is no list of that network."""
+    """Return the contents of a list, or None if it is not a valid list of that network."""
     try:
         return open_revocations(revocations, network_id=network_id, now=time.time())
     except SwarmError:

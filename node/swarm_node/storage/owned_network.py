@@ -1,12 +1,11 @@
-"""A private network that this home owns: its key, its secret, and the invitations that were signed with it.
+"""A private network that this home owns: its key, its secret, and the invitations that the key has signed.
 
     HOME/network.key    the owner's Ed25519 key (0600), in the form of identity.key
     HOME/network.json   {"secret": …, "number": …, "issued": [{"serial", "rights", "issued_at", "expires_at", "node",
                         "note", "revoked"}, …]} (0600)
-    HOME/network.lock   locked while a command changes the book
+    HOME/network.lock   locked while a command changes network.json
 
-An owner that loses the key can invite nobody any more and revoke nothing; the members go on until their invitations
-expire.
+An owner that loses the key can no longer invite or revoke. Members stay until their invitations expire.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from swarm_node.storage.home import Home, explained, read_json, replace_json
 MAX_FILE_BYTES = 4 * 2**20
 MAX_ISSUED = 10_000
 RENEW_S = 60 * 86400.0
-"""The owner's own invitation is signed anew when it has less than this left."""
+"""The owner's own invitation is renewed when it expires within this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedInvitation:
-    """Holds what the owner keeps of an invitation: not its key. `serial` is in hexadecimal, times are Unix seconds."""
+    """What the owner keeps of an invitation, without its key. `serial` is hexadecimal, and times are Unix seconds."""
 
     serial: str
     rights: tuple[str, ...]
@@ -69,8 +68,10 @@ class _Book:
 
 
 class OwnedNetwork:
-    """Reads the home's files anew for each command, and before each change. Raises ConfigError for files that are
-    broken."""
+    """The network that a home owns. Files are read for each command, and again before each change.
+
+    Raises ConfigError for damaged files.
+    """
 
     def __init__(self, home: Home) -> None:
         if not os.path.lexists(home.network_key):
@@ -84,7 +85,7 @@ class OwnedNetwork:
 
     @classmethod
     def create(cls, home: Home) -> OwnedNetwork:
-        """Make a new network, and this home its first member. Raises ConfigError if the home owns one."""
+        """Create a new network with this home as its first member. Raises ConfigError if the home already owns one."""
         home.create()
         if os.path.lexists(home.network_key):
             raise ConfigError(
@@ -105,17 +106,17 @@ class OwnedNetwork:
 
     @property
     def issued(self) -> tuple[IssuedInvitation, ...]:
-        """The invitations that were signed, the oldest first."""
+        """The signed invitations, oldest first."""
         return self._book.issued
 
     @property
     def own_serial(self) -> str:
-        """The serial of the invitation by which this home's node is in the network; empty if it keeps none."""
+        """The serial of the invitation by which this home's node is in the network, or "" if the home keeps none."""
         kept = kept_invitation.read(self._home)
         return serial_text(kept.terms.serial) if kept is not None and kept.network_id == self.network_id else ""
 
     def renew_own(self) -> None:
-        """Sign an invitation for the owner's own nodes, if the last one ends soon or was revoked."""
+        """Sign an invitation for the owner's own nodes if the last one expires soon or was revoked."""
         serial = self.own_serial
         own = next((each for each in self._book.issued if each.serial == serial), None)
         if own is None or own.revoked or own.expires_at < time.time() + RENEW_S:
@@ -125,8 +126,7 @@ class OwnedNetwork:
     def invite(
         self, rights: Sequence[Right], *, lifetime_s: float, seeds: Sequence[str] = (), node: str = "", note: str = ""
     ) -> NetworkInvitation:
-        """Sign an invitation and enter it into the book. Raises ConfigError if anything is out of bounds or the book is
-        full."""
+        """Sign an invitation and record it. Raises ConfigError if a value is out of bounds or the record is full."""
         now = time.time()
         with self._changing():
             kept = self._with_room(now)
@@ -156,22 +156,28 @@ class OwnedNetwork:
         return invitation
 
     def _with_room(self, now: float) -> list[IssuedInvitation]:
-        """Return the book's entries, with room for one more. Only expired ones make room: a revoked one that were
-        forgotten before it expires would be valid again with the next list."""
+        """Return the recorded invitations, with room for one more.
+
+        Only expired ones are dropped: a revoked invitation that is dropped before it expires would be valid again with
+        the next list.
+        """
         kept = [each for each in self._book.issued if each.expires_at > now - limits.MAX_SIGNED_LIFETIME_S]
         num_over = len(kept) + 1 - MAX_ISSUED
         expired = [each for each in kept if each.expires_at <= now]
         if num_over > len(expired):
             raise ConfigError(
-                f"{MAX_ISSUED} invitations have not expired yet, and no more are signed",
+                f"{MAX_ISSUED} invitations have not expired yet, and no more can be signed",
                 remedy="wait until some have expired, or start a new network",
             )
         forgotten = {each.serial for each in expired[: max(0, num_over)]}
         return [each for each in kept if each.serial not in forgotten]
 
     def revoke(self, serial: str, theirs: bytes = b"") -> IssuedInvitation:
-        """Enter a revocation, and keep the new list for this home's nodes, with all that `theirs`, the list of the
-        network's members, revokes. If it is of their own invitation, they get a new one. Raises ConfigError."""
+        """Record a revocation, and keep the new list for this home's nodes. Raises ConfigError.
+
+        The new list also contains what `theirs`, the list of the network's members, revokes. If the home's own
+        invitation is revoked, its nodes get a new one.
+        """
         with self._changing():
             entry = self._revoke(serial, theirs, time.time())
         if entry.serial == self.own_serial:
@@ -179,7 +185,7 @@ class OwnedNetwork:
         return entry
 
     def check_may_revoke(self, serial: str) -> IssuedInvitation:
-        """Return the invitation of a serial. Raises ConfigError if it is unknown, or has expired."""
+        """Return the invitation with this serial. Raises ConfigError if it is unknown or has expired."""
         found = next((each for each in self._book.issued if each.serial == serial.lower()), None)
         if found is None:
             raise ConfigError(f"no invitation has the serial {serial[:40]!r}", remedy="see swarm-node invite list")
@@ -189,7 +195,7 @@ class OwnedNetwork:
 
     def _revoke(self, serial: str, theirs: bytes, now: float) -> IssuedInvitation:
         entry = replace(self.check_may_revoke(serial), revoked=True)
-        # a book that comes from a backup lacks what was signed and revoked since
+        # a restored backup lacks what was signed and revoked later
         lists = kept_invitation.read_revocations(self._home), theirs
         known = [kept_invitation.opened_revocations(self.network_id, each) or Revocations() for each in lists]
         gone = {entry.serial, *(serial_text(each) for revoked in known for each in revoked.serials)}
@@ -209,7 +215,7 @@ class OwnedNetwork:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Hold the book alone, read anew: what another command has entered meanwhile must not be lost."""
+        """Hold the record exclusively, after reading it again, so that entries of other commands are not lost."""
         with explained("lock"):
             descriptor = os.open(self._home.network_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -237,8 +243,11 @@ class OwnedNetwork:
 
 
 def with_own_renewed(config: Config, home: Home) -> Config:
-    """Return the settings of a node with a new invitation if the home owns the network, and the one that it keeps ends
-    soon or was revoked. Raises ConfigError."""
+    """Return the settings, with a new invitation if the home owns the network and its invitation expires soon or was
+    revoked.
+
+    Raises ConfigError.
+    """
     if config.invite is None or "invite" in config.origins or not os.path.lexists(home.network_key):
         return config
     owned = OwnedNetwork(home)
@@ -253,5 +262,5 @@ def _write(home: Home, book: _Book) -> None:
         replace_json(home.network, asdict(book))
     except OSError as error:
         raise ConfigError(
-            f"{home.network} cannot be written: {reason_of(error)}", remedy="make room, or check its rights"
+            f"{home.network} cannot be written: {reason_of(error)}", remedy="free some space, or check its permissions"
         ) from None

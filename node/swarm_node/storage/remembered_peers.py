@@ -1,10 +1,10 @@
-"""The peers that a node remembers in its home, so that it finds its network again when its seeds are gone.
+"""The peers that a node remembers in its home, so that it finds its network again if its seeds are gone.
 
     HOME/peers.json   {"network_id": …, "peers": [{"peer_id", "addrs", "first_seen", "last_seen", "relays"}, …]}
 
-The file is a convenience: if it is missing, broken or foreign, the node only loses its memory. A remembered peer is
-dialled at its address, where only the holder of its key can answer, and sends a hello as a given one does. The daemon's
-task owns it.
+If the file is missing, damaged or of another network, only this memory is lost. A remembered peer is dialled at its
+address, where only the holder of its key can answer, and exchanges a hello like a given peer. The daemon's task owns
+it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ if TYPE_CHECKING:
     from swarm.network.libp2p_network import Libp2pNetwork
 
 MAX_PEERS = 32
-"""Enough that some are alive; all of them are dialled at once when no given peer answers."""
+"""Enough that some are alive. All of them are dialled at once if no given peer answers."""
 
 MAX_FILE_BYTES = 128 * 2**10
-"""MAX_PEERS with the longest addresses, twice over."""
+"""Twice the size of MAX_PEERS entries with the longest addresses."""
 
 MAX_AGE_S = 30 * 86400.0
-"""A peer that was not seen for so long is forgotten."""
+"""A peer that was not seen for this many seconds is forgotten."""
 
 RECENT_S = 86400.0
-"""A peer that was seen within a day keeps its place, so that a flood of newcomers pushes out none."""
+"""A peer that was seen within a day keeps its place, so that a flood of newcomers cannot push it out."""
 
 FIRST_SAVE_S = 1.0
 SAVE_S = 60.0
-"""Pause between two saves: it doubles from the first. A new node meets most others in its first seconds, and remembers
-them if it is killed then."""
+"""Seconds between two saves. The pause doubles from FIRST_SAVE_S to this.
+
+A new node meets most others in its first seconds, and must remember them even if it is then killed.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ logger = logging.getLogger(__name__)
 class RememberedPeer:
     """A peer, its addresses without the final /p2p/<peer_id>, and when it was first and last seen, in Unix seconds.
 
-    `relays`: it has relayed for this node. Raises ValueError for values that no node writes.
+    `relays` means that it has relayed for this node. Raises ValueError for invalid values.
     """
 
     peer_id: str
@@ -81,7 +83,7 @@ class RememberedPeer:
 
 
 def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...]:
-    """Return the peers of that network in the file at `path`, the likeliest to be alive first."""
+    """Return the peers of that network in the file at `path`, those most likely to be alive first."""
     found = []
     for entry in _memory(path, network_id).read(lambda peers: list(peers[: 2 * MAX_PEERS])) or ():
         try:
@@ -94,12 +96,12 @@ def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...
 def select_peers(
     known: Iterable[RememberedPeer], present: Mapping[str, tuple[str, ...]], relays: Iterable[str], now_s: float
 ) -> tuple[RememberedPeer, ...]:
-    """Return the MAX_PEERS to remember of those `known` and those `present` now with their addresses.
+    """Return the MAX_PEERS to remember of those `known` and those `present` now (with their addresses).
 
-    Relays come first, then those seen within a day, the one known longest first, then the others.
+    Relays come first, then peers seen within a day, then others. Within each group, the peer known longest comes first.
     """
     relaying = frozenset(relays)
-    # a clock that was ahead must not keep a peer without end
+    # a clock that was ahead must not keep a peer forever
     seen = [replace(each, last_seen=min(each.last_seen, now_s)) for each in known]
     by_id = {each.peer_id: each for each in seen if each.last_seen > now_s - MAX_AGE_S}
     for peer_id, addrs in present.items():
@@ -119,7 +121,7 @@ def select_peers(
 
 
 def write(path: Path, network_id: str, peers: Sequence[RememberedPeer]) -> None:
-    """Replace the file at `path` in one step. A disk that refuses is only a warning."""
+    """Replace the file at `path` atomically. A failing disk only causes a warning."""
     _memory(path, network_id).keep([asdict(each) for each in peers])
 
 
@@ -135,8 +137,8 @@ def remembered(config: Config) -> tuple[RememberedPeer, ...]:
 
 
 def choose_listen(config: Config) -> Config:
-    """Return the settings with the addresses to listen on: those that are set, or what the peers to join through
-    need."""
+    """Return the settings with addresses to listen on: the configured ones, or those suitable for the peers to join
+    through."""
     if "listen" in config.origins:
         return config
     known = config.peers or [addr for each in remembered(config) for addr in each.addrs]
@@ -144,9 +146,9 @@ def choose_listen(config: Config) -> Config:
 
 
 def join_addrs(config: Config) -> tuple[str, ...]:
-    """Return addresses for a client to join through: those given, or else those remembered that are worth a dial.
+    """Return addresses for a client to join through: the given ones, or else remembered ones that are worth dialling.
 
-    Raises UsageError for none.
+    Raises UsageError if there are none.
     """
     policy = DialPolicy.of_machine(listen=(), given=())  # nobody can connect to a client
     found = config.peers or tuple(
@@ -158,7 +160,8 @@ def join_addrs(config: Config) -> tuple[str, ...]:
 
 
 def check_can_join(config: Config) -> None:
-    """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises UsageError."""
+    """Raise UsageError if there is no peer to join through: none is given or remembered, and none is searched for
+    nearby."""
     if not config.peers and not config.finds_local_peers and not remembered(config):
         raise _nobody_to_ask()
 
@@ -167,14 +170,14 @@ def _nobody_to_ask() -> UsageError:
     return UsageError(
         "no peer to join through is named, and this home remembers none",
         remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
-        "swarm-node demo shows it all on this machine",
+        "swarm-node demo shows everything on this machine",
     )
 
 
 @asynccontextmanager
 async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
-    """Remember the peers of `network`: soon, then ever more rarely, down to once a minute, and when the context is
-    left."""
+    """Remember the peers of `network`: soon, then less and less often down to once a minute, and at the end of the
+    context."""
 
     left = asyncio.Event()
 
@@ -183,7 +186,7 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
         write(path, network_id, select_peers(read(path, network_id, now_s), present, relays, now_s))
 
     async def save() -> None:
-        # the network's tables are read here: they change in this thread
+        # the network's tables are read in this thread, which also changes them
         present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
         await asyncio.to_thread(merge, present, relays)
         await asyncio.to_thread(keep_revocations, home, network.network_id, network.revocations)

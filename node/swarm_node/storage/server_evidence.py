@@ -1,9 +1,9 @@
-"""Evidence about servers in a home, one file for each server, which `swarm-node evidence verify` judges. Blocks.
+"""Evidence about servers in a home, one file per server, for `swarm-node evidence verify`. Blocks.
 
-A folder keeps what convicts servers, a wrong proof that one signed, in a folder of its own for each network. What
-cannot be read there is a warning: other nodes show the same evidence again. Another one keeps the newest wrong answer
-of each server that a gateway's spot checks have named. Such a file holds what a client asked, so only the home's owner
-may read it, and nothing sends it anywhere; it is bounded in number and bytes, and the oldest go first.
+One directory keeps proofs of possession that convict servers, with a subdirectory for each network. A file that cannot
+be read causes a warning: other nodes show the same evidence again. Another directory keeps the newest wrong answer of
+each server that a gateway's spot checks have found. Such a file contains what a client asked, so only the home's owner
+may read it, and it is sent nowhere. Its number and bytes are limited, and the oldest files are deleted first.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MAX_FILE_BYTES = limits.MAX_WRONG_POSSESSION_BYTES + 2**10
 
 SUFFIX = ".evidence"
 MAX_NETWORKS = 64
-"""Networks of one home whose evidence is listed; a home is in one at a time."""
+"""Networks of one home whose evidence is listed. A home is in one network at a time."""
 MAX_ANSWERS = 64
 MAX_ANSWER_BYTES = 256 * 2**20
 
 
 def answers_in(folder: Path) -> list[Path]:
-    """Return the files with wrong answers that `keep_answer` has kept, by name, as many as it keeps."""
+    """Return the files with wrong answers that `keep_answer` has kept, by name."""
     return _evidence_in(folder, MAX_ANSWERS)
 
 
 def files_of_networks(folder: Path) -> list[Path]:
-    """Return the files of evidence against servers of all networks that this home has been in."""
+    """Return the files of evidence against servers, of all networks that this home has been in."""
     try:
         networks = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
@@ -46,7 +46,7 @@ def files_of_networks(folder: Path) -> list[Path]:
 
 
 def _evidence_in(folder: Path, most: int) -> list[Path]:
-    """Return the files of evidence, at most `most`, by name."""
+    """Return at most `most` evidence files, by name."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)[:most]
     except OSError:
@@ -54,8 +54,11 @@ def _evidence_in(folder: Path, most: int) -> list[Path]:
 
 
 class ConvictedServersFolder:
-    """Implements `ServerEvidenceStore` below `folder`, for one network: another one's files do not count against what
-    this one may keep, and a server may be convicted in both."""
+    """Implements `ServerEvidenceStore` in a subdirectory of `folder` for one network.
+
+    So files of other networks do not count against this network's limit, and a server may be convicted in several
+    networks.
+    """
 
     def __init__(self, folder: Path, network_id: str) -> None:
         self._folder = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
@@ -79,7 +82,7 @@ class ConvictedServersFolder:
         try:
             write_evidence(self._folder, peer_id, data)
         except OSError as error:
-            logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
+            logger.warning("evidence against %s cannot be written, and is lost at a restart: %s", peer_id, error)
 
     def forget(self, peer_id: str) -> None:
         with suppress(OSError):
@@ -87,7 +90,7 @@ class ConvictedServersFolder:
 
 
 def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) -> None:
-    """Keep the ServedEvidence against `peer_id`, in place of an earlier one. A disk that refuses is a warning."""
+    """Keep the ServedEvidence against `peer_id`, replacing an earlier one. A failing disk only causes a warning."""
     wrapped = ServedEvidence.from_bytes(evidence).evidence().to_bytes()
     data = EvidenceFile(network_id=network_id, run=b"", evidence=wrapped).to_bytes()
     try:
@@ -98,8 +101,10 @@ def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) ->
 
 
 def write_evidence(folder: Path, peer_id: str, data: bytes) -> None:
-    """Write the EvidenceFile `data` against `peer_id`, and remove what a crash left half written. One process writes
-    to a folder. Raises OSError."""
+    """Write the EvidenceFile `data` against `peer_id`, and remove files that a crash left incomplete.
+
+    Only one process may write to a directory. Raises OSError.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for beside in folder.glob(f"*{SUFFIX}{NEW_SUFFIX}"):
         beside.unlink()

@@ -1,6 +1,6 @@
-"""The screen of `swarm-node top`: four tabs over a source of views, drawn anew whenever it has changed.
+"""The screen of `swarm-node top`: four tabs over a source of views, redrawn when the source has changed.
 
-One worker waits for the source; every text goes to the widgets as `rich.text.Text`, never as markup.
+One worker waits for the source. All text goes to the widgets as `rich.text.Text`, never as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
 LATE_S = 15.0
-"""A source that has not changed for this time has lost its network, or its dashboard is unreachable."""
+"""A source that has not changed for this many seconds has lost its network, or its dashboard is unreachable."""
 
 TABS = ("overview", "models", "runs", "nodes")
 COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
@@ -57,7 +57,7 @@ COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
         "version": lambda node: Text(clean(node.version, 16)),
     },
 }
-"""The columns of each tab's table, and what they show of a view."""
+"""The columns of each tab's table, and the function that makes each cell from a view."""
 KEYS = {"models": "name", "runs": "run", "nodes": "peer_id"}
 DETAILS: Mapping[str, Callable[[Any, int], Text]] = {
     "models": rendering.model,
@@ -66,22 +66,21 @@ DETAILS: Mapping[str, Callable[[Any, int], Text]] = {
 }
 HELP = """\
 1 2 3 4      overview, models, runs, nodes
-↑ ↓ PgUp     move: in a table it chooses whose details are shown below
-Tab          from the tabs to the table, and from there to its details
+↑ ↓ PgUp     move; the selected row of a table has its details below
+Tab          from the tabs to the table, and then to the details
 d            dark or light
 ? q          this help; quit
 
-█ a server's blocks   ▒ a part of them   · nobody's
-The digits are servers per block; a cell of a large model tells of its worst block.
-Numbers come from records that nodes sign, but "from here" is what the node that looks
-sees itself; – is not known, or no connection.
-
-any key closes this"""
-"""Drawn as Text: the brackets of markup would vanish."""
+█ blocks of a server   ▒ some of the cell's blocks   · none
+Digits are servers per block; for a large model, a cell shows its worst block.
+Numbers come from records that nodes sign, except "from here": this is what the
+observing node sees. – means not known, or no connection.
+Press any key to close this."""
+"""Drawn as Text: as markup, the brackets would disappear."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """The help on the keys. Any key closes it."""
+    """The help for the keys. Any key closes it."""
 
     CSS = """
     HelpScreen { align: center middle; }
@@ -96,7 +95,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """The live view of `source`. `clock` is monotonic, in seconds."""
+    """The live view of `source`. `clock` returns monotonic seconds."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -119,7 +118,7 @@ class TopApp(App[None]):
         self._seen = source.overview()
         self._seen_s = clock()
         self._is_ready = self._is_interrupted = False
-        # kept rather than looked up, because drawing while the screen closes must find them, too
+        # kept rather than looked up, because drawing while the screen closes also needs them
         self._texts = {name: Static(id=f"{name}-text", classes="text") for name in ("head", *TABS)}
         self._tables: dict[str, DataTable[Text]] = {
             name: DataTable(id=f"{name}-table", cursor_type="row", zebra_stripes=True) for name in COLUMNS
@@ -157,7 +156,7 @@ class TopApp(App[None]):
         self.exit(return_code=EXIT_INTERRUPTED)
 
     def interrupt(self) -> None:
-        """Leave as at Ctrl-C, but not in the middle of the first drawing, which then fails."""
+        """Leave as at Ctrl-C, but not during the first drawing, which would then fail."""
         self._is_interrupted = True
         if self._is_ready:
             self.action_interrupt()
@@ -187,7 +186,7 @@ class TopApp(App[None]):
         self._draw_detail()
 
     def _draw(self) -> None:
-        """Draw the tab that is shown; the others are drawn when they are."""
+        """Draw the visible tab. Other tabs are drawn when they become visible."""
         view = self._source.overview()
         if view.at != self._seen.at:
             self._seen_s = self._clock()
@@ -210,7 +209,7 @@ class TopApp(App[None]):
 
     @work(exclusive=True, group="detail")
     async def _draw_detail(self) -> None:
-        """Draw the details in a worker, because they may be fetched; a newer call replaces an older one."""
+        """Draw the details in a worker, because they may have to be fetched. A newer call replaces an older one."""
         tab = self._tabs.active
         if tab in COLUMNS:
             chosen = _chosen(self._tables[tab])
@@ -221,17 +220,17 @@ class TopApp(App[None]):
             found: Any = self._source.model(chosen) if tab == "models" else None
             if tab != "models":
                 found = await (self._source.run(chosen) if tab == "runs" else self._source.node(chosen))
-            return DETAILS[tab](found, self._width) if found else Text("nothing is known of it yet, or any more", "dim")
+            return DETAILS[tab](found, self._width) if found else Text("no details are known", "dim")
         except SwarmError as error:
             return Text(clean(error.message, 300), "red")
 
     @property
     def _width(self) -> int:
-        return max(20, self.size.width - 6)  # padding, and the bars of what scrolls
+        return max(20, self.size.width - 6)  # padding and scroll bars
 
 
 def _fill(table: DataTable[Text], rows: Mapping[str, Sequence[Text]]) -> None:
-    """Change only the cells that differ: cursor and position stay, and a thousand rows cost little."""
+    """Update only the cells that differ, so that the cursor stays and a thousand rows cost little."""
     keys = list(rows)
     if [row.value for row in table.rows] == keys:
         for key, cells in rows.items():
@@ -248,7 +247,7 @@ def _fill(table: DataTable[Text], rows: Mapping[str, Sequence[Text]]) -> None:
 
 
 def _chosen(table: DataTable[Text]) -> str:
-    """Return the key of the row under the cursor, empty in an empty table."""
+    """Return the key of the row under the cursor, or "" for an empty table."""
     if not table.row_count:
         return ""
     return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""

@@ -1,4 +1,4 @@
-"""`swarm-node top`: opens a dashboard's API or the network itself as a source of views, and shows it live or once."""
+"""`swarm-node top`: reads views from a dashboard's API or from the network itself, and shows them live or once."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ from swarm_node.top import rendering
 LIGHT_BACKGROUNDS = ("7", "15")
 PIPE_COLUMNS = 100
 FIRST_S = 10.0
-"""Time limit for a first view of the nodes: records arrive within a second or two of the connection."""
+"""Seconds to wait for a first view of the nodes. Records usually arrive within two seconds of the connection."""
 FILES_S = 5.0
-"""Time limit for the files of the runs that are seen, where they are shown once: a file says how many members a step
-needs."""
+"""Seconds to wait for the files of runs if they are shown once. A file says how many members a step needs."""
 MAX_DETAILS = 8
-"""Models and runs that are drawn in full; the overview has them all."""
+"""Maximum number of models and of runs shown in detail. The overview has all of them."""
 
 
 def run(flags: Flags) -> int:
-    """Show the network live, or once where there is no terminal. Raises ConfigError, StartError or PeerError."""
+    """Show the network live, or once without a terminal. Raises ConfigError, StartError or PeerError."""
     config = flags.member()
     if bool(config.url) == bool(config.peers):
         raise UsageError(
-            "--url and --peers are both given" if config.url else "no swarm to look at is named",
-            remedy="give --url the address of a dashboard, or --peers that of any node of the swarm",
+            "--url and --peers are both given" if config.url else "no swarm is named",
+            remedy="give the address of a dashboard with --url, or the address of any node with --peers",
         )
     is_live = not (flags.options["once"] or flags.json) and sys.stdin.isatty() and sys.stdout.isatty()
-    logging.getLogger().addHandler(logging.NullHandler())  # a warning in the middle of the screen would spoil it
+    logging.getLogger().addHandler(logging.NullHandler())  # a warning would disturb the screen
     interrupts.raise_in_command()
     return asyncio.run(_show(config, Emitter(json=flags.json), is_live=is_live))
 
@@ -51,19 +50,19 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
     direct = _direct(config, with_files=not is_live)
     async with _remote(config.url, with_models=with_models) if config.url else direct as source:
         if is_live:
-            # textual takes half a second to import, and nothing else needs it
+            # imported late: textual takes half a second, and only the live view needs it
             from swarm_node.top.app import TopApp  # noqa: PLC0415
 
             app = TopApp(source, light=is_light(os.environ.get("COLORFGBG", "")))
-            # from when the screen has the terminal on, Ctrl-C is a key; until then it is a signal
+            # once the screen controls the terminal, Ctrl-C is a key; until then it is a signal
             loop, asyncios = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
             loop.add_signal_handler(signal.SIGINT, app.interrupt)
             try:
-                await asyncio.sleep(0)  # one that came during the import ends it here
+                await asyncio.sleep(0)  # a Ctrl-C during the import takes effect here
                 await app.run_async()
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
-                signal.signal(signal.SIGINT, asyncios)  # which ends this task, and so leaves the network in order
+                signal.signal(signal.SIGINT, asyncios)  # this handler ends the task, and so leaves the network in order
             return app.return_code or 0
         if emitter.json:
             emitter.emit("overview", overview=source.overview().model_dump(mode="json"))
@@ -74,12 +73,12 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
 
 @asynccontextmanager
 async def _direct(config: Config, *, with_files: bool) -> AsyncIterator[ViewSource]:
-    """Run a dashboard's collector on the network itself; it has seen nodes if there are any, and the runs' files if it
-    is asked to.
+    """Run a dashboard's collector on the network itself, until it has seen nodes or time is up.
 
-    Raises StartError or PeerError if no peer of `config` can be joined through.
+    `with_files` also waits for the runs' files. Raises StartError or PeerError if no peer of `config` can be joined
+    through.
     """
-    # the network takes half a second to import, and a dashboard is read without it
+    # imported late: the network takes half a second, and reading a dashboard does not need it
     from swarm_node.dashboard.collector import running_collector  # noqa: PLC0415
     from swarm_node.network_visit import visiting  # noqa: PLC0415
 

@@ -1,7 +1,8 @@
-"""A dashboard's API as a source of views: it reads `/api/v1/overview` every second, and what else is looked at.
+"""A dashboard's API as a source of views: it reads `/api/v1/overview` every second, and other views when they are
+shown.
 
-One task, `follow`, owns it. While the dashboard does not answer, the last view stays and is marked as stale. Answers
-are validated against the views and limited in size; unknown fields of a newer dashboard are ignored.
+One task, `follow`, owns it. While the dashboard does not answer, the last view stays and is marked as stale. Responses
+are validated against the views and limited in size. Unknown fields of a newer dashboard are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
 NOT_SWARM = "the server there has no Swarm dashboard"
 _REASONS: Sequence[tuple[type[BaseException], str]] = (
-    (ssl.SSLError, "TLS failed; if the server there speaks plain HTTP, write http:// instead of https://"),
+    (ssl.SSLError, "TLS failed; if the server uses plain HTTP, write http:// instead of https://"),
     (socket.gaierror, "the name server knows no such host"),
     (ConnectionRefusedError, "the connection was refused; nothing listens at that address and port"),
     (httpx.ConnectTimeout, "the host does not answer"),
@@ -38,21 +39,19 @@ _REASONS: Sequence[tuple[type[BaseException], str]] = (
 
 
 class DashboardClient:
-    """A `dashboard.views.ViewSource` over HTTP.
-
-    Models and nodes are asked for when they are looked at, and come later.
-    """
+    """A `dashboard.views.ViewSource` over HTTP. Models and nodes are requested when they are shown, and arrive
+    later."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        """`client` is the caller's to close; `url` the dashboard's, without `/api/v1`."""
+        """The caller closes `client`. `url` is the dashboard's, without `/api/v1`."""
         self._client = client
         self._url = url.rstrip("/")
         self._overview: Overview | None = None
         self._lost = ""
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._asked: set[str] = set()  # names of models; "" are the nodes
-        self._had_at: dict[str, float] = {}  # what was asked for, by the overview that it belongs to
+        self._asked: set[str] = set()  # names of models; "" means the nodes
+        self._had_at: dict[str, float] = {}  # time of the overview at which each was last requested
         self._models: dict[str, ModelDetail | None] = {}
         self._nodes: tuple[NodeView, ...] = ()
 
@@ -107,7 +106,7 @@ class DashboardClient:
         await self._changed.wait()
 
     async def fetch(self) -> None:
-        """Fetch what was requested until now. Raises PeerError."""
+        """Fetch everything that was requested. Raises PeerError."""
         asked, self._asked = self._asked, set()
         for name in asked:
             assert self._overview is not None
@@ -123,7 +122,7 @@ class DashboardClient:
             self._wanted.set()
 
     async def _get(self, path: str, kind: type[T]) -> T | None:
-        """Fetch views; None for what the dashboard does not know."""
+        """Fetch a view, or return None if the dashboard does not know it."""
         url = f"{self._url}/api/v1/{path}"
         try:
             async with self._client.stream("GET", url, timeout=ASK_TIMEOUT_S, follow_redirects=True) as answer:
@@ -143,12 +142,12 @@ class DashboardClient:
     def _no_dashboard(self, reason: str) -> PeerUnreachable:
         return PeerUnreachable(
             f"no dashboard answers at {self._url}: {reason}",
-            remedy="give --url what `swarm-node dashboard` or `swarm-node gateway` printed, or give --peers",
+            remedy="give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed, or use --peers",
         )
 
 
 def _reason(error: Exception) -> str:
-    """Say in words why a request failed: the HTTP library's own text names no host, and often no cause."""
+    """Say why a request failed: the HTTP library's own text names no host, and often no cause."""
     causes = list(_causes(error))
     for kind, reason in _REASONS:
         if any(isinstance(cause, kind) for cause in causes):
@@ -173,7 +172,7 @@ def _parsed(data: bytearray, kind: type[T], url: str) -> T:
         where = ".".join(map(str, first["loc"]))
         raise PeerViolation(
             f"{url} does not answer as a dashboard: {f'{where}: ' if where else ''}{first['msg']}"[:300],
-            remedy="give --url what `swarm-node dashboard` printed; if it is that, update the older program",
+            remedy="check --url; if it is a dashboard's, update the older of the two programs",
         ) from error
 
 

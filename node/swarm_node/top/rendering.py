@@ -1,7 +1,7 @@
 """Renders the dashboard's views as text: the overview, and one model, run or node.
 
-Pure functions of views and a width in cells. No meaning is in a colour alone: its word is beside it. A map of blocks
-has fewer cells than a large model has blocks: a cell then stands for several blocks and shows the worst.
+Pure functions of views and a width in cells. Colours only repeat what words say. A map of blocks may have fewer cells
+than the model has blocks: a cell then stands for several blocks and shows the worst.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FULL, PART, NONE = "█", "▒", "·"
 
 
 def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
-    """Return the blocks `[start, end)` of each cell, at most `width` of them; none is empty."""
+    """Return the blocks `[start, end)` of each of at most `width` cells. No cell is empty."""
     cells = max(0, min(num_blocks, width))
     return [(num_blocks * cell // cells, num_blocks * (cell + 1) // cells) for cell in range(cells)]
 
 
 def span_row(start: int, end: int, num_blocks: int, width: int) -> str:
-    """Return a server's blocks `[start, end)`: a full cell is served in whole, a grey one in part."""
+    """Return a map of a server's blocks `[start, end)`: a full cell is served completely, a grey one in part."""
     row = ""
     for first, last in cell_spans(num_blocks, width):
         covered = min(end, last) - max(start, first)
@@ -65,7 +65,7 @@ def replica_row(replicas: Sequence[int], width: int) -> str:
 
 
 def missing_row(missing: Sequence[tuple[int, int]], num_blocks: int, width: int) -> str:
-    """Return a model's blocks where only the gaps are known: full where each block has a server."""
+    """Return a map of a model's blocks if only the gaps are known: full where each block has a server."""
     return "".join(
         NONE if any(start < cell[1] and cell[0] < end for start, end in missing) else FULL
         for cell in cell_spans(num_blocks, width)
@@ -83,13 +83,14 @@ STATE_CELLS = 11
 MAP_CELLS = 64
 MIN_MAP_CELLS = 8
 MAX_LINES = 200
-"""Maximum number of servers or members in one detail: a terminal has no room for more."""
+"""Maximum number of servers or members in one detail view."""
 
 V = TypeVar("V")
 
 
 def _text(lines: Callable[[V, int], Iterator[Text]]) -> Callable[[V, int], Text]:
-    """Let a function that yields lines for a width return them as one text. Lines that are not to be folded are cut."""
+    """Turn a function that yields lines for a width into one that returns a single text. Lines that may not fold are
+    truncated."""
 
     @wraps(lines)
     def joined(view: V, width: int) -> Text:
@@ -118,14 +119,14 @@ def overview(view: Overview, width: int) -> Iterator[Text]:
     turnover = "" if view.joins_24h is None else f" · {period}: {view.joins_24h} joined, {view.leaves_24h} left"
     yield Text(f"{reached}{turnover}", "dim")
     if sum(view.paths.values()):
-        yield Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim")
+        yield Text(f"connections, counted at each end: {path_counts(view.paths)}", "dim")
     if view.num_paused:
         rest = f"{plural(view.num_paused, 'volunteer')} on a break: {lends_again(view.lends_again_at, time.time())}"
         yield Text(rest, "yellow")
     first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
     speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
     yield Text(f"{speeds} · first token {first_token}")
-    # before all that grows, so that no terminal is too low for it; a long one is folded
+    # above everything that grows, so that it is visible on any terminal; a long one is folded
     yield _title("JOIN WITH")
     yield Text(clean(view.join_command, 1000), overflow="fold")
     yield _title("MODELS")
@@ -174,7 +175,7 @@ def _agreement(run: RunView) -> str:
 
 @_text
 def model(view: ModelDetail, width: int) -> Iterator[Text]:
-    """Render the map of blocks and servers, replicas per block, and the chains in use."""
+    """Render the map of blocks and servers, the replicas per block, and the chains in use."""
     shown, blocks = view.model, view.model.num_blocks
     yield Text.assemble(state(shown.health), clean(shown.name, width), " · ", clean(shown.words, width))
     cells = _map_cells(width, NAME_CELLS + 1)
@@ -194,16 +195,16 @@ def model(view: ModelDetail, width: int) -> Iterator[Text]:
     for chain in view.chains:
         hops = " → ".join(f"{name_cell(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
         assumed = f" ({chain.assumed_ms:.0f} ms assumed)" if chain.assumed_ms else ""
-        yield Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}")
+        yield Text(f"chain {chain.ms_per_token:.0f} ms per token{assumed}: {hops}")
 
 
 def _server_facts(server: ServerView) -> Text:
     moving = "" if server.next_start is None else f", moves to {server.next_start}:{server.next_end}"
     if server.convicted is not None:
-        return Text(f"convicted and not asked: {clean(server.convicted, 200)}", "red")
+        return Text(f"convicted and not used: {clean(server.convicted, 200)}", "red")
     return Text.assemble(
         (server.state, STYLES.get(server.state, "")),
-        f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms a block, "
+        f" {server.start}:{server.end}, {server.queue_depth}  waiting, {server.decode_ms_per_block:.1f} ms per block, "
         f"{rate(server.tokens_per_s)}, {'relayed' if server.relayed else 'direct'}{moving}",
     )
 
@@ -213,7 +214,7 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
     """Render the loss, the newest steps, the members, and what was refused."""
     shown = view.run
     yield Text.assemble(state(shown.state), clean(shown.name or shown.run, width))
-    # of a run that waits this ends with what lets it go on
+    # for a waiting run, this ends with what lets it continue
     yield Text(clean(shown.words, 1000), overflow="fold")
     signed = clean(shown.signed_by or UNKNOWN, 60)
     yield Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}")
@@ -267,7 +268,9 @@ def node(view: NodeDetail, width: int) -> Iterator[Text]:
     if shown.pause and shown.state == "alive":
         yield Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow")
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
-    yield Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen")
+    yield Text(
+        f"present {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen"
+    )
     for server in view.serving[:MAX_LINES]:
         yield Text.assemble("serves ", _name(server.model), " ", _server_facts(server))
     for each in view.training[:MAX_LINES]:
@@ -284,7 +287,7 @@ def _from_here(node: NodeView) -> str:
 
 
 def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:
-    """Return the age of the view in words, and their style; `age_s` counts since its last change here."""
+    """Return the age of the view as text, and a style. `age_s` counts the seconds since its last change here."""
     ago = f"last update {duration(round(age_s))} ago"
     if view.stale:
         return f"{clean(view.stale, 120)} · {ago}", "bold red"
@@ -298,7 +301,7 @@ def _title(text: str) -> Text:
 
 
 def _name(text: str) -> str:
-    """Padded to a column."""
+    """Return the name padded to a column."""
     shown = name_cell(text, NAME_CELLS)
     return shown + " " * (NAME_CELLS - Text(shown).cell_len)
 

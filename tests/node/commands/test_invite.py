@@ -84,8 +84,8 @@ def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
     ("arguments", "code", "said"),
     [
         (("--rights", "fly"), 2, "'fly' is not a right"),
-        (("--expires", "10s"), 2, "--expires: '10s' is not a length of time from 1m to 366d, such as 90m, 12h or 30d"),
-        (("--expires", "367d"), 2, "is not a length of time from 1m to 366d"),
+        (("--expires", "10s"), 2, "--expires: '10s' is not a duration from 1m to 366d, such as 90m, 12h or 30d"),
+        (("--expires", "367d"), 2, "is not a duration from 1m to 366d"),
         (("--for-node", "me"), 2, "is not an Ed25519 peer id"),
         (("--note", "a\tb"), 2, "--note is not one line"),
         ((), 1, "names a node to join through"),

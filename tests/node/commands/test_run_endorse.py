@@ -97,4 +97,4 @@ def test_endorse_with_another_key_or_an_unusual_time_is_refused(
         [refused] = capsys.readouterr().out.splitlines()
         assert "only that key can endorse its states" in refused
     assert endorsed("--every", "soon") == 2
-    assert "--every: 'soon' is not a length of time" in capsys.readouterr().out
+    assert "--every: 'soon' is not a duration" in capsys.readouterr().out

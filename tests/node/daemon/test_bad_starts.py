@@ -27,10 +27,10 @@ JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", 
         ),
         (("join", "--run", "/tmp"), "/tmp is a directory, not a run file → give --run the file that"),
         (("join", "--model", "/no/model"), "there is no such directory → give --model the directory that"),
-        (("join", "--max-memory", "64MiB"), "nothing is left for a model → allow more with --max-memory"),
+        (("join", "--max-memory", "64MiB"), "none is left for a model → allow more with --max-memory"),
         (
             ("join", "--device", "cpu", "--max-memory", "400MiB"),
-            "the node itself takes 320 MiB and needs 96 MiB to work with; nothing is left",
+            "the node itself takes 320 MiB and needs 96 MiB to work: none is left",
         ),
         (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),
         (("status",), "no daemon is running"),
@@ -76,7 +76,7 @@ def test_start_with_impossible_settings_says_what_to_do(
         (("join", "--listen", "here"), "--listen: address 'here' is malformed"),
         (
             ("join", "--drain-s", "abc"),
-            "is not a length of time from 0s to 1h, such as 30s or 5m → write --drain-s 30s",
+            "is not a duration from 0s to 1h, such as 30s or 5m → write --drain-s 30s",
         ),
     ],
 )

@@ -79,7 +79,7 @@ def test_address_that_is_taken_or_another_machine_s_ends_the_start_before_anythi
         for host, why in (("127.0.0.1", "the port is in use"), ("192.0.2.1", "assign requested address")):
             answer = run_here("seed", "--home", tmp_path, "--metrics", f"{host}:{port}")
             assert answer.code == 1
-            assert f"metrics cannot be answered on {host} port {port}: " in answer.error
+            assert f"metrics cannot be served on {host} port {port}: " in answer.error
             assert why in answer.error
             assert "give --metrics" in answer.error
             assert [event["event"] for event in answer.events] == ["error"]

@@ -236,7 +236,7 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     drawn = EventAccumulator(str(tmp_path / "curves" / load_checked_run(run).run_id / "attic")).Reload()
     assert [each.value for each in drawn.Scalars("loss/training")] == pytest.approx(losses)
     assert [each.step for each in drawn.Scalars("loss/validation")] == [0, 2]
-    assert f"tokens are kept in {told['folder']}, for every home" in node.err_path.read_text()
+    assert f"tokens are cached in {told['folder']}, for all homes" in node.err_path.read_text()
     assert any(Path(str(told["folder"])).glob("*.tokens"))
     other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b", is_forked=True)
     other.wait_for("training", timeout_s=100)

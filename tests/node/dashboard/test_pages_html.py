@@ -276,7 +276,7 @@ def test_chain_says_how_much_of_its_time_nobody_has_measured(client: TestClient,
         text = opened(source).get(f"/models/{name}").text
     finally:
         source.model_details[name] = detail
-    assert "51.7 ms a token</strong>, 50 ms of it assumed for links that nobody has measured" in text
+    assert "51.7 ms per token</strong>, 50 ms of it assumed for links that nobody has measured" in text
 
 
 def test_an_open_run_prints_the_line_that_joins_it(source: ExampleSource) -> None:
@@ -518,7 +518,7 @@ def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, c
     detail = source.node_details[some.peer_id]
     source.node_details[some.peer_id] = detail.model_copy(update={"node": paused})
     text = opened(source).get(f"/nodes/{some.peer_id}").text  # not from the client, which keeps a page for a second
-    assert "It lends nothing now: it is outside its hours; it lends again on 24 Nov 22:00 UTC." in text
+    assert "It lends nothing now: it is outside its lending hours. It lends again on 24 Nov 22:00 UTC." in text
     source.node_details[some.peer_id] = detail
     other = next(node for node in source.nodes() if node.state == "alive" and node.peer_id != some.peer_id)
     assert "It lends nothing now" not in client.get(f"/nodes/{other.peer_id}").text
@@ -547,7 +547,7 @@ def test_a_run_says_what_its_author_has_endorsed_and_how_many_are_on_probation(s
 
     text = text_with(endorsed_step=1200, num_on_probation=1, num_trainers=5)
     assert "The author has endorsed outer step 1,200, where newcomers begin." in text
-    assert "1 of the 5 that took part in the newest proved step was on probation." in text
+    assert "1 of the 5 members that took part in the newest proved step was on probation." in text
     text = text_with(endorsed_step=0, num_on_probation=0, num_trainers=5)
     assert "This dashboard has not seen an endorsement by the author yet." in text
     assert "0 of the 5 members that took part in the newest proved step were on probation." in text

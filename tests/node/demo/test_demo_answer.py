@@ -90,5 +90,5 @@ def test_answer_goes_on_until_the_killed_node_was_missed(num_early: int) -> None
 
 
 def test_answer_that_is_over_before_is_an_error() -> None:
-    with pytest.raises(DemoError, match="over before the killed node was missed"):
+    with pytest.raises(DemoError, match="ended before the killed node was noticed"):
         completion_by(num_early=0, misses=False)

@@ -184,7 +184,7 @@ def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
     emitter.emit("round_aborted", run="x", step=3, attempt=25, reason="the owner is gone", missing=())
     assert err.getvalue().splitlines() == [
         "step 3, attempt 0 failed: waited 0.5 s",
-        "step 3, attempt 9 failed: waited 9.5 s (10 times by now)",
+        "step 3, attempt 9 failed: waited 9.5 s (10 times so far)",
         "step 3, attempt 25 failed: the owner is gone",
     ]
     assert len(out.getvalue().splitlines()) == 26, "programs are told each time"

@@ -82,4 +82,4 @@ def test_recorded_on_a_disk_that_fills_up_warns_once_and_goes_on(
         monkeypatch.setattr(SummaryWriter, "add_scalar", full)
         committed(told, 1, 2.5)
         committed(told, 2, 2.5)
-    assert err.getvalue().count("written no more: No space left on device") == 1
+    assert err.getvalue().count("no longer written: No space left on device") == 1

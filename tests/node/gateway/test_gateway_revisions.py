@@ -130,4 +130,4 @@ def test_used_models_that_cannot_be_written_are_a_warning(tmp_path: Path, caplog
     used = used_in(tmp_path / "missing" / "revisions.json", "net")
     used.add("tiny", "r")
     assert list(used.of("tiny")) == ["r"]
-    assert "cannot remember" in caplog.text
+    assert "cannot write" in caplog.text

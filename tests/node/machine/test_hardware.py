@@ -27,7 +27,7 @@ def test_share_of_told_memory_leaves_what_is_held_and_what_is_worked_with(told: 
 def test_share_of_less_than_the_node_itself_takes_is_refused_with_both_sizes(told: int) -> None:
     with pytest.raises(ConfigError, match=rf"of {size(told)} of memory the node itself takes 480 MiB and needs 96 MiB"):
         share_of_limit(told, 480 * MIB)
-    with pytest.raises(ConfigError, match="of 1 KiB of memory the node needs 96 MiB to work with; nothing is left"):
+    with pytest.raises(ConfigError, match="of 1 KiB of memory the node needs 96 MiB to work: none is left"):
         share_of_limit(1024, 0)
 
 

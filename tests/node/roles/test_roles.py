@@ -124,7 +124,7 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
     assert len(err.getvalue().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the step that is under way"])])
+@pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the current step"])])
 def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: list[str]) -> None:
     err = io.StringIO()
 
@@ -150,13 +150,13 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
 @pytest.mark.parametrize(
     ("found", "addrs", "words"),
     [
-        ("unknown", [LOCAL], "no address in a network"),
+        ("unknown", [LOCAL], "no network address"),
         ("unknown", [FAR], "nobody has confirmed that others reach this node; if they do not, forward a TCP port"),
         ("unknown", [RELAYED, FAR], "through relays; nobody has confirmed yet"),
         ("public", [LOCAL], "only from this machine"),
         ("public", [FAR], "directly"),
         ("public", ["/ip4/10.0.0.7/tcp/1", LOCAL], "local network"),
-        ("relay", [FAR], "behind a NAT or a firewall: a direct path where the other side allows one"),
+        ("relay", [FAR], "behind a NAT or a firewall: direct paths to peers that allow them"),
     ],
 )
 def test_explain_says_what_is_in_the_way_and_how_to_open_it(found: Reachability, addrs: list[str], words: str) -> None:

@@ -19,7 +19,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import invite_to_run
 
 AUTHOR, NODE = Identity(bytes(32)), Identity(bytes([1]) * 32)
-NONE, EXPIRED = "takes only nodes with an invitation, and this one was given none", "the invitation to .* has expired"
+NONE, EXPIRED = "takes only nodes with an invitation, and this node has none", "the invitation to .* has expired"
 
 
 def told(home: Path, run_id: str = "", *lifetimes_s: float) -> Config:

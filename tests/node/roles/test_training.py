@@ -80,8 +80,8 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     ("late_s", "when"),
     [
         (2.04, "came 2.0 s after the round's group was formed"),
-        (0.0, "was ready, but the round's group has formed without it"),
-        (None, "was still computed"),
+        (0.0, "was ready just as the round's group was formed without it"),
+        (None, "was still being computed"),
     ],
 )
 def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when: str) -> None:

@@ -57,7 +57,7 @@ def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_i
     wrong = ("someone/other@" + COMMIT, "someone/tiny@main", "no-hub", "/etc/tiny", "someone/tiny")
     found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none", None)
     assert found == (HubId("someone/tiny", COMMIT), "bfloat16")
-    with pytest.raises(ConfigError, match="from a directory of their own"):
+    with pytest.raises(ConfigError, match="from their own directories"):
         volunteer._origin(need(*wrong), tmp_path / "none", None)
 
 
@@ -65,7 +65,7 @@ def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) 
     place = write_model(tmp_path / "tiny", FAMILIES["llama"]())
     revision = open_model(place).revision("float16")
     assert volunteer._origin(need(revision=revision), place, None) == (place, "float16")
-    with pytest.raises(ConfigError, match="from a directory of their own"):
+    with pytest.raises(ConfigError, match="from their own directories"):
         volunteer._origin(need(), place, None)
 
 
@@ -75,7 +75,7 @@ def test_a_published_model_comes_from_a_hub_under_any_name_in_the_dtype_of_its_s
     wanted = need("/etc/tiny", f"someone/other@{COMMIT}", revision=published.revision("int4"))
     found = volunteer._origin(wanted, tmp_path / "none", published)
     assert found == (HubId("someone/other", COMMIT), "int4")
-    with pytest.raises(ConfigError, match="from a directory of their own"):
+    with pytest.raises(ConfigError, match="from their own directories"):
         volunteer._origin(need(f"someone/other@{COMMIT}", revision="0" * 32), tmp_path / "none", published)
 
 
@@ -122,7 +122,7 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, data=DataConfig(tokenizer="local")), "run.s tokenizer is each member.s own"),
         (replace(RUN, data=DataConfig(source="hub", hub_id="a/b")), "downloaded from a hub"),
         (replace(RUN, data=DataConfig(tokenizer="a/b")), "downloaded from a hub"),
-        (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
+        (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its start checkpoint must be loaded"),
         (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
         (replace(RUN, inner=InnerConfig(batch_windows=1 << 16)), "of memory"),
     ],

@@ -138,8 +138,8 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("network_id", "a b", "is not a network id"),
         ("name", "bell\a", "printable"),
         ("device", "gpu", "is not one of auto, cpu, cuda, mps"),
-        ("drain_s", "soon", "is not a length of time from 0s to 1h, such as 30s or 5m"),
-        ("drain_s", "nan", "is not a length of time"),
+        ("drain_s", "soon", "is not a duration from 0s to 1h, such as 30s or 5m"),
+        ("drain_s", "nan", "is not a duration"),
         ("then_serve", "perhaps", "is neither true nor false"),
         ("metrics", "9401", "is not HOST:PORT"),
         ("metrics", "::1:9401", "is not HOST:PORT"),
@@ -276,9 +276,9 @@ def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
         ("monthly_traffic", "5MB", "--monthly-traffic: '5MB' is not the traffic of a month from 1GB upwards, nor 0"),
         ("monthly_traffic", "-500GB", "--monthly-traffic: '-500GB' is not a size such as"),
         ("monthly_traffic", "lots", "--monthly-traffic: 'lots' is not a size such as"),
-        ("hours", "25:00", "--hours: '25:00' is not a time of the day such as 22:00-07:00"),
-        ("hours", "22:00-25:00", "--hours: '22:00-25:00' is not a time of the day: hours go from"),
-        ("hours", "08:00-08:00", "--hours: '08:00-08:00' is no time at all"),
+        ("hours", "25:00", "--hours: '25:00' is not a range of hours such as 22:00-07:00"),
+        ("hours", "22:00-25:00", "--hours: '22:00-25:00' is not a range of hours: they go from"),
+        ("hours", "08:00-08:00", "--hours: '08:00-08:00' is an empty range"),
     ],
 )
 def test_limits_that_make_no_sense_are_one_clear_line(name: str, value: str, says: str, tmp_path: Path) -> None:

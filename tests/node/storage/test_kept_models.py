@@ -42,7 +42,7 @@ def test_settings_become_kept_models_by_name(tmp_path: Path) -> None:
     assert {each.cache for each in found.values()} == {config.home / "cache" / "models"}
     found["b"].on_progress(2**20, 2**21)
     assert "1 MiB of 2 MiB of b, to keep at home" in err.getvalue()
-    assert "text stays here: servers get activations in place of tokens" in err.getvalue()
+    assert "text stays here: servers get activations instead of tokens" in err.getvalue()
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:

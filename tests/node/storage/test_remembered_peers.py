@@ -100,7 +100,7 @@ def test_place_that_is_no_file_is_no_memory(tmp_path: Path, caplog: pytest.LogCa
     assert read(tmp_path / "peers.json", "net", NOW) == ()
     assert not caplog.records
     write(tmp_path / "peers.json", "net", (entry(1),))
-    assert "cannot remember" in caplog.text
+    assert "cannot write" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_hostile_names_are_text_and_never_markup() -> None:
         assert "[/nothing open]" in text_of(app, "head")
         await press(app, pilot, "2")
         assert str(table(app, "models").get_row_at(0)[1]).startswith("[bold red]x[/] [@click")
-        assert "nothing is known of it" in text_of(app, "models")
+        assert "no details are known" in text_of(app, "models")
 
     driven(source, drive)
 

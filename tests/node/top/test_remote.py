@@ -148,7 +148,7 @@ def failed(reason: BaseException) -> httpx.ConnectError:
     [
         (failed(ConnectionRefusedError()), "the connection was refused; nothing listens at that address and port"),
         (failed(socket.gaierror(-2, "Name or service not known")), "the name server knows no such host"),
-        (failed(ssl.SSLError(1, "WRONG_VERSION_NUMBER")), "TLS failed; if the server there speaks plain HTTP"),
+        (failed(ssl.SSLError(1, "WRONG_VERSION_NUMBER")), "TLS failed; if the server uses plain HTTP"),
         (httpx.ConnectTimeout(""), "the host does not answer"),
         (httpx.ReadTimeout(""), "the server there did not answer within 10 s"),
         (httpx.RemoteProtocolError("illegal status line"), "the server there does not speak HTTP"),

@@ -66,7 +66,7 @@ def test_amounts_are_told_in_a_few_characters() -> None:
 SNAPSHOT = """\
 6 volunteers among 8 nodes
 reached: 6 public, 2 relay · 24 h: 2 joined, 1 left
-connections, as each end counts them: 21 direct, 15 punched, 7 relayed
+connections, counted at each end: 21 direct, 15 punched, 7 relayed
 52 tok/s answered, 3.1k tok/s trained · first token 410 ms p50, 1.4 s p95
 
 JOIN WITH

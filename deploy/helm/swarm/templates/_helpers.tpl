@@ -22,7 +22,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- /* What all pods say about themselves. A larger drainSeconds gives the pod longer to end. */}}
 {{- define "swarm.pod" -}}
-# Kubernetes would put SWARM_SEED_SERVICE_HOST and the like into the environment, which swarm-node refuses as unknown settings
+# Otherwise Kubernetes sets variables such as SWARM_SEED_SERVICE_HOST, which swarm-node refuses as unknown settings
 enableServiceLinks: false
 automountServiceAccountToken: false
 terminationGracePeriodSeconds: {{ add .Values.drainSeconds 30 }}

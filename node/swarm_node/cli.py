@@ -29,7 +29,10 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 
 app = typer.Typer(
-    name="swarm-node", epilog="Example: swarm-node demo", context_settings={"help_option_names": ["--help", "-h"]}
+    name="swarm-node",
+    epilog="Example: swarm-node demo",
+    context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode=None,  # rich's tables leave 18 of 80 columns for the help of an option
 )
 
 EXIT_USAGE = 2
@@ -62,7 +65,7 @@ USUAL = {"evidence": "list", "models": "list", "invite": "create"}
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():
-    app.add_typer(group)
+    app.add_typer(group, short_help=str(group.info.help))
 
 
 def _show_version(asked: bool) -> None:

@@ -6,11 +6,13 @@ import json
 import logging
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from swarm_node import cli, diagnostics, interrupts
 from swarm_node.commands.command_options import spread
+from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 
@@ -35,6 +37,30 @@ def test_help_keeps_what_stands_in_brackets(
     for command, text in (("join", "OWNER/NAME[@REVISION]"), ("plan", "[[nodes]]"), ("gateway", "[tokens_per_min]`")):
         assert cli.run([command, "--help"]) == 0
         assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in cli.COMMANDS])
+def test_help_of_options_has_half_of_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    [entry] = [entry for entry in cli.COMMANDS if entry.name == command]
+    texts = [*entry.options.values(), *(SETTINGS[name].about for name in entry.settings)]
+    assert [about for about in texts if textwrap.wrap(about, 40)[0] not in text] == []
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_list_of_commands_has_whole_purposes_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = ""
+    for arguments in (["--help"], *([group, "--help"] for group in cli.GROUPS)):
+        assert cli.run(arguments) == 0
+        shown += " ".join(capsys.readouterr().out.split())
+    assert [entry.purpose for entry in cli.COMMANDS if entry.purpose not in shown] == []
 
 
 @pytest.mark.parametrize("command", ["chat", "models check"])

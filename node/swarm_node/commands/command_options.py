@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.markup import escape
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -131,7 +130,8 @@ class Command:
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(self.name.split()[-1], epilog=f"Example: {self.example}")(callback)
+        # without short_help the list of commands cuts the purpose off
+        app.command(self.name.split()[-1], short_help=self.purpose, epilog=f"Example: {self.example}")(callback)
 
 
 _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)
@@ -188,7 +188,7 @@ def _other_option(spec: str, about: str) -> inspect.Parameter:
         return _option(
             name, kind if metavar else bool, flag, about, default=None if metavar else False, metavar=metavar
         )
-    argument = typer.Argument(help=escape(about), metavar=flag, show_default=False)
+    argument = typer.Argument(help=about, metavar=flag, show_default=False)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, argument])
 
 
@@ -202,10 +202,7 @@ def _option(
     metavar: str | None = None,
     complete: Callable[[str], list[str]] | None = None,
 ) -> inspect.Parameter:
-    # rich would take brackets for markup and drop them
-    option = typer.Option(
-        declared, help=escape(about), metavar=metavar or None, show_default=False, autocompletion=complete
-    )
+    option = typer.Option(declared, help=about, metavar=metavar or None, show_default=False, autocompletion=complete)
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -1,7 +1,7 @@
 """The history's tables, and how texts are made to fit them.
 
-Texts may be hostile. `bounded` shortens them before they are stored. They are only ever bound parameters, and whoever
-displays them must escape them. Times are Unix seconds.
+Texts may be hostile. `bounded` shortens them before they are stored. Statements take them as bound parameters only, and
+pages must escape them. Times are Unix seconds.
 
 Only one dashboard writes to a database. Peers, runs and series are stored by row id, since their names are long and
 repeated. `looked_at` is when the collector last recorded presence: presences that are open when a dashboard starts

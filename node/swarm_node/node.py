@@ -65,7 +65,7 @@ class NodeRole(ABC):
     """Numbered steps that the role reports after the daemon's four."""
 
     computes = False
-    """Whether the role computes, so that device and speed matter. Such a node loads torch, which takes seconds."""
+    """True if the role computes, so that device and speed matter. Such a node loads torch, which takes seconds."""
 
     def relay(self, _config: Config) -> RelayUse:
         """Return whether the node relays for others, or may be reached through a relay."""

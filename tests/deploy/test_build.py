@@ -102,7 +102,7 @@ def test_every_argument_that_is_passed_is_one_of_the_dockerfile() -> None:
         (["--target", "tpu"], "--target is cpu or cuda, not tpu"),
         (["--tag"], "--tag needs a value"),
         (["--colour", "red"], "there is no option --colour"),
-        (["--torch", "/nonexistent"], "no directory with a wheel of torch"),
+        (["--torch", "/nonexistent"], "neither a URL nor a directory with torch's wheel"),
         (["--torch", "https://example.org", "--target", "cuda"], "--torch is for the cpu image"),
         (["--ca", "/nonexistent"], "there is no readable file /nonexistent"),
     ],
@@ -150,7 +150,7 @@ def test_a_cpu_image_of_two_gigabytes_or_more_fails_before_the_demo(tmp_path: Pa
         env={"PATH": f"{programs}:/usr/bin:/bin"},
     )
     assert done.returncode == code, done.stderr
-    assert ("and 2000000000 are allowed" in done.stderr) == bool(code)
+    assert ("at most 2000000000 are allowed" in done.stderr) == bool(code)
     ran = [line.split()[0] for line in told.read_text().splitlines()]
     assert ran == ["build", "from", "mount", *([] if code else ["run"]), "rm"]
 

@@ -303,7 +303,7 @@ def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
     )  # fmt: skip
     assert StatusReply.from_bytes(paused.to_bytes()) == paused
     shown = this_node.text(paused)
-    assert "; outside its lending hours:  lends again at 22:00" in shown
+    assert "; outside its lending hours: lends again at 22:00" in shown
     assert "412 GB of 500 GB used in this month" in shown
     assert "convicted  5Z1T2a lied in this run: it signed a wrong result" in shown
     assert "links      a sends slowly\n           b, too" in shown

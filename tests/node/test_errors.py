@@ -80,7 +80,7 @@ WRONG = [
     (("run", "watch", "my-run", "--peers", PEER), "12 hexadecimal digits, such as my-run-0123456789ab"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
     (("seed", "--listen", ""), "--listen has an empty value → give it a value"),
-    (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give --listen one"),
+    (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give an address, such as --listen /ip4/"),
     ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),
     ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
@@ -219,7 +219,7 @@ def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.Ca
     code, error = said(capsys, "top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 1
     assert error.startswith("no dashboard answers at http://127.0.0.1:1: the connection was refused; nothing listens")
-    assert "  → give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed" in error
+    assert "→ give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed" in error
 
 
 def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None marks what was not given.
+    """Holds the values given on the command line. None marks a value that was not given.
 
     `options` holds the options and arguments that are not settings, by name: switches as bool, files as Path,
     everything else as str.

@@ -48,8 +48,7 @@ from swarm_node.storage.home import Home
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 LISTEN_S = 2.0
-"""How long to listen for local peers. They answer at once, or within a second if they have just answered another
-node."""
+"""Seconds to listen for local peers. They answer at once, or within a second after they answered another node."""
 
 
 Result = Literal["ok", "warn", "fail"]

@@ -153,7 +153,7 @@ def _named(revocation: RunRevocation) -> str:
 
 
 def vouch(flags: Flags) -> int:
-    """As a member of the run of a file, sign for a newcomer. Raises ConfigError or UsageError."""
+    """Sign for a newcomer, as a member of the run of a file. Raises ConfigError or UsageError."""
     options, emitter = flags.options, Emitter(json=flags.json)
     lifetime_s, newcomer = lifetime_of(flags), peer_option(flags, "for_node")
     if not newcomer:

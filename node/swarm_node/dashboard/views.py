@@ -29,7 +29,7 @@ class View(BaseModel):
 
 
 class PathView(View):
-    """How the observing node is connected to a peer, and the payload bytes exchanged with it.
+    """Tells how the observing node is connected to a peer, and how many payload bytes they exchanged.
 
     The bytes are rounded down to whole MiB: otherwise visitors of a gateway's dashboard could infer the lengths of
     answers.

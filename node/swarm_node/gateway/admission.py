@@ -374,7 +374,7 @@ class AnswerSlots:
         if self.num_running + num > self._capacity:
             raise HttpError(
                 429,
-                f"the gateway has {self.num_running} answers running and allows {self._capacity}",
+                f"the gateway runs at most {self._capacity} answers at once, and {self.num_running} run now",
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )

@@ -128,7 +128,7 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBatch:
-    """What both endpoints pass to the answerer: a request with `request.n` choices for each of `prompts`.
+    """Both endpoints pass this to the answerer: a request with `request.n` choices for each of `prompts`.
 
     `max_tokens` None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer. `tools` are the names of
     the tools that may be called.

@@ -51,7 +51,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is shown next: some text or a call. If probabilities are wanted, `tokens` has the tokens it came from."""
+    """Text or a call to show next. If probabilities are wanted, `tokens` has the tokens that it came from."""
 
     text: str = ""
     call: ToolCall | None = None

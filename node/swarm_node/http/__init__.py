@@ -1,2 +1,2 @@
-"""What the gateway and the dashboard share as HTTP servers: the server, errors, addresses, rate limits and event
+"""The gateway and the dashboard share this as HTTP servers: the server, errors, addresses, rate limits and event
 streams."""

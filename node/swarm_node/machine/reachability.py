@@ -19,7 +19,7 @@ EXAMINE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What keeps other nodes from reaching this one, and a remedy ("" if nothing does)."""
+    """Names the obstacle that keeps other nodes from reaching this one, and a remedy ("" if there is none)."""
 
     meaning: str
     remedy: str = ""

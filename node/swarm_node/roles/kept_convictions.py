@@ -1,4 +1,4 @@
-"""What a node that serves or uses models knows about convicted servers: kept in its home, and reported."""
+"""A node that serves or uses models keeps in its home what it knows about convicted servers, and reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a home remembers of the models that its clients use: their revisions, their publishers, and models kept at home.
+"""The files in which a home keeps the revisions and publishers of models that its clients use; models kept at home.
 
     HOME/revisions.json    {"network_id": …, "used": {MODEL: [REVISION, …], …}}        (see `UsedRevisions`)
     HOME/publishers.json   {"network_id": …, "publishers": {MODEL: PEER_ID, …}}        (see `KnownPublishers`)

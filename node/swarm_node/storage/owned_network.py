@@ -45,7 +45,7 @@ RENEW_S = 60 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedInvitation:
-    """What the owner keeps of an invitation, without its key. `serial` is hexadecimal, and times are Unix seconds."""
+    """The owner keeps this of an invitation, but not its key. `serial` is hexadecimal, times are Unix seconds."""
 
     serial: str
     rights: tuple[str, ...]

@@ -204,7 +204,7 @@ def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
     code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path)
     assert code == 0
     assert f"invitation {serial} is revoked" in err
-    assert "nobody was told yet" in err
+    assert "no member has it yet" in err
     assert kept_invitation.read_revocations(Home(tmp_path))
     _, listed, _ = invite(capsys, "list", "--home", tmp_path)
     assert f"{serial}  revoked" in listed
@@ -423,16 +423,16 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     serial = f"{parse_invitation(text).terms.serial:016x}"
     code, _, err = invite(capsys, "revoke", serial, "--home", owner)
     assert code == 0
-    assert "nobody was told" not in err
+    assert "no member has it yet" not in err
     assert "revoked" in str(guest.wait_for("error", 30.0)["message"])
     guest.wait_end()
     guest.end()
     # the home of a backup knows nothing of that, and has a list with the same number once it has revoked by itself
     last = serial_text(parse_invitation(other).terms.serial)
     code, _, err = invite(capsys, "revoke", last, "--home", restored)
-    assert (code, "nobody was told" in err) == (0, True)
+    assert (code, "no member has it yet" in err) == (0, True)
     code, _, err = invite(capsys, "revoke", last, "--home", restored, "--peers", addr)
-    assert (code, "nobody was told" in err) == (0, False)
+    assert (code, "no member has it yet" in err) == (0, False)
     listed = kept_invitation.open_kept_revocations(Home(restored), OwnedNetwork(Home(restored)).network_id)
     assert (listed.number, {serial_text(each) for each in listed.serials}) == (2, {serial, last})
     seed.end()

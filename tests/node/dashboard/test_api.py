@@ -248,7 +248,7 @@ def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pyte
     monkeypatch.setattr(dashboard_app, "REQUESTS_PER_MIN", 5)
     answers = get(example_source(0), *["/api/v1/overview"] * 6)
     assert [answer.status_code for answer in answers] == [200] * 5 + [429]
-    assert "5 requests a minute" in answers[-1].json()["error"]["message"]
+    assert "5 requests per minute" in answers[-1].json()["error"]["message"]
     assert int(answers[-1].headers["retry-after"]) > 0
 
 

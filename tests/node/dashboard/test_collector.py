@@ -451,7 +451,7 @@ async def test_bug_in_making_views_ends_nothing(found: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ViewBuilder, "build", _broken)
         await asyncio.sleep(5)
-        assert "failed to look" in (found.collector.overview().stale or "")
+        assert "failed to read the network's records" in (found.collector.overview().stale or "")
         assert found.collector.overview().num_nodes == 1
     await asyncio.sleep(5)
     assert found.collector.overview().stale is None

@@ -74,7 +74,7 @@ def test_each_key_has_its_own_rate_of_requests(tmp_path: Path) -> None:
         assert first.headers["x-ratelimit-limit-requests"] == "2"
         assert first.headers["x-ratelimit-remaining-requests"] == "1"
         await anne.models.list()
-        with pytest.raises(api.RateLimitError, match="2 requests a minute") as error:
+        with pytest.raises(api.RateLimitError, match="2 requests per minute") as error:
             await anne.models.list()
         assert error.value.code == "rate_limit_exceeded"
         assert 1 <= int(error.value.response.headers["retry-after"]) <= 30
@@ -94,7 +94,7 @@ def test_tokens_are_reserved_and_what_was_not_used_is_given_back() -> None:
         answer = await openai.completions.with_raw_response.create(model="tiny", prompt="hi", max_tokens=1)
         left = int(answer.headers["x-ratelimit-remaining-tokens"])
         assert left >= 102
-        with pytest.raises(api.RateLimitError, match="120 tokens a minute"):
+        with pytest.raises(api.RateLimitError, match="120 tokens per minute"):
             await openai.completions.create(model="tiny", prompt="hi", max_tokens=1000)
 
     converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))

@@ -100,7 +100,7 @@ def test_prompts_may_be_several_texts_or_lists_of_token_ids() -> None:
 
 def test_prompts_times_n_are_bounded() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.BadRequestError, match="16 at most") as error:
+        with pytest.raises(api.BadRequestError, match="must be at most 16") as error:
             await openai.completions.create(model="tiny", prompt=["a"] * 9, n=2)
         assert error.value.param == "n"
 
@@ -109,7 +109,7 @@ def test_prompts_times_n_are_bounded() -> None:
 
 def test_each_choice_takes_a_slot() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.RateLimitError, match="may give 3"):
+        with pytest.raises(api.RateLimitError, match="at most 3 answers at once"):
             await openai.completions.create(model="tiny", prompt="hi", n=4)
         await openai.completions.create(model="tiny", prompt="hi", n=3)
 

@@ -307,7 +307,7 @@ def test_body_of_too_many_values_is_refused_before_it_is_parsed(
                 headers={"content-type": "application/json"},
             )
             assert response.status_code == (413 if is_refused else 400)
-            assert ("objects, lists and texts" in response.text) == is_refused
+            assert ("objects, lists and strings" in response.text) == is_refused
 
     converse(ScriptedClient(), conversation)
 

@@ -133,7 +133,7 @@ def test_node_has_a_break_outside_its_hours(tmp_path: Path) -> None:
     lending, _ = _lending(tmp_path / "traffic.json", 0, "22:00-07:00")
     pause = lending.break_at(NOW)
     assert pause is not None
-    assert pause.words(NOW) == "outside its lending hours:  lends again at 22:00"
+    assert pause.words(NOW) == "outside its lending hours: lends again at 22:00"
     assert lending.break_at(_at("2026-11-23T23:00:00")) is None
 
 

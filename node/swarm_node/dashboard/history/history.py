@@ -47,8 +47,8 @@ class DashboardHistory:
     """The history in `place`: the path of a SQLite file, or a URL such as
     `postgresql://user:password@host/database`.
 
-    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason when the database stops
-    accepting writes, again when the database works, and when a damaged file was renamed. Raises ConfigError if `place`
+    A database belongs to one dashboard. `on_warning` is called in the event loop when the database stops accepting
+    writes (with the reason), when it works again, and when a damaged file was renamed. Raises ConfigError if `place`
     can never hold a history.
     """
 

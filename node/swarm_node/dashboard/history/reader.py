@@ -35,7 +35,7 @@ MAX_CHANGES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionTotal:
-    """What `peer_id` contributed to the committed steps that this dashboard has seen, of one run or of all."""
+    """Holds what `peer_id` contributed to the committed steps that this dashboard has seen, of one run or of all."""
 
     peer_id: str
     tokens: int

@@ -44,7 +44,7 @@ _SERIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """What the history keeps. `max_bytes` limits its content. A SQLite file also has a log of at most about 8 MB.
+    """Limits the history. `max_bytes` is for its content: a SQLite file also has a log of at most about 8 MB.
 
     Above `max_bytes` all ages are halved repeatedly until the content fits. A run keeps its newest `steps_in_full`
     steps. Whenever there are as many older steps, every second one of these is deleted, so that detail decreases with

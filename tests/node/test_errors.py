@@ -80,7 +80,7 @@ WRONG = [
     (("run", "watch", "my-run", "--peers", PEER), "12 hexadecimal digits, such as my-run-0123456789ab"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
     (("seed", "--listen", ""), "--listen has an empty value → give it a value"),
-    (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give an address, such as --listen /ip4/"),
+    (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give an address, such as --listen"),
     ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),
     ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),

@@ -33,9 +33,9 @@ TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", 
 """The field of each of these routes that the SDK calls `prompt`."""
 NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
 OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_attributes_type"})
-"""Errors of a value that is of another kind than is allowed. A field that may be of two kinds has one for each."""
+"""Errors of values with a wrong type. A field that allows two types has one error for each."""
 TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"})
-"""Errors of an object that are about one of its fields, by which its kind is known."""
+"""Errors of an object that are about the field that names its type."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 """Paths that a client requests without /v1 if its base URL lacks /v1."""
@@ -112,7 +112,7 @@ def _from_validation(error: RequestValidationError) -> HttpError:
 
 
 def _what(errors: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the field within the object at `first` that is wrong, or an empty text, and in words what is wrong."""
+    """Return the wrong field within the object at `first`, or "", and a message that says what is wrong."""
     kind = first["type"]
     if kind == "unfit":
         return first["ctx"]["name"], first["ctx"]["why"]

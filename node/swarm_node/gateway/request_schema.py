@@ -47,7 +47,7 @@ def unfit(name: str, why: str) -> PydanticCustomError:
 def check_one_or_many(value: Any) -> None:
     """Refuse a value that is neither a string nor a list, for a field that takes both."""
     if not isinstance(value, str | list):
-        raise PydanticCustomError("string_or_list", "it is not a text or a list")
+        raise PydanticCustomError("string_or_list", "it is not a string or a list")
 
 
 @dataclass(frozen=True, slots=True)

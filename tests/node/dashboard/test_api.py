@@ -176,12 +176,12 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
 @pytest.mark.parametrize(
     ("query", "param", "message"),
     [
-        ("nodes?limit=many", "limit", "it is 'many', and not a whole number"),
-        ("nodes?limit=0", "limit", "it may not be less than 1"),
+        ("nodes?limit=many", "limit", "it is 'many', and not an integer"),
+        ("nodes?limit=0", "limit", "it must be at least 1"),
         ("nodes?state=odd", "state", "it is 'odd', and not 'alive', 'leaving' or 'gone'"),
         ("series", "name", "it is missing"),
         ("series?name=nodes&hours=x", "hours", "it is 'x', and not a number"),
-        ("series?name=nodes&hours=721", "hours", "it may not be more than 720"),
+        ("series?name=nodes&hours=721", "hours", "it must be at most 720"),
     ],
 )
 def test_wrong_parameter_is_named_with_what_is_wrong(

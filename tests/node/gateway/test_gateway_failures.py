@@ -114,7 +114,7 @@ def test_body_that_is_no_json_is_refused() -> None:
             "it is 'image_url', and not 'text'",
         ),
         ([{"type": "text"}], "messages.0.content.0.text", "it is missing"),
-        (5, "messages.0.content", "it is 5, and not a text or a list"),
+        (5, "messages.0.content", "it is 5, and not a string or a list"),
     ],
 )
 def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: Any, param: str, message: str) -> None:

@@ -295,7 +295,7 @@ def test_template_kwargs_reach_the_template() -> None:
 )
 def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[str, Any], message: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.BadRequestError, match=f"{message}, and not a text or a list"):
+        with pytest.raises(api.BadRequestError, match=f"{message}, and not a string or a list"):
             await openai.post(path, body={**PLAIN[path], **more}, cast_to=object)
 
     converse(ScriptedClient(), conversation)
@@ -321,10 +321,10 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
 @pytest.mark.parametrize(
     ("path", "more", "message"),
     [
-        ("/completions", {"prompt": []}, "prompt: it may not be empty"),
-        ("/completions", {"prompt": [[]]}, "prompt.0: it may not be empty"),
-        ("/chat/completions", {"messages": []}, "messages: it may not be empty"),
-        ("/completions", {"stop": ["a"] * (MAX_STOPS + 1)}, f"stop: it may have {MAX_STOPS} entries at most"),
+        ("/completions", {"prompt": []}, "prompt: it must not be empty"),
+        ("/completions", {"prompt": [[]]}, "prompt.0: it must not be empty"),
+        ("/chat/completions", {"messages": []}, "messages: it must not be empty"),
+        ("/completions", {"stop": ["a"] * (MAX_STOPS + 1)}, f"stop: it must have at most {MAX_STOPS} items"),
         (
             "/completions",
             {"response_format": {"type": "xml"}},
@@ -332,14 +332,14 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
         ),
         ("/completions", {"response_format": {}}, "response_format.type: it is missing"),
         ("/completions", {"response_format": "json"}, "response_format: it is 'json', and not a JSON object"),
-        ("/completions", {"logprobs": "many"}, "logprobs: it is 'many', and not a whole number"),
-        ("/completions", {"user": 10**50}, "user: it is a number, and not a text"),
-        ("/completions", {"temperature": 3}, "temperature: it may not be more than 2"),
+        ("/completions", {"logprobs": "many"}, "logprobs: it is 'many', and not an integer"),
+        ("/completions", {"user": 10**50}, "user: it is a number, and not a string"),
+        ("/completions", {"temperature": 3}, "temperature: it must be at most 2"),
         ("/completions", {"temperature": 10**400}, "temperature: it is not a finite number"),
-        ("/completions", {"top_p": 0}, "top_p: it has to be more than 0"),
-        ("/completions", {"max_tokens": 0}, "max_tokens: it may not be less than 1"),
-        ("/completions", {"prompt": "half an emoji: \ud83d"}, "prompt: it is not a text in Unicode"),
-        ("/completions", {"model": ""}, "model: it may not be empty"),
+        ("/completions", {"top_p": 0}, "top_p: it must be greater than 0"),
+        ("/completions", {"max_tokens": 0}, "max_tokens: it must be at least 1"),
+        ("/completions", {"prompt": "half an emoji: \ud83d"}, "prompt: it is not valid Unicode"),
+        ("/completions", {"model": ""}, "model: it must not be empty"),
         ("/chat/completions", {"logprobs": 5}, "logprobs: it is 5, and not true or false"),
         (
             "/chat/completions",
@@ -366,7 +366,7 @@ def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], mes
 def test_list_that_is_no_string_names_the_list_alone() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
     assert messages["message"] == "messages: it is 5, and not a list"
-    assert item["message"] == "stop.0: it is 5, and not a text"
+    assert item["message"] == "stop.0: it is 5, and not a string"
 
 
 @pytest.mark.parametrize("path", PLAIN)

@@ -22,6 +22,7 @@ from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
 from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent
+from swarm.model_listing import list_models_once
 from swarm_node.machine.lean_imports import UNUSED_PACKAGES
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
@@ -91,6 +92,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         is_default = session.config.option.markexpr == DEFAULT_MARKS
         if is_default:
             defer_compiler()
+            list_models_once()
         with absent(*(UNUSED_PACKAGES if is_default else ())):
             collected = yield
         if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":

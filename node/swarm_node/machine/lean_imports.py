@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent, uncollected
+from swarm.model_listing import list_models_once
 
 UNUSED_PACKAGES = ("scipy", "torchao")
 """Packages that are not imported, to save 45 MB: transformers imports SciPy for object detection losses and torchao for
@@ -18,5 +19,6 @@ needs it."""
 def lean_imports() -> Iterator[None]:
     """Make imports in the block lean. Torch's compiler stays deferred after the block."""
     defer_compiler()
+    list_models_once()
     with uncollected(), absent(*UNUSED_PACKAGES):
         yield

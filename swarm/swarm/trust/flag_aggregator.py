@@ -35,6 +35,10 @@ _LEAST_MISS = 1e-3
 _LEAST_VALUE = 1e-9
 """An eigenvalue below this share of the greatest one comes from rounding and not from a direction of the slices."""
 
+_LEAST_LENGTH = 2.0**-64
+"""A slice that is not longer than this share of the median length counts as zero: the factor that makes a direction of
+the shortest slices is more than fp32 holds, and one such slice made the result infinite."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagAggregator(Aggregator):
@@ -58,7 +62,8 @@ class FlagAggregator(Aggregator):
         fair_LM, limit_L = shares(weight_LM), weighted_median(norm_LM, weight_LM)
         coefficients_LM = np.zeros(norm_LM.shape)
         # leaves in which the slices of the same members are zero have matrices of one size
-        patterns, pattern_L = np.unique(norm_LM > 0, axis=0, return_inverse=True)
+        is_there_LM = norm_LM > _LEAST_LENGTH * limit_L[:, None]
+        patterns, pattern_L = np.unique(is_there_LM, axis=0, return_inverse=True)
         for index, is_there_M in enumerate(patterns):
             rows, there = np.flatnonzero((pattern_L.ravel() == index) & (limit_L > 0)), np.flatnonzero(is_there_M)
             if rows.size:

@@ -493,6 +493,15 @@ def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
     assert (np.abs(other_N - result_N) <= 2e-4 * np.abs(x_MN).max() + smallest).all()
 
 
+@pytest.mark.parametrize("name", aggregator_names())
+def test_slice_of_the_smallest_numbers_makes_no_result_infinite(name: str) -> None:
+    x_MN = np.random.default_rng(0).normal(0, 1e-3, (5, 64)).astype(np.float32)
+    x_MN[4] = 0
+    x_MN[4, 7] = np.finfo(np.float32).smallest_subnormal
+    result_N, _ = run(name, x_MN, [1000] * 5)
+    assert np.isfinite(result_N).all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(parts(), st.data())
 def test_trimmed_mean_is_the_reference(part: tuple[Floats, list[int]], data: st.DataObject) -> None:

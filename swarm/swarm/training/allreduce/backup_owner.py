@@ -148,7 +148,7 @@ class BackupOwner:
         self.made.commit(part.owner, part.kept_proof)
         peers = [member.peer_id for member in self._reducer.contributors]
         others = [peer for peer in peers if peer not in (streams.me, part.owner)]
-        self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in others}
+        self._inboxes = {peer: streams.inbox(peer) for peer in others}
         async with asyncio.TaskGroup() as tasks:
             pulls = [tasks.create_task(self._pull(peer)) for peer in others]
             try:

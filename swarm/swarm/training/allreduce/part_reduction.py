@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.committed_slices import MadePart
-from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
+from swarm.training.allreduce.part_streams import PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
     ReductionScheme,
@@ -77,7 +77,7 @@ class PartOwner:
         self.made = MadePart(streams.group, part, streams.scheme.codec)
         self.made.commit(streams.me, streams.own_proof(part.index))
         self.reducer = PartReducer.of_group(streams.scheme, streams.group)
-        self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
+        self._inboxes = {peer: streams.inbox(peer) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()

@@ -32,7 +32,14 @@ from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FailpointHook, Stream
-from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values, part_leaves
+from swarm.training.allreduce.parts import (
+    FRAME_VALUES,
+    PartResult,
+    ReductionScheme,
+    check_frame,
+    num_values,
+    part_leaves,
+)
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 
 T = TypeVar("T")
@@ -108,6 +115,10 @@ class PartStreams:
             return b""
         leaves = part_leaves(self.group, part)
         return b"".join(self.tree.proof(leaves.start, leaves.stop))
+
+    def inbox(self, peer: str) -> FrameInbox:
+        """Return an inbox for the slices that `peer` sends."""
+        return FrameInbox(peer, self.heard, self.scheme.codec.encoded_bytes(FRAME_VALUES))
 
     async def encoded(self, frame: slice) -> bytearray:
         """Return this member's encoded slice of one frame. Raises RoundError."""
@@ -254,12 +265,14 @@ class FrameInbox:
     """Queues the frames of one incoming stream of `peer`, from the task that may use the stream to another task.
 
     A stream belongs to its handler, and is gone when the other side leaves. Frames that the other side sent before that
-    must not be lost. `on_frame` is called with `peer` for each frame.
+    must not be lost. `on_frame` is called with `peer` for each frame. None has more than `max_bytes`: a stream's
+    messages may be far larger, and many frames can wait here.
     """
 
-    def __init__(self, peer: str, on_frame: Callable[[str], None]) -> None:
+    def __init__(self, peer: str, on_frame: Callable[[str], None], max_bytes: int) -> None:
         self._peer = peer
         self._on_frame = on_frame
+        self._max_bytes = max_bytes
         self._frames: asyncio.Queue[bytes | SwarmError] = asyncio.Queue()
         self._room = asyncio.Semaphore(INBOX_FRAMES)
         self._error: SwarmError | None = None
@@ -272,7 +285,10 @@ class FrameInbox:
         try:
             while True:
                 await self._room.acquire()
-                self._frames.put_nowait(await stream.receive())
+                frame = await stream.receive()
+                if len(frame) > self._max_bytes:
+                    raise PeerViolation("it sent a slice that is larger than any", peer_id=self._peer)
+                self._frames.put_nowait(frame)
                 self.num_received += 1
                 self._on_frame(self._peer)
         except EndOfStream:

@@ -13,13 +13,13 @@ from support.round_scripts import COORDINATOR, ME, signed
 from swarm.network.interface import no_failpoints
 from swarm.network.link_meter import LinkMeter
 from swarm.testing import virtual_time
-from swarm.training.allreduce.part_streams import PartStreams
-from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
+from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec
-from swarm_protocol.errors import PeerRefused, PeerTimeout
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
 
 SOON_S = QUIET_S + SILENT_S + 1.0
 """Within this a silent member is found out, on a connection that carries what a few thousand values take at once."""
@@ -117,3 +117,25 @@ def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
         await streams.while_there(COORDINATOR, frames())
 
     virtual_time.run(main())
+
+
+def test_inbox_keeps_no_frame_that_is_larger_than_any() -> None:
+    """Messages of streams may have sixty-four times the size, and as many as a member is ahead with would wait."""
+    largest = get_codec("fp32").encoded_bytes(FRAME_VALUES)
+
+    class Flood:
+        async def receive(self) -> bytes:
+            sent.append(1)
+            return bytes(largest + (len(sent) > 1))
+
+    sent: list[int] = []
+
+    async def main() -> None:
+        inbox = FrameInbox(COORDINATOR, lambda _: None, largest)
+        await inbox.fill(cast("Any", Flood()))
+        assert len(await inbox.take()) == largest
+        with pytest.raises(PeerViolation, match="larger than any"):
+            await inbox.take()
+
+    virtual_time.run(main())
+    assert len(sent) == 2

@@ -11,11 +11,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 COMPILER = "torch._dynamo"
+ALONE = "_trace_wrapped_higher_order_op"
+"""The one module of the compiler that transformers uses. It does without the others."""
 SHARDING = "transformers.distributed"
 
 
@@ -36,10 +38,16 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname == SHARDING:
             _answer_that_nothing_is_sharded()
+        if fullname.startswith(f"{COMPILER}.") and fullname != f"{COMPILER}.{ALONE}":
+            # first, since this module asks for the compiler while it is imported, and the compiler needs it as a whole
+            _import_compiler()
+            there = sys.modules.get(fullname)
+            if there is None:
+                return PathFinder.find_spec(fullname, path)
+            return ModuleSpec(fullname, _LoaderOfOne(there), origin=there.__file__)
         if fullname != COMPILER or path is None:
             return None
         spec = ModuleSpec(fullname, _StandInLoader(), is_package=True)
-        # the one module of it that transformers uses does not need the others
         spec.submodule_search_locations = [f"{folder}/_dynamo" for folder in path]
         return spec
 
@@ -47,6 +55,19 @@ class _Finder(MetaPathFinder):
 class _StandInLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__class__ = _StandIn
+
+
+class _LoaderOfOne(Loader):
+    """Loads the module that is `there`, and leaves it as it is."""
+
+    def __init__(self, there: ModuleType) -> None:
+        self._there, self._spec = there, there.__spec__
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
+        return self._there
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
 
 
 class _StandIn(ModuleType):
@@ -63,10 +84,14 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # the import system asks for these
             raise AttributeError(name)
-        if sys.modules.get(COMPILER) is self:
-            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-            del sys.modules[COMPILER]
-        return getattr(importlib.import_module(COMPILER), name)
+        return getattr(_import_compiler(), name)
+
+
+def _import_compiler() -> ModuleType:
+    if isinstance(sys.modules.get(COMPILER), _StandIn):
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+        del sys.modules[COMPILER]
+    return importlib.import_module(COMPILER)
 
 
 def _answer_that_nothing_is_sharded() -> None:

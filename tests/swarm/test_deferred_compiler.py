@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from swarm.deferred_compiler import defer_compiler
 from swarm import deferred_compiler
 
 REAL = """
+from made_up._dynamo.utils import COUNTERS
+
 def disable(fn):
     return "disabled"
 
@@ -27,8 +30,13 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (compiler.parent / "__init__.py").touch()
     (compiler / "__init__.py").write_text(REAL)
     (compiler / "alone.py").write_text("NUMBER = 3")
+    (compiler / "config.py").write_text("NUMBER = 4")
+    (compiler / "rare.py").write_text("NUMBER = 5")
+    # in a cycle with the compiler, as most of torch's modules are
+    (compiler / "utils.py").write_text("from . import config\nCOUNTERS = []")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(deferred_compiler, "COMPILER", "made_up._dynamo")
+    monkeypatch.setattr(deferred_compiler, "ALONE", "alone")
     finders = [each for each in sys.meta_path if not isinstance(each, deferred_compiler._Finder)]
     monkeypatch.setattr(sys, "meta_path", finders)
     yield
@@ -59,6 +67,18 @@ def test_whoever_compiles_gets_the_compiler() -> None:
     assert stand_in.optimize is compiler.optimize
     with pytest.raises(AttributeError):
         _ = stand_in.unknown
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("name", ["utils", "config", "rare"])
+def test_whoever_imports_another_module_of_the_compiler_gets_it_with_the_compiler(name: str) -> None:
+    defer_compiler()
+    importlib.import_module("made_up._dynamo")
+    module = importlib.import_module(f"made_up._dynamo.{name}")
+    compiler = importlib.import_module("made_up._dynamo")
+    assert compiler.optimize() == "optimized"
+    assert getattr(compiler, name) is sys.modules[f"made_up._dynamo.{name}"] is module
+    assert Path(importlib.util.find_spec(module.__name__).origin).name == f"{name}.py"  # type: ignore[union-attr, arg-type]
 
 
 @pytest.mark.usefixtures("library")

@@ -26,6 +26,8 @@ from support.training_swarm import (
 )
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
+from swarm.training.allreduce import audit
+from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.interval_loop import IntervalLoop
@@ -254,6 +256,74 @@ def test_vote_for_an_outcome_that_its_group_cannot_have_counts_for_nothing(kind:
             assert isinstance(quitter.trainer, Quitter)
             assert quitter.trainer.left
             assert_equal_steps(members, NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
+class QuitterWithMadeUpPart(Quitter):
+    """Keeps its own part back, votes for an outcome with a made-up part of another member, shows its parts to all who
+    ask, and leaves the group. `made_up` are the digests of what it made up."""
+
+    made_up: set[bytes]
+
+    async def _open_context(self) -> RunContext:
+        self.made_up = set()
+        return await super()._open_context()
+
+    async def _tell(self, abort: Abort, peers: list[str]) -> None:
+        context, digest = self.context, abort.group_digest
+        assert self._steps is not None
+        driver = self._steps._driver
+        assert driver is not None
+        signed = driver._state.signed
+        assert signed is not None
+        await asyncio.sleep(1.0)  # until it has what the others made
+        butterfly = driver.reductions._reductions[digest].butterfly
+        parts = [bytes(part.data) for part in butterfly._parts]
+        victim = next(part for part, peer in enumerate(signed.group.peer_ids) if peer != context.network.peer_id)
+        parts[victim] = bytes(len(parts[victim]))
+        self.made_up.add(hashlib.sha256(parts[victim]).digest())
+        outcome = await context.replica.propose(context.executor, digest, signed.group, tuple(parts))
+        context.replica.parts_of = lambda _: tuple(parts)  # type: ignore[method-assign]
+        vote = context.signatures.sign_vote(signed.vote(outcome, "prepare"))
+        for peer in peers:
+            with suppress(SwarmError):
+                await context.network.call(peer, context.methods.vote, vote.to_bytes(), timeout_s=1.0)
+        await super()._tell(abort, peers)
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_vote_for_a_made_up_part_is_followed_by_nobody_and_has_no_honest_owner_accused(
+    is_audited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a large group most members audit other parts than the one that is made up: here all do."""
+    if not is_audited:
+        monkeypatch.setattr(audit, "audit_plan", lambda *_: {})
+    liars: list[str] = []
+
+    async def withhold(owner: PartOwner) -> None:
+        await (asyncio.get_running_loop().create_future() if owner._streams.me in liars else hand_out(owner))
+
+    hand_out = PartOwner.hand_out
+    monkeypatch.setattr(PartOwner, "hand_out", withhold)
+
+    async def main() -> None:
+        async with Swarm(config(name="b", min_group=2, outer_steps=1)) as swarm:
+            names = [f"m{index}" for index in range(3)]
+            for name in names:
+                await swarm.join(name, inner=SyntheticInner(num_values=100_000))
+            quitter = await swarm.join("quitter", kind=QuitterWithMadeUpPart, inner=SyntheticInner(num_values=100_000))
+            liars.append(quitter.peer_id)
+            members = await swarm.finish(*names)
+            assert isinstance(quitter.trainer, QuitterWithMadeUpPart)
+            assert quitter.trainer.made_up
+            assert_equal_steps(members, 1)
+            for member in members:
+                assert member.trainer._steps is not None
+                assert member.trainer.replica is not None
+                assert not member.trainer._steps._accused.keys() - {quitter.peer_id}
+                for link in member.trainer.replica.history.since(1):
+                    assert quitter.trainer.made_up.isdisjoint(link.outcome.part_digests)
 
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 

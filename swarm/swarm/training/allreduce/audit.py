@@ -126,6 +126,12 @@ class Auditing:
         for error in sorted(errors, key=lambda each: (not isinstance(each, CaughtLying), isinstance(each, NotAudited))):
             raise error
 
+    async def compare(self, parts: Sequence[Data]) -> None:
+        """Raises RoundError if one of `parts`, which another member shows, is not the one that its owner has given to
+        this member, or that this member has made."""
+        if await self._streams.off_loop(self.butterfly.differs_from, parts):
+            raise RoundError("another member shows other parts than their owners have given")
+
     async def _answer_for(self, part: int) -> tuple[MadePart, bytes]:
         async with self._answering[part]:
             if part not in self._answers:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -117,6 +117,11 @@ class Butterfly:
     def data_made(self, part: int) -> Data:
         """Return the encoded result of `part` as this member has made it. Valid after `made`."""
         return self.backup.done.data if self.backup.done and part != self._me else self._parts[part].data
+
+    def differs_from(self, parts: Sequence[Data]) -> bool:
+        """Return whether one of `parts` is not the result that this member has of it, as far as it has whole ones.
+        Blocks."""
+        return any(mine.complete and mine.data != given for mine, given in zip(self._parts, parts, strict=True))
 
     def is_from_backup(self, part: int) -> bool:
         """Return whether the result of `part` came from its backup, or this member made it as the backup."""

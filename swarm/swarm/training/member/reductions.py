@@ -10,10 +10,11 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
@@ -130,11 +131,17 @@ class Reductions:
             self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
         await self._propose(group.attempt, signed.digest, group, parts)
 
-    async def _is_right(self, auditing: Auditing, attempt: int, parts: Sequence[Data]) -> bool:
-        """Return whether audits find nothing wrong with `parts`. If they do, feed the events that follow."""
+    async def _is_right(
+        self, auditing: Auditing, attempt: int, parts: Sequence[Data], *, are_given: bool = True
+    ) -> bool:
+        """Return whether audits find nothing wrong with `parts`. If they do, feed the events that follow. Of parts that
+        their owners have not given to this member, an owner is accused only with evidence: who says that it voted for
+        them can have made them up."""
         try:
             await auditing.sign_own_part()
-            await auditing.audit(parts)
+            if not are_given:
+                await auditing.compare(parts)
+            await (auditing.audit(parts) if are_given else _unblamed(auditing.audit(parts)))
         except NotAudited as error:
             self._feed(replace(reduce_failed(attempt, error), unaudited=True))
         except SwarmError as error:
@@ -166,7 +173,7 @@ class Reductions:
         try:
             origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
             parts = await self._kept(outcome)
-            if len(parts) != len(outcome.part_digests):
+            if not (are_given := len(parts) == len(outcome.part_digests)):
                 parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
@@ -176,7 +183,7 @@ class Reductions:
             if auditing is None:
                 self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
                 return
-            if not await self._is_right(auditing, attempt, parts):
+            if not await self._is_right(auditing, attempt, parts, are_given=are_given):
                 return
         await self._propose(attempt, outcome.origin_digest, origin, parts)
 
@@ -277,6 +284,16 @@ class Reductions:
         else:
             await self._context.failpoints.reached("round.proposed")
             self._feed(Reduced(attempt=attempt, outcome=outcome))
+
+
+async def _unblamed(audit: Coroutine[Any, Any, None]) -> None:
+    """Await `audit`. Raises RoundError in place of a PeerViolation without evidence."""
+    try:
+        await audit
+    except PeerViolation as error:
+        if isinstance(error, CaughtLying):
+            raise
+        raise RoundError(f"a part that another member shows is not its owner's: {error.message}") from error
 
 
 async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalOffer) -> IntervalOffer:

@@ -34,6 +34,7 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import (
     Admitted,
@@ -112,6 +113,25 @@ def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
             member = await swarm.join("a", inner=Failing())
             await swarm.finish()
             assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
+
+    virtual_time.run(main())
+
+
+def test_members_let_their_own_certificates_wait_for_no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, own = RunContext.check, list[bytes]()
+
+    async def noted(context: RunContext, certificate: bytes, *, is_own: bool = False) -> Proof:
+        own.extend([certificate] * is_own)
+        return await check(context, certificate, is_own=is_own)
+
+    monkeypatch.setattr(RunContext, "check", noted)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=3)) as swarm:
+            for name in ("a", "b"):
+                await swarm.join(name)
+            await swarm.finish()
+        assert len(own) >= 2 * 3, "one of each member for each step"
 
     virtual_time.run(main())
 

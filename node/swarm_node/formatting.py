@@ -164,7 +164,7 @@ def reach(found: str, addrs: Sequence[str]) -> Reach:
 
 def path_counts(counts: Mapping[str, int]) -> str:
     """Format numbers of peers by path: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
-    return ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number) or "none"
+    return ", ".join(f"{number:,} {clean(kind, 24)}" for kind, number in counts.items() if number) or "none"
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
-from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, printable_line
 
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
 
@@ -28,12 +28,12 @@ POLL_S = 1.0
 MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
 NOT_SWARM = "the server there has no Swarm dashboard"
-_REASONS: Sequence[tuple[type[BaseException], str]] = (
+_REASONS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str]] = (
     (ssl.SSLError, "TLS failed; if the server uses plain HTTP, write http:// instead of https://"),
     (socket.gaierror, "the name server knows no such host"),
     (ConnectionRefusedError, "the connection was refused; nothing listens at that address and port"),
     (httpx.ConnectTimeout, "the host does not answer"),
-    (httpx.TimeoutException, f"the server there did not answer within {ASK_TIMEOUT_S:.0f} s"),
+    ((httpx.TimeoutException, TimeoutError), f"the server there did not answer within {ASK_TIMEOUT_S:.0f} s"),
     (httpx.RemoteProtocolError, "the server there does not speak HTTP"),
 )
 
@@ -125,13 +125,17 @@ class DashboardClient:
         """Fetch a view, or return None if the dashboard does not know it."""
         url = f"{self._url}/api/v1/{path}"
         try:
-            async with self._client.stream("GET", url, timeout=ASK_TIMEOUT_S, follow_redirects=True) as answer:
+            # the client's own limit is one for each piece, and a server may send a byte now and then
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                self._client.stream("GET", url, timeout=ASK_TIMEOUT_S, follow_redirects=True) as answer,
+            ):
                 data = bytearray()
                 async for piece in answer.aiter_bytes():
                     data += piece
                     if len(data) > MAX_ANSWER_BYTES:
                         raise _too_large(self._url)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise self._no_dashboard(_reason(error)) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
@@ -152,7 +156,7 @@ def _reason(error: Exception) -> str:
     for kind, reason in _REASONS:
         if any(isinstance(cause, kind) for cause in causes):
             return reason
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return next(filter(None, map(printable_line, str(error).splitlines())), type(error).__name__)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -169,7 +173,7 @@ def _parsed(data: bytearray, kind: type[T], url: str) -> T:
         return TypeAdapter(kind).validate_json(data, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = printable_line(".".join(map(str, first["loc"])))  # may hold a name that the server gave
         raise PeerViolation(
             f"{url} does not answer as a dashboard: {f'{where}: ' if where else ''}{first['msg']}"[:300],
             remedy="check --url; if it is a dashboard's, update the older of the two programs",

@@ -217,7 +217,7 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
     # for a waiting run, this ends with what lets it continue
     yield Text(clean(shown.words, 1000), overflow="fold")
     signed = clean(shown.signed_by or UNKNOWN, 60)
-    yield Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}")
+    yield Text(f"{clean(shown.run, width)} · {count(view.num_parameters)} parameters · signed by {signed}")
     losses = [step.loss for step in view.steps] or list(shown.losses)
     yield Text.assemble(("loss ", "dim"), (sparkline(losses, max(1, width - 5)), "cyan"))
     if shown.projected_end is not None:

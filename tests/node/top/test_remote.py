@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.http.server import listen, serving
@@ -168,6 +169,34 @@ def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "MAX_ANSWER_BYTES", 1000)
     with pytest.raises(PeerViolation, match="sends more than 1000 bytes"):
         answered(lambda _request: httpx.Response(200, content=b"x" * 5000), DashboardClient.start)
+
+
+def test_refusal_of_an_answer_holds_nothing_that_moves_the_cursor() -> None:
+    content = swarm(1).overview().model_dump(mode="json") | {"paths": {"\x1b]0;title\x07": "many"}}
+    with pytest.raises(PeerViolation, match="does not answer as a dashboard: paths") as caught:
+        answered(lambda _request: httpx.Response(200, json=content), DashboardClient.start)
+    assert caught.value.message.isprintable()
+
+
+def test_answer_that_drips_is_given_up_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "ASK_TIMEOUT_S", 0.2)
+
+    async def drip(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.sleep(0.02)
+
+    async def scene() -> None:
+        async with (
+            serving(drip, listen("127.0.0.1", 0), grace_s=0.0) as url,
+            httpx.AsyncClient() as client,
+            asyncio.timeout(WITHIN_S),
+        ):
+            await DashboardClient(client, url).start()
+
+    with pytest.raises(PeerUnreachable, match="the server there did not answer within"):
+        asyncio.run(scene())
 
 
 def test_fields_that_a_newer_dashboard_adds_are_ignored() -> None:

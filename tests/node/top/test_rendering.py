@@ -118,6 +118,21 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
     assert [line for line in lines if cell_len(line) > max(width, least)] == []
 
 
+def test_names_that_only_a_false_dashboard_gives_do_not_move_the_cursor_either() -> None:
+    source, paths = swarm(8), {"\x1b]0;title\x07": 3}
+    overview = source.overview().model_copy(update={"paths": paths})
+    run = asyncio.run(source.run(overview.runs[0].run))
+    node = asyncio.run(source.node(source.nodes()[0].peer_id))
+    assert run is not None
+    assert node is not None
+    shown = [
+        rendering.overview(overview, 100),
+        rendering.run(run.model_copy(update={"run": run.run.model_copy(update={"run": "\x1b[2Ja\u202eb"})}), 100),
+        rendering.node(node.model_copy(update={"node": node.node.model_copy(update={"paths": paths})}), 100),
+    ]
+    assert [line for text in shown for line in text.plain.splitlines() if not line.isprintable()] == []
+
+
 def test_node_shows_the_path_from_here_and_what_it_counts_itself() -> None:
     source = swarm(8)
     path = PathView(kind="dialled back", rtt_ms=31.26, sent_bytes=3 * 2**20, received_bytes=0)

@@ -37,6 +37,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
     http_stream_backoff,
 )
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line
 
 from swarm.serving.model.model_files import (
@@ -48,13 +49,19 @@ from swarm.serving.model.model_files import (
     open_model,
     write_whole,
 )
-from swarm.serving.model.safetensors_reader import read_header
+from swarm.serving.model.safetensors_reader import MAX_HEADER_BYTES, read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 
 RETRY_S = 1.0
 MAX_FAILURES = 5
 """Maximum consecutive connections that bring no byte."""
+
+MAX_INDEX_BYTES = MAX_HEADER_BYTES
+"""Maximum size of the index of the weights, which names the same tensors as a header."""
+
+MAX_TENSORS = 2**20
+"""Maximum number of tensors in the headers of all shards. The largest published models have some 200,000."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of downloaded bytes and the total. A SwarmError that it raises ends the download."""
@@ -81,6 +88,8 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
     model = _look_up(api, model_id, cache_dir, revision)
     with _locked_directory(model):
         small = [name for name in (*SMALL_FILES, INDEX, MANIFEST_FILE) if name in model.sizes]
+        for name in small:
+            _check_size(model, name, MAX_INDEX_BYTES if name == INDEX else limits.MAX_MODEL_FILE_BYTES)
         _fetch_all(model, small, lambda *_: None)
         if not (model.directory / DOWNLOAD).is_file():
             write_whole(model.directory / DOWNLOAD, json.dumps(_describe(api, model)).encode())
@@ -90,13 +99,16 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
 def find_config(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> Path:
     """Return the directory of the model, after a download of only its config.json. Raises as `find_model`."""
     model = _look_up(HfApi(endpoint=endpoint), model_id, cache_dir, revision)
-    if _size(model, CONFIG) > MAX_CONFIG_BYTES:
-        raise ConfigError(
-            f"{CONFIG} of {model_id} is larger than {MAX_CONFIG_BYTES} bytes", remedy="name another model"
-        )
+    _check_size(model, CONFIG, MAX_CONFIG_BYTES)
     with _locked_directory(model):
         _fetch_all(model, [CONFIG], lambda *_: None)
     return model.directory
+
+
+def _check_size(model: HubModel, name: str, most: int) -> None:
+    """Raises ConfigError for a file that is not small. A helper takes models that strangers name."""
+    if _size(model, name) > most:
+        raise ConfigError(f"{name} of {model.model_id} is larger than {most} bytes", remedy="name another model")
 
 
 def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubModel:
@@ -140,12 +152,18 @@ def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgre
 
 
 def _describe(api: HfApi, model: HubModel) -> dict[str, Any]:
-    """Return the contents of `download.json`. Reads the header of every shard."""
+    """Return the contents of `download.json`. Reads the header of every shard. Raises ConfigError for more shards or
+    tensors than any model has."""
     names = {SINGLE}
     if (index := model.directory / INDEX).is_file():
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     tensors: dict[str, int] = {}
     for name in sorted(names):
+        if len(names) > limits.MAX_WEIGHT_FILES or len(tensors) > MAX_TENSORS:
+            raise ConfigError(
+                f"{model.model_id} has more than {limits.MAX_WEIGHT_FILES} files of weights, or {MAX_TENSORS} tensors",
+                remedy="name another model",
+            )
         header = api.parse_safetensors_file_metadata(model.model_id, name, revision=model.commit)
         tensors |= {tensor: math.prod(about.shape) for tensor, about in header.tensors.items()}
     return {"model_id": model.model_id, "commit": model.commit, "tensors": tensors}

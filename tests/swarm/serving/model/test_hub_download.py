@@ -216,6 +216,30 @@ def test_download_without_room_is_refused_before_it_starts(
     assert not hub.asked
 
 
+@pytest.mark.parametrize(
+    ("name", "num_bytes"), [("tokenizer.json", 49 << 20), ("model.safetensors.index.json", 33 << 20)]
+)
+def test_small_files_that_are_not_small_are_refused_before_they_are_downloaded(
+    hub: Hub, find: Callable[[], HubModel], name: str, num_bytes: int
+) -> None:
+    with (hub.directory / name).open("ab") as file:
+        file.truncate(num_bytes)
+    with pytest.raises(ConfigError, match=f"{name} of {MODEL} is larger than"):
+        find()
+    assert not hub.asked
+
+
+@pytest.mark.parametrize("bound", ["limits.MAX_WEIGHT_FILES", "MAX_TENSORS"])
+def test_headers_of_too_many_shards_or_tensors_are_not_all_read(
+    hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(f"swarm.serving.model.hub_download.{bound}", 1)
+    with pytest.raises(ConfigError, match=f"{MODEL} has more than .* files of weights, or .* tensors"):
+        find()
+    shards = shards_of(hub.directory, *range(6))
+    assert len({name for name, _ in hub.asked} & shards) < 2 < len(shards)
+
+
 def test_download_onto_a_disk_that_fills_up_is_one_line(
     find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,8 +313,8 @@ class IntervalAccusations:
         self._key_of = NewestItems[bytes, AccusationKey](MAX_ACCUSATIONS)  # what was checked, by its digest
 
     async def gather(self, evidence: Evidence, *, was_kept: bool) -> IntervalCase | None:
-        """Return the accusation with all findings so far; None if this member cannot tell whether it is of the run.
-        Raises PeerViolation or IntegrityError."""
+        """Return the accusation with all findings so far; None if it is of another history than this member's, or this
+        member cannot tell. Raises PeerViolation or IntegrityError."""
         case = await self._read_case(evidence)
         if not was_kept and not self._is_of_this_run(case):
             return None
@@ -327,14 +327,14 @@ class IntervalAccusations:
 
     def _is_of_this_run(self, case: IntervalCase) -> bool:
         """Return whether the run has taken the step of an accusation, or its makers may have made it up (see
-        `wrong_interval`). Raises PeerViolation if this member's history has another outcome of the step."""
+        `wrong_interval`).
+
+        An accusation that contradicts this member's history is no violation of its sender, which may have joined later:
+        a liar could make one of itself, for honest newcomers to pass on, so that nobody takes their evidence any more.
+        """
         links = self._context.replica.history.since(case.step)
         outcomes = {link.outcome for link in links if link.outer_step == case.step and not link.is_order}
-        if not outcomes:
-            return case.is_voted
-        if case.proof.outcome not in outcomes:
-            raise PeerViolation("evidence has another outcome of the step than this member's history")
-        return True
+        return case.proof.outcome in outcomes if outcomes else case.is_voted
 
     async def _read_case(self, evidence: Evidence) -> IntervalCase:
         """Return the accusation in `evidence`, with earlier findings. Equal evidence is checked only once, since many

@@ -13,8 +13,9 @@ import pytest
 from support.dashboard_world import trainer_record
 from support.kept_evidence import KeptEvidence
 from support.lying_owners import owner_that, times_minus_ten
+from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
-from support.wrong_reduction import reduced
+from support.wrong_reduction import reduced, signatures
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
@@ -178,6 +179,36 @@ def convicts_itself(number: int, run: str, step: int) -> bytes:
     first, second = (StatedVote.of(signer.sign_vote(vote)).to_bytes() for vote in votes)
     peer = signer.identity.peer_id
     return Equivocation(statement="vote", peer=peer, first=first, second=second).evidence().to_bytes()
+
+
+@pytest.mark.parametrize("finders", [LIARS, LIARS[:1]])
+def test_observer_goes_on_asking_who_shows_what_convicts_only_for_members_that_were_there(
+    finders: list[Identity],
+) -> None:
+    """A liar that does not vote would otherwise have observers ask no member any more."""
+    only_there = accusation(tuple(LIARS), finders=tuple(finders), on_probation=(VICTIM,)).evidence().to_bytes()
+    shown, asked = (only_there, convicts_itself(1, "run", 1)), list[bytes]()
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm, observing(swarm) as observer:
+            observer._reader = replace(observer._reader, signatures=signatures())
+            observer._config = VALIDATED
+            member = swarm.internet.network(Identity(b"h" * 32))
+
+            async def show(_peer: str, stream: Stream) -> None:
+                asked.append(await stream.receive())
+                for data in shown:
+                    await stream.send(data)
+
+            await member.serve_stream(Methods(swarm.run.run_id).bans, show)
+            members = {member.peer_id: replace(trainer_record(), run=swarm.run.run_id)}
+            for _ in range(2):
+                (ban,) = await observer.look_for_bans(members)
+                assert ban.verdict.kind == "equivocation"
+            await member.close()
+
+    virtual_time.run(main())
+    assert len(asked) == 2
 
 
 def test_observer_asks_no_stranger_and_takes_few_bans_of_them_and_none_of_a_step_to_come() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.proof_reader import MAX_HELD_EVIDENCE_BYTES
@@ -29,6 +30,11 @@ class Verdict:
     step: int
     kind: str
     reason: str
+
+
+class UnprovenToOutsiders(PeerViolation):
+    """Evidence may convict for members that were there, but proves nothing to anyone without the run's history.
+    The member that shows it may be honest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

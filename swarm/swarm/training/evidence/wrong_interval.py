@@ -51,7 +51,7 @@ from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.allreduce.committed_slices import is_leaf
 from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
-from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.bans import UnprovenToOutsiders, Verdict
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
@@ -274,13 +274,13 @@ def has_voted(certificate: bytes, peer: str, signatures: RunSignatures) -> bool:
 
 def check_interval(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
     """Return in words what the findings in `body` prove to anyone without the run's history. Raises PeerViolation or
-    IntegrityError if they prove nothing."""
+    IntegrityError if they prove nothing, and UnprovenToOutsiders if they may to others."""
     case = read_case(body, signatures, config)
     if not case.is_enough(signatures.identity.peer_id):
         num_members = len(case.proof.origin.deciding)
-        raise PeerViolation(f"evidence has findings of only {len(case.counted)} of {num_members} members")
+        raise UnprovenToOutsiders(f"evidence has findings of only {len(case.counted)} of {num_members} members")
     if not case.is_voted:
-        raise PeerViolation("evidence has no vote of the accused: its group may be made up")
+        raise UnprovenToOutsiders("evidence has no vote of the accused: its group may be made up")
     return case.reason
 
 

@@ -23,7 +23,7 @@ from swarm_protocol.records import TrainerRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.evidence.bans import Ban, Bans, Verdict
+from swarm.training.evidence.bans import Ban, Bans, UnprovenToOutsiders, Verdict
 from swarm.training.round.quorum import Succession, presence
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
@@ -201,8 +201,8 @@ class Observer:
             self._bans.add(verdict, data)
 
     def _verdict(self, data: bytes) -> Verdict | None:
-        """Return what the evidence in `data` proves; None if it changes no ban, or is about a step or peer that was not
-        seen in this run. Blocks, the first time for seconds."""
+        """Return what the evidence in `data` proves; None if it changes no ban, is about a step or peer that was not
+        seen in this run, or convicts only for members that were there. Blocks, the first time for seconds."""
         from swarm.training.evidence.evidence import KINDS, accused, check  # noqa: PLC0415 - torch, which takes seconds
 
         signatures, evidence = self._reader.signatures, Evidence.from_bytes(data)
@@ -211,7 +211,13 @@ class Observer:
         peer, step = accused(evidence, signatures)
         known = (*self.roster, *(self._last.origin.peer_ids if self._last else ()))
         is_of_run = step <= self.outer_step + 1 and self._bans.has_room_for(peer, len(data), known)
-        return check(evidence, signatures, self._config) if is_of_run and self._bans.is_news(peer, step) else None
+        if not (is_of_run and self._bans.is_news(peer, step)):
+            return None
+        try:
+            return check(evidence, signatures, self._config)
+        except UnprovenToOutsiders as error:
+            logger.info("evidence against %s is not taken: %s", peer, error)
+            return None
 
     def _request(self) -> StandingRequest:
         return StandingRequest(run=self._reader.run, step=self.outer_step + 1, watches=True)

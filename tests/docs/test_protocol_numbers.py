@@ -14,10 +14,11 @@ from swarm.network.libp2p import (
     stream_server,
 )
 from swarm.network.relay import relay, relay_access, reservations
+from swarm.serving.evidence import server_convictions
 from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import butterfly, leaf_checks, parts, peer_connections
-from swarm.training.member import members_watch
+from swarm.training.member import members_watch, round_service
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate_history as history
@@ -138,6 +139,9 @@ SAID = [
     ("rounds.md", f"asks up to {history.MAX_ASKED_FOR_STANDING} members"),
     ("rounds.md", f"sends nothing for {peer_connections.QUIET_S:.0f} s"),
     ("rounds.md", f"without an answer within {peer_connections.SILENT_S:.0f} s"),
+    ("rounds.md", f"whose step it does not begin within {round_service.OPENING_S:.0f} s"),
+    ("rounds.md", f"if its first message does not come within {round_service.OPENING_S:.0f} s"),
+    ("manifests.md", f"within {server_convictions.GIVE_TIMEOUT_S:.0f} s, or the server ends the stream"),
     ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),
 ]
 

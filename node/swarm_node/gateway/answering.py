@@ -38,7 +38,8 @@ from swarm_node.http.event_stream import DONE, EventStream, event, wait_disconne
 from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
-TRACE_HEADER = "x-swarm-trace"
+ID_HEADERS = ("x-swarm-trace", "x-request-id")
+"""The headers with a request's id. OpenAI's clients show the second one's, as `_request_id` and in their errors."""
 CLIENT_GONE = 499
 """nginx's status for a client that closed the connection."""
 
@@ -70,7 +71,7 @@ class GenerationResponse(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace_id = self._builder.head.id
-        events = EventStream(send, {TRACE_HEADER: trace_id})
+        events = EventStream(send, dict.fromkeys(ID_HEADERS, trace_id))
         begun = self._answerer.running(trace_id, self._batch, scope[RATE_LIMITER])
         try:
             async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), begun as running:
@@ -86,7 +87,7 @@ class GenerationResponse(Response):
                 await events.end()
                 return
             response = failure.response()
-        response.headers[TRACE_HEADER] = trace_id
+        response.headers.update(dict.fromkeys(ID_HEADERS, trace_id))
         await response(scope, receive, send)
 
     async def _collect(self, running: RunningRequest) -> BaseModel:

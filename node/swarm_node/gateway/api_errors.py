@@ -37,9 +37,11 @@ OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_att
 TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"})
 """Errors of an object that are about the field that names its type."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
-UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
+UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
 """Paths that a client requests without /v1 if its base URL lacks /v1."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
+HINTS = MappingProxyType({"/v1/responses": "this gateway has no Responses API: set the client to chat completions"})
+"""What to do instead, for paths that clients request by default."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
 number."""
@@ -160,7 +162,7 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
     code, message = CODES.get(error.status_code), str(error.detail)
     if code in {"not_found", "method_not_allowed"}:
         path = request.url.path[:MAX_PATH_CHARS]
-        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else "/openapi.json lists all routes"
+        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else HINTS.get(path, "/openapi.json lists all routes")
         message = f"there is no {request.method} {path} here: {hint}"
     allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
     return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})

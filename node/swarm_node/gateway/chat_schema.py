@@ -45,10 +45,12 @@ class TextPart(StrictBody):
 
 
 class CalledFunction(StrictBody):
-    """The function that a model called. `arguments` is JSON text."""
+    """The function that a model called. `arguments` is JSON text, and `parsed_arguments` OpenAI's client's copy of it,
+    which is not used."""
 
     name: FunctionName
     arguments: Text
+    parsed_arguments: Any = None
 
     def decoded(self) -> Any:
         """Return the arguments decoded, since chat templates encode them themselves.
@@ -92,7 +94,8 @@ class PromptMessage(StrictBody):
 
 
 class AssistantMessage(StrictBody):
-    """An earlier answer. Clients send it back as they got it, with its empty fields."""
+    """An earlier answer. Clients send it back as they got it, with its empty fields. `parsed` is OpenAI's client's copy
+    of a JSON answer, and is not used."""
 
     neutral: ClassVar[Neutral] = {
         "annotations": ([],),
@@ -106,6 +109,7 @@ class AssistantMessage(StrictBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: Name | None = None
+    parsed: Any = None
     tool_calls: Annotated[list[CallMessage], Field(max_length=http_limits.MAX_TOOL_CALLS, fail_fast=True)] | None = None
 
     @model_validator(mode="after")

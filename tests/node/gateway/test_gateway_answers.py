@@ -166,6 +166,7 @@ def test_trace_is_found_by_the_header_and_by_the_answers_id() -> None:
         response = await openai.completions.with_raw_response.create(model="tiny", prompt="hi")
         trace_id = response.headers["x-swarm-trace"]
         assert response.parse().id == trace_id
+        assert response.request_id == trace_id, "OpenAI's client shows it"
         assert await openai.get(f"/traces/{trace_id}", cast_to=object) == {
             "id": trace_id,
             "tokens": 3,

@@ -165,7 +165,15 @@ def test_unknown_route_and_trace_are_not_found() -> None:
     converse(ScriptedClient(), conversation)
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])
+def test_request_to_the_responses_api_says_what_the_client_must_use() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.NotFoundError, match="no Responses API: set the client to chat completions"):
+            await openai.responses.create(model="tiny", input="hi")
+
+    converse(ScriptedClient(), conversation)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/responses"])
 def test_base_url_without_v1_is_what_the_error_names(path: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.NotFoundError, match="a base URL that ends with /v1"):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 from support.text_models import byte_tokenizer
 from support.work_count import num_lines
 from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
@@ -50,6 +51,30 @@ def test_call_becomes_openais_and_the_reason_says_so() -> None:
 
     converse(client, conversation)
     assert client.asked[0].prompt.tools == [WEATHER]
+
+
+class Weather(BaseModel):
+    city: str
+
+
+def test_message_that_openais_client_parsed_is_accepted_as_it_is() -> None:
+    client = _said(CALL)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        tool = api.pydantic_function_tool(Weather, name="weather")
+        parsed = await openai.chat.completions.parse(model="tiny", messages=HELLO, tools=[tool])
+        called = parsed.choices[0].message
+        assert called.tool_calls is not None
+        assert called.tool_calls[0].function.parsed_arguments == Weather(city="Paris")
+        result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "sunny"}
+        await openai.chat.completions.create(model="tiny", messages=[*HELLO, called, result])
+        answered = {"role": "assistant", "content": '{"city": "Paris"}', "parsed": {"city": "Paris"}}
+        await openai.chat.completions.create(model="tiny", messages=[*HELLO, answered, *HELLO])
+
+    converse(client, conversation)
+    [_, call, _] = client.asked[1].prompt.messages
+    assert call["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Paris"}}
+    assert client.asked[2].prompt.messages[1] == {"role": "assistant", "content": '{"city": "Paris"}'}
 
 
 def test_call_is_not_closed_by_what_an_argument_says() -> None:

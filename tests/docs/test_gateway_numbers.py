@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.site_pages import written
+from swarm.client.request import DEFAULT_MAX_TOKENS
 from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOPS
 from swarm_node.gateway import http_limits
 
@@ -17,6 +18,8 @@ SAID = [
     f"over {http_limits.SMALL_HTTP_BODY_BYTES // 1024} KiB get status 429",
     f"arriving fill {http_limits.MAX_ARRIVING_BYTES // MIB} MiB, or those of their own address "
     f"{http_limits.MAX_ADDRESS_ARRIVING_BYTES // MIB} MiB",
+    f"a chat answer has at most {DEFAULT_MAX_TOKENS} tokens, and without `max_tokens` a completion "
+    f"{http_limits.DEFAULT_COMPLETION_TOKENS}",
     f"Up to {http_limits.MAX_EMBEDDING_INPUTS} inputs",
 ]
 

@@ -39,7 +39,7 @@ from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 ID_HEADERS = ("x-swarm-trace", "x-request-id")
-"""The headers with a request's id. OpenAI's clients show the second one's, as `_request_id` and in their errors."""
+"""The headers with a request's id. OpenAI's clients show the second one, also in their errors."""
 CLIENT_GONE = 499
 """nginx's status for a client that closed the connection."""
 

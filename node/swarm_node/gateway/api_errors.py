@@ -41,7 +41,7 @@ UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
 """Paths that a client requests without /v1 if its base URL lacks /v1."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
 HINTS = MappingProxyType({"/v1/responses": "this gateway has no Responses API: set the client to chat completions"})
-"""What to do instead, for paths that clients request by default."""
+"""Advice for paths that clients request by default and that are not offered."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
 number."""

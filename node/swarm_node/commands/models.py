@@ -153,7 +153,9 @@ def check(flags: Flags) -> int:
         from swarm.serving.model.model_files import open_model  # noqa: PLC0415
         from swarm.serving.model.weight_check import check_weights  # noqa: PLC0415
 
-        check_weights(open_model(model))
+        files = open_model(model)
+        check_weights(files)
+        files.small_files()
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))
         return 0

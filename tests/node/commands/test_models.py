@@ -74,6 +74,14 @@ def test_models_check_names_the_tensor_or_file_that_is_missing_or_wrong(
     assert check(capsys, str(tmp_path / "story"))[0] == 0, "a download leaves out what its span does not need"
 
 
+def test_models_check_names_a_damaged_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).save_pretrained(tmp_path / "story")
+    (tmp_path / "story" / "tokenizer.json").write_text('{"version": "1.0", "mod')
+    code, _, err = check(capsys, str(tmp_path / "story"))
+    assert (code, "tokenizer.json is damaged: " in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("index", "said"),
     [

@@ -120,7 +120,11 @@ class ModelFiles:
         return f"{download['model_id']}@{download['commit']}" if download else ""
 
     def small_files(self) -> dict[str, bytes]:
-        """Read the existing files of SMALL_FILES. Raises ConfigError for one that is too large."""
+        """Read the existing files of SMALL_FILES.
+
+        Raises ConfigError for one that is too large, IntegrityError for a JSON file that is none: with half a tokenizer
+        every request would fail at the client.
+        """
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
         for name, path in found.items():
             if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
@@ -128,7 +132,17 @@ class ModelFiles:
                     f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes, and cannot be sent to clients",
                     remedy=f"check that {name} is the file you meant",
                 )
-        return {name: path.read_bytes() for name, path in found.items()}
+        return {name: _read_small(path) for name, path in found.items()}
+
+
+def _read_small(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        try:
+            json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
+    return content
 
 
 def hub_revision(commit: str, dtype: str) -> str:

@@ -69,6 +69,13 @@ def test_small_files_too_large_is_refused(copied: Path, monkeypatch: pytest.Monk
         open_model(copied).small_files()
 
 
+@pytest.mark.parametrize("text", ["", '{"model": {"vocab": {"a', "[" * 200_000], ids=["empty", "half", "deep"])
+def test_small_files_names_a_damaged_tokenizer(copied: Path, text: str) -> None:
+    (copied / "tokenizer.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"tokenizer\.json is damaged: "):
+        open_model(copied).small_files()
+
+
 def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         open_model(tmp_path)

@@ -20,9 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from hypothesis import settings
 from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
-from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent
-from swarm.model_listing import list_models_once
 from swarm_node.machine.lean_imports import UNUSED_PACKAGES
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
@@ -90,9 +88,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     try:
         # a bench may import a library that wants them
         is_default = session.config.option.markexpr == DEFAULT_MARKS
-        if is_default:
-            defer_compiler()
-            list_models_once()
         with absent(*(UNUSED_PACKAGES if is_default else ())):
             collected = yield
         if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":

@@ -25,8 +25,6 @@ from typing import IO
 
 import psutil
 
-from swarm.model_listing import LISTING
-
 WATCH_S = 0.05
 """Interval between two looks at the memory of a child that is busy."""
 
@@ -84,7 +82,7 @@ class ChildProcess:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
                 [
                     *(sys.executable, "-P", "-c"),
-                    f"{LISTING}import sys; {program}from {module} import main; main({theirs.fileno()}, {memory_bytes})",
+                    f"import sys; {program}from {module} import main; main({theirs.fileno()}, {memory_bytes})",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._told,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swarm.deferred_compiler import defer_compiler
 from swarm.heap import absent, uncollected
-from swarm.model_listing import list_models_once
 
 UNUSED_PACKAGES = ("scipy", "torchao")
 """Packages that are not imported, to save 45 MB: transformers imports SciPy for object detection losses and torchao for
@@ -17,8 +15,6 @@ needs it."""
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Make imports in the block lean. Torch's compiler stays deferred after the block."""
-    defer_compiler()
-    list_models_once()
+    """Make imports in the block lean."""
     with uncollected(), absent(*UNUSED_PACKAGES):
         yield

@@ -32,6 +32,7 @@ from swarm.training.run.run_tables import DEFAULT_MODEL, DataConfig, StartConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
 from swarm_node.demo import demo_answer
+from swarm_node.machine.lean_imports import UNUSED_PACKAGES
 from swarm_protocol.identity import Identity
 from transformers.utils.logging import is_progress_bar_enabled
 
@@ -48,8 +49,7 @@ def test_forked_nodes_have_imported_what_a_started_one_does_as_quietly() -> None
         assert not pool.submit(is_progress_bar_enabled).result(), "a bar leaves a named semaphore behind"
         imported = pool.submit(_imported).result()
     assert {"swarm_node.roles.volunteer", "transformers.models.llama.modeling_llama"} <= imported
-    unused = {"scipy", "torchao", "torch._dynamo.symbolic_convert", "torch.distributed.tensor", "sympy"}
-    assert not unused & imported, "each takes a tenth of a start, or more, and as much memory"
+    assert not set(UNUSED_PACKAGES) & imported
 
 
 def _imported() -> set[str]:

@@ -33,7 +33,6 @@ from filelock import FileLock, Timeout
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
 from swarm.heap import absent
-from swarm.model_listing import LISTING
 from swarm.training.data.local_data import LocalData, OnProgress, Progress
 from swarm.training.data.source import VALIDATION_SHARE, DocumentSource, Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
@@ -45,7 +44,7 @@ REPORT_S = 1.0
 
 LOOK_S = 0.2
 """Interval at which the parent checks whether it should stop the worker."""
-_PROGRAM = f"{LISTING}from {__name__} import main; main()"
+_PROGRAM = f"from {__name__} import main; main()"
 _ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
 
 

@@ -30,6 +30,7 @@ from swarm_node.commands.chat import soon
 from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import plural
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import HubId, parse_model
 from swarm_node.storage.home import Home, check_new_file, explained
@@ -43,6 +44,9 @@ REPORTED_BYTES = 10**9
 
 MAX_CONTEXTS = 8
 """Models whose context length is asked for. Each needs its tokenizer, which servers send and this process loads."""
+
+TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
+"""Files of which a model directory has at least one if clients can send the model text."""
 
 HEADS = ("MODEL", "REVISION", "PUBLISHER", "BLOCKS", "SERVERS", "CONTEXT", "")
 
@@ -149,21 +153,24 @@ def check(flags: Flags) -> int:
     say_lookup(model, emitter)
     checked = check_served(model, home)
     has_weights = isinstance(model, Path) and any(model.glob("*.safetensors*"))
+    has_tokenizer = True
     if isinstance(model, Path) and has_weights:
         from swarm.serving.model.model_files import open_model  # noqa: PLC0415
         from swarm.serving.model.weight_check import check_weights  # noqa: PLC0415
 
         files = open_model(model)
         check_weights(files)
-        files.small_files()
+        has_tokenizer = not TOKENIZER_FILES.isdisjoint(files.small_files())
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))
         return 0
-    emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
+    emitter.result(f"{model.name} can be served: {checked.family}, {plural(checked.num_blocks, 'block')}")
     if checked.untried:
         emitter.result(
             f"its blocks cannot be tested from the config alone ({checked.untried}): they are tested when loaded"
         )
+    if not has_tokenizer:
+        emitter.result(f"clients cannot send it text: there is no tokenizer in {model}")
     if isinstance(model, Path) and not has_weights:
         emitter.result(f"there are no weights in {model}: only its config.json was checked")
     return 0

@@ -62,6 +62,7 @@ def test_changed_proofs_raise_only_typed_errors(target: Target) -> None:
         "PeerViolation",
         "IntegrityError",
         "PeerRefused",
+        "UnprovenToOutsiders",  # a PeerViolation
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_load_files_too_large_for_one_message_are_refused_before_any_client_asks
     directory = shutil.copytree(llama_dir, tmp_path / "model")
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 2**20)
     for name in ("vocab.json", "vocab.txt"):
-        (directory / name).write_bytes(bytes(2**20 - 2**10))
+        (directory / name).write_text(json.dumps("a" * (2**20 - 2**11)))
     with pytest.raises(ConfigError, match="larger than a message"):
         load(directory, 0, 1, ServerOptions())
 

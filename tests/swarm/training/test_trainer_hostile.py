@@ -199,21 +199,26 @@ class AccusingQuitter(Quitter):
     accuses = True
 
 
+async def finished_beside(kind: type[Quitter]) -> list[Member]:
+    """Return three members that have made all steps beside one of this kind."""
+    # the run's id draws the coordinators; where the quitter is drawn itself, that can cost an attempt more
+    async with Swarm(config(name="b", min_group=2, outer_steps=NUM_STEPS)) as swarm:
+        # rounds take a while, so that it leaves in time
+        for index in range(3):
+            await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
+        quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
+        members = await swarm.finish("m0", "m1", "m2")
+        assert isinstance(quitter.trainer, Quitter)
+        assert quitter.trainer.left
+        assert_equal_steps(members, NUM_STEPS)
+        return members
+
+
 @pytest.mark.parametrize("kind", [Quitter, AccusingQuitter])
 def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: type[Quitter]) -> None:
     async def main() -> None:
-        # the run's id draws the coordinators; where the quitter is drawn itself, that can cost an attempt more
-        async with Swarm(config(name="b", min_group=2, outer_steps=NUM_STEPS)) as swarm:
-            # rounds take a while, so that it leaves in time
-            for index in range(3):
-                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
-            quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
-            members = await swarm.finish("m0", "m1", "m2")
-            assert isinstance(quitter.trainer, Quitter)
-            assert quitter.trainer.left
-            assert_equal_steps(members, NUM_STEPS)
-            for member in members:
-                assert len(member.of(RoundAborted)) <= 2 * NUM_STEPS
+        for member in await finished_beside(kind):
+            assert len(member.of(RoundAborted)) <= 2 * NUM_STEPS
 
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 
@@ -224,19 +229,23 @@ class QuitterWithVote(Quitter):
     num_parts = 0
 
     async def _tell(self, abort: Abort, peers: list[str]) -> None:
-        context, digest = self.context, abort.group_digest
+        context = self.context
         assert self._steps is not None
         driver = self._steps._driver
         assert driver is not None
         signed = driver._state.signed
         assert signed is not None
-        made_up = await context.replica.propose(context.executor, digest, signed.group, ())
-        outcome = replace(made_up, part_digests=(bytes(32),) * self.num_parts)
+        outcome = await self._outcome(driver, signed, abort.group_digest)
         vote = context.signatures.sign_vote(signed.vote(outcome, "prepare"))
         for peer in peers:
             with suppress(SwarmError):
                 await context.network.call(peer, context.methods.vote, vote.to_bytes(), timeout_s=1.0)
         await super()._tell(abort, peers)
+
+    async def _outcome(self, _driver: RoundDriver, signed: SignedGroup, digest: bytes) -> Outcome:
+        context = self.context
+        made_up = await context.replica.propose(context.executor, digest, signed.group, ())
+        return replace(made_up, part_digests=(bytes(32),) * self.num_parts)
 
 
 class QuitterWithManyParts(QuitterWithVote):
@@ -246,21 +255,10 @@ class QuitterWithManyParts(QuitterWithVote):
 @pytest.mark.parametrize("kind", [QuitterWithVote, QuitterWithManyParts])
 def test_vote_for_an_outcome_that_its_group_cannot_have_counts_for_nothing(kind: type[QuitterWithVote]) -> None:
     """All would otherwise fetch its parts and vote alike: for a certificate that nobody takes, their own included."""
-
-    async def main() -> None:
-        async with Swarm(config(name="b", min_group=2, outer_steps=NUM_STEPS)) as swarm:
-            for index in range(3):
-                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
-            quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
-            members = await swarm.finish("m0", "m1", "m2")
-            assert isinstance(quitter.trainer, Quitter)
-            assert quitter.trainer.left
-            assert_equal_steps(members, NUM_STEPS)
-
-    virtual_time.run(main(), compute_s=lambda _: 0.01)
+    virtual_time.run(finished_beside(kind), compute_s=lambda _: 0.01)
 
 
-class QuitterWithMadeUpPart(Quitter):
+class QuitterWithMadeUpPart(QuitterWithVote):
     """Keeps its own part back, votes for an outcome with a made-up part of another member, shows its parts to all who
     ask, and leaves the group. `made_up` are the digests of what it made up."""
 
@@ -270,13 +268,8 @@ class QuitterWithMadeUpPart(Quitter):
         self.made_up = set()
         return await super()._open_context()
 
-    async def _tell(self, abort: Abort, peers: list[str]) -> None:
-        context, digest = self.context, abort.group_digest
-        assert self._steps is not None
-        driver = self._steps._driver
-        assert driver is not None
-        signed = driver._state.signed
-        assert signed is not None
+    async def _outcome(self, driver: RoundDriver, signed: SignedGroup, digest: bytes) -> Outcome:
+        context = self.context
         await asyncio.sleep(1.0)  # until it has what the others made
         butterfly = driver.reductions._reductions[digest].butterfly
         parts = [bytes(part.data) for part in butterfly._parts]
@@ -285,11 +278,7 @@ class QuitterWithMadeUpPart(Quitter):
         self.made_up.add(hashlib.sha256(parts[victim]).digest())
         outcome = await context.replica.propose(context.executor, digest, signed.group, tuple(parts))
         context.replica.parts_of = lambda _: tuple(parts)  # type: ignore[method-assign]
-        vote = context.signatures.sign_vote(signed.vote(outcome, "prepare"))
-        for peer in peers:
-            with suppress(SwarmError):
-                await context.network.call(peer, context.methods.vote, vote.to_bytes(), timeout_s=1.0)
-        await super()._tell(abort, peers)
+        return outcome
 
 
 @pytest.mark.parametrize("is_audited", [True, False])

@@ -282,14 +282,15 @@ def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
 
 
 def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Floats:
-    """Return for each block the round trip to the nearest server that has it [B], or DEFAULT_RTT_MS if none is
-    known."""
+    """Return for each block the round trip to the nearest server that has it [B], or DEFAULT_RTT_MS if none is known.
+    Proposals do not count: what their peers will serve depends on what `me` takes."""
     rtt_B = np.full(num_blocks, DEFAULT_RTT_MS)
     for peer_id, rtt_ms in me.rtt_ms.items():
         record = servers.get(peer_id)
-        if record is not None and peer_id != me.peer_id and record.state != "draining":
-            part_B = rtt_B[record.start : record.end]
-            np.minimum(part_B, rtt_ms + RELAY_MS * record.relayed, out=part_B)
+        if record is None or peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
+            continue
+        part_B = rtt_B[record.start : record.end]
+        np.minimum(part_B, rtt_ms + RELAY_MS * record.relayed, out=part_B)
     return rtt_B
 
 

@@ -143,6 +143,22 @@ def test_span_four_equal_nodes_in_the_same_second_cover_twice(peer_ids: list[str
     assert sorted(chosen.values()) == [(0, half), (0, half), (half, num_blocks), (half, num_blocks)]
 
 
+@given(st.permutations(PEERS), st.lists(st.booleans(), min_size=2, max_size=4), st.integers(2, 12))
+def test_span_nodes_in_the_same_second_of_which_some_have_measured_the_others_leave_no_gap(
+    peers: list[str], has_measured: list[bool], half: int
+) -> None:
+    """A node that starts a moment after another one finds its proposal, and measures the link to it."""
+    num_blocks = 2 * half
+    joiners = dict(zip(peers, has_measured, strict=False))
+    rtts_ms = {p: {other: 1.0 for other in joiners if other != p and joiners[p]} for p in joiners}
+    proposals = {p: replace(proposal(0, half, num_blocks), rtt_ms=rtts_ms[p]) for p in joiners}
+    chosen = set()
+    for peer_id in joiners:
+        others = {other: proposals[other] for other in joiners if other != peer_id}  # its own record may be missing
+        chosen.add(span(others, num_blocks, replace(me(half, peer_id=peer_id), rtt_ms=rtts_ms[peer_id])))
+    assert chosen == {(0, half), (half, num_blocks)}
+
+
 def test_span_late_joiner_chooses_around_those_who_have_settled() -> None:
     """Though it ranks before them and would have chosen first."""
     late, early = sorted(("x", "y"), key=turn_hash)

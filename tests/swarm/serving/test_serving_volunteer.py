@@ -98,6 +98,24 @@ def test_volunteers_four_that_start_one_after_another_cover_all_blocks_twice(lla
     virtual_time.run(scenario())
 
 
+def test_volunteer_that_found_a_proposal_announces_the_link_that_it_then_chooses_by(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 2, max_blocks=3)
+            first, second = place.placers
+            starting = [asyncio.create_task(first.start())]
+            await asyncio.sleep(1.5)
+            starting.append(asyncio.create_task(second.start()))
+            await asyncio.sleep(1.0)
+            proposals = await place.placers[0]._membership.servers("tiny")
+            assert proposals[second._network.peer_id].state == "joining"
+            assert list(proposals[second._network.peer_id].rtt_ms) == [first._network.peer_id]
+            await asyncio.gather(*starting)
+            assert place.spans() == [(0, 3), (3, 6)]
+
+    virtual_time.run(scenario())
+
+
 def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

@@ -158,6 +158,7 @@ class SpanPlacer:
     async def _decide(self, able: SpanCapability) -> PlacementDecision:
         files, revision = able.files, able.revision
         capacity = await self._with_links(able.capacity, revision)
+        able = replace(able, capacity=capacity)  # the links, from which others compute the choice of this node
         if not able.is_whole:
             self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), able)
             await asyncio.sleep(SETTLE_S)

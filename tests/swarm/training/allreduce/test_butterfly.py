@@ -1,4 +1,4 @@
-"""The reduction's data plane, member by member, on a simulated network."""
+"""Tests the all-reduce of one group on a simulated network, member by member."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Parts: TypeAlias = tuple[Data, ...]
 
 
 class Ring:
-    """Members of one group, each with a network and a vector; `run` reduces among them."""
+    """Build a group whose members each have a network and a vector. `run` reduces among them."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Ring:
     async def start(
         self, members: list[Butterfly], accepted: dict[int, Butterfly] | None = None
     ) -> list[asyncio.Task[Parts]]:
-        """Start all members. Those in `accepted` answer others instead of the member that runs."""
+        """Start all members. A member with an entry in `accepted` answers streams through that butterfly instead."""
         self.butterflies = members
         for index, network in enumerate(self.networks):
             await self.serve(network, (accepted or {}).get(index, members[index]))
@@ -165,7 +165,7 @@ def in_ring(
 
 @pytest.mark.parametrize("tokens", [[5], [3, 9], [1, 1, 1], [4, 0, 2, 7], [1] * 8])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list[int], codec: str) -> None:
+def test_run_gives_every_member_the_same_bits_near_the_weighted_mean(tokens: list[int], codec: str) -> None:
     async def case(ring: Ring) -> None:
         reductions = await ring.run()
         mean_N = sum(x_N.double() * count for x_N, count in zip(ring.vectors, tokens, strict=True)) / sum(tokens)
@@ -178,7 +178,7 @@ def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list
     in_ring(tokens, case, codec=codec)
 
 
-def test_run_sums_in_the_groups_order_however_quick_members_are() -> None:
+def test_run_sums_in_group_order_when_a_member_is_slow() -> None:
     results = []
     for slow in range(3):
 
@@ -205,7 +205,7 @@ def test_run_sums_in_the_groups_order_however_quick_members_are() -> None:
         ("median", "int8", 3, True),
     ],
 )
-def test_run_hands_to_threads_only_what_takes_longer_than_that(
+def test_run_uses_threads_only_for_reductions_that_take_longer_than_the_handover(
     aggregator: str, codec: str, num_members: int, uses_threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm_up()
@@ -231,7 +231,7 @@ def slow_link(latency_s: float) -> LinkModel:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 @pytest.mark.parametrize("name", aggregator_names())
-def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
+def test_run_gives_every_member_the_aggregate_of_the_slices(
     name: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FRAME_VALUES", 512)
@@ -260,7 +260,7 @@ def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
     in_ring(tokens, case, codec=codec, num_values=6 * 1024, aggregator=name)
 
 
-def test_run_that_surveys_fails_at_every_owner_on_a_bad_slice_and_names_the_sender() -> None:
+def test_run_fails_at_every_owner_and_names_the_sender_when_a_surveyed_slice_is_bad() -> None:
     async def case(ring: Ring) -> None:
         await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(lambda data: NAN + data[4:])})
         for honest in (0, 1, 3):
@@ -271,7 +271,7 @@ def test_run_that_surveys_fails_at_every_owner_on_a_bad_slice_and_names_the_send
     in_ring([1] * 4, case, aggregator="centered_clip")
 
 
-def test_run_of_multi_krum_among_too_few_says_that_it_promises_less(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_warns_of_weaker_guarantees_when_multi_krum_has_too_few_members(caplog: pytest.LogCaptureFixture) -> None:
     async def case(ring: Ring) -> None:
         await ring.run()
         assert "0 liars are left out instead of 1, because only 4 members contribute" in caplog.text
@@ -279,7 +279,7 @@ def test_run_of_multi_krum_among_too_few_says_that_it_promises_less(caplog: pyte
     in_ring([1] * 4, case, aggregator="multi_krum")
 
 
-def test_run_sends_about_two_bytes_a_value_with_int8() -> None:
+def test_run_sends_about_two_bytes_for_each_value_with_int8() -> None:
     async def case(ring: Ring) -> None:
         await ring.run()
         for each in ring.butterflies:
@@ -289,7 +289,7 @@ def test_run_sends_about_two_bytes_a_value_with_int8() -> None:
     in_ring([1] * 4, case, num_values=400_000)
 
 
-def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_has_the_same_result_in_several_frames_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole: list[Tensor] = []
 
     async def case(ring: Ring) -> None:
@@ -301,7 +301,7 @@ def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(whole[0], whole[1])
 
 
-def test_run_with_fewer_blocks_than_members_ends() -> None:
+def test_run_ends_when_vector_has_fewer_blocks_than_members() -> None:
     async def case(ring: Ring) -> None:
         assert ring.mean_of((await ring.run())[0]).isfinite().all()
 
@@ -317,7 +317,7 @@ NAN = torch.tensor([math.nan]).numpy().tobytes()
     [lambda data: NAN + data[4:], lambda data: data[:-1], lambda data: data + b"\0", lambda _: b""],
     ids=["nan", "short", "long", "empty"],
 )
-def test_run_with_a_bad_slice_fails_at_every_owner_and_names_the_sender(spoil: Callable[[bytes], bytes]) -> None:
+def test_run_fails_at_every_owner_and_names_the_sender_when_a_slice_is_bad(spoil: Callable[[bytes], bytes]) -> None:
     async def case(ring: Ring) -> None:
         await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(spoil)})
         for honest in (0, 1, 3):
@@ -328,7 +328,7 @@ def test_run_with_a_bad_slice_fails_at_every_owner_and_names_the_sender(spoil: C
     in_ring([1] * 4, case)
 
 
-def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_names_the_sender_when_frames_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRAME_VALUES", 256)
 
     async def case(ring: Ring) -> None:
@@ -354,8 +354,8 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
     in_ring([1, 1], case)
 
 
-def test_run_with_an_owner_that_blames_another_member_names_the_owner() -> None:
-    """One liar could otherwise make all others convict any member."""
+def test_run_names_the_owner_when_it_blames_another_member() -> None:
+    """Otherwise one liar could have any member convicted by all others."""
 
     async def case(ring: Ring) -> None:
         liar, victim = ring.networks[1].peer_id, ring.networks[2].peer_id
@@ -376,14 +376,14 @@ def test_run_with_an_owner_that_blames_another_member_names_the_owner() -> None:
             while 0 not in ring.failures:
                 await asyncio.sleep(0.01)
         assert ring.failures[0].peer_id == liar
-        assert not isinstance(ring.failures[0], PeerViolation), "nothing is proved, not even against the liar"
+        assert not isinstance(ring.failures[0], PeerViolation), "a failure without proof is no violation"
         running.cancel()
         await asyncio.wait({running})
 
     in_ring([1, 1, 1], case)
 
 
-def test_run_with_a_contribution_that_the_codec_cannot_hold_fails_in_words() -> None:
+def test_run_fails_with_a_clear_message_when_codec_cannot_hold_a_contribution() -> None:
     async def case(ring: Ring) -> None:
         ring.vectors[1] *= 1e6
         await ring.run_until_failed({1})
@@ -393,7 +393,7 @@ def test_run_with_a_contribution_that_the_codec_cannot_hold_fails_in_words() -> 
     in_ring([1, 1, 1], case, codec="fp16")
 
 
-def test_accept_for_a_second_stream_of_one_member_is_refused() -> None:
+def test_accept_refuses_a_second_stream_of_the_same_member() -> None:
     async def case(ring: Ring) -> None:
         honest = ring.member(0)
         await ring.serve(ring.networks[0], honest)
@@ -416,7 +416,7 @@ def test_accept_for_a_second_stream_of_one_member_is_refused() -> None:
     in_ring([1, 1], case)
 
 
-def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadline() -> None:
+def test_run_names_a_silent_member_within_half_the_deadline() -> None:
     async def case(ring: Ring) -> None:
         async def silent(_peer: str, _stream: Stream) -> None:
             await asyncio.Event().wait()
@@ -440,7 +440,7 @@ def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadlin
     in_ring([1, 1, 1], case)
 
 
-def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
+def test_run_reports_a_member_that_dies_as_unreachable() -> None:
     async def case(ring: Ring) -> None:
         for other in (0, 1):
             ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
@@ -460,7 +460,7 @@ def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
 
 
 class Struck:
-    """Acts once at a phase; `fired` tells whether it did."""
+    """Call `strike` the first time that the phase is reached. `fired` is set then."""
 
     def __init__(self, phase: str, strike: Callable[[], Awaitable[None]]) -> None:
         self._phase = phase
@@ -476,7 +476,7 @@ class Struck:
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("phase", ["round.reduced", "round.deliver"])
 @pytest.mark.parametrize("manner", ["killed", "stalls"])
-def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_the_same_bytes(
+def test_backup_finishes_the_part_with_the_same_bytes_when_owner_fails_after_its_slices(
     manner: str, phase: str, victim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FRAME_VALUES", 256)
@@ -488,7 +488,7 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
 
     async def case(ring: Ring) -> None:
         async def strike() -> None:
-            await asyncio.sleep(0.5)  # what it has sent is on its way
+            await asyncio.sleep(0.5)  # until the messages that it sent have arrived
             if manner == "killed":
                 ring.internet.crash(ring.networks[victim].peer_id)
             await asyncio.Event().wait()
@@ -508,14 +508,14 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
     in_ring(tokens, case)
 
 
-def test_owner_whose_clock_is_wrong_has_its_part_taken_from_its_backup() -> None:
+def test_part_is_taken_from_the_backup_when_the_owners_clock_is_wrong() -> None:
     async def case(ring: Ring) -> None:
         members, owner = [ring.member(index) for index in range(4)], ring.networks[1].peer_id
         take = members[0].streams.take_result
 
         async def refuse(stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
             if peer == owner:
-                await asyncio.sleep(0.5)  # what this member sends is on its way
+                await asyncio.sleep(0.5)  # until the messages that this member sent have arrived
                 raise OutOfTime("it is not valid yet", peer_id=owner)
             await take(stream, part, peer, first)
 
@@ -529,7 +529,7 @@ def test_owner_whose_clock_is_wrong_has_its_part_taken_from_its_backup() -> None
     in_ring([1] * 4, case)
 
 
-def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_if_who_waited_leaves() -> None:
+def test_backup_makes_the_part_once_for_concurrent_requests_and_again_when_the_waiting_one_leaves() -> None:
     """A second stream for the same slices at the same time would look like a violation by the backup."""
 
     async def case(ring: Ring) -> None:
@@ -548,8 +548,8 @@ def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_i
     in_ring([1] * 4, case)
 
 
-def test_proof_that_a_backup_finds_after_its_reduction_has_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An auditor may ask the backup for the part when something else has ended the attempt already."""
+def test_backup_reports_a_proof_that_it_finds_after_its_reduction_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An auditor may ask the backup for the part after something else has ended the attempt."""
 
     async def case(ring: Ring) -> None:
         members, heard = [ring.member(index) for index in range(4)], list[SwarmError]()
@@ -581,7 +581,7 @@ def test_proof_that_a_backup_finds_after_its_reduction_has_failed_is_reported(mo
     in_ring([1] * 4, case)
 
 
-def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() -> None:
+def test_run_fails_and_names_the_owner_when_it_dies_before_its_slices_have_arrived() -> None:
     async def case(ring: Ring) -> None:
         async def strike() -> None:
             ring.internet.crash(ring.networks[2].peer_id)
@@ -607,7 +607,7 @@ def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() ->
 
 
 @pytest.mark.parametrize("kind", ["slices", "audit", "proof"])
-def test_peer_that_ends_its_stream_without_an_answer_is_named_by_who_asked(kind: OpeningKind) -> None:
+def test_requester_names_the_peer_that_ends_its_stream_without_an_answer(kind: OpeningKind) -> None:
     async def case(ring: Ring) -> None:
         peer, streams = ring.networks[1], ring.member(0).streams
 
@@ -624,7 +624,7 @@ def test_peer_that_ends_its_stream_without_an_answer_is_named_by_who_asked(kind:
 
 
 @pytest.mark.parametrize("name", ["trimmed_mean", "centered_clip", "multi_krum"])
-def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_surveys(name: str) -> None:
+def test_backup_finishes_the_part_when_owner_fails_under_an_aggregator_that_surveys(name: str) -> None:
     undisturbed: list[Parts] = []
 
     async def whole(ring: Ring) -> None:
@@ -653,7 +653,8 @@ def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_survey
     ("kind", "part"), [("keep", 0), ("keep", 2), ("result", 0), ("result", 1), ("slices", 1), ("exchange", 1)]
 )
 def test_accept_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, part: int) -> None:
-    """Member 1 of three opens a stream to member 0. That one is the backup of part 2; its own backup is member 1."""
+    """In a group of three, member 1 opens a stream to member 0. Member 0 is the backup of part 2, and member 1 is the
+    backup of part 0."""
 
     async def case(ring: Ring) -> None:
         honest = ring.member(0)
@@ -670,7 +671,7 @@ def test_accept_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, 
     in_ring([1] * 3, case)
 
 
-def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_them() -> None:
+def test_run_refuses_bytes_of_a_backup_that_no_encoder_wrote() -> None:
     async def case(ring: Ring) -> None:
         async def strike() -> None:
             await asyncio.sleep(0.5)
@@ -685,7 +686,9 @@ def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_th
                 await asyncio.sleep(0.01)
         assert struck.fired
         for index in (0, 3):
-            assert ring.failures[index].peer_id == ring.networks[1].peer_id, "nobody else failed this member first"
+            assert ring.failures[index].peer_id == ring.networks[1].peer_id, (
+                "another member was named for a failure of the backup"
+            )
         for each in running:
             each.cancel()
         await asyncio.wait(running)
@@ -694,7 +697,7 @@ def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_th
 
 
 class Lying(Butterfly):
-    """Answers requests for the result of `part` with noise."""
+    """Answer requests for the result of `part` with random bytes."""
 
     def __init__(self, honest: Butterfly, part: int) -> None:
         self._honest = honest

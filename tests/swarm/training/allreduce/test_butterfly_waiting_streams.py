@@ -1,4 +1,4 @@
-"""Streams that arrive before their group's butterfly wait for a bounded time."""
+"""Tests that streams which arrive before the butterfly of their group wait for a bounded time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_reductions() -> Reductions:
     )
 
 
-def test_accept_that_waits_too_long_takes_the_place_from_nobody_who_still_waits() -> None:
+def test_accept_that_times_out_leaves_the_places_of_streams_that_still_wait() -> None:
     async def main() -> None:
         reductions, butterfly = make_reductions(), Butterfly()
         early = accept(reductions, ME)

@@ -1,4 +1,4 @@
-"""The slices that the maker of a part keeps for those who audit it."""
+"""Tests the slices that the maker of a part keeps for its auditors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODEC = get_codec("int8")
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 4))
 
 
-def test_slice_that_arrives_when_the_step_is_over_is_refused_in_words() -> None:
+def test_slice_is_refused_with_a_clear_message_when_it_arrives_after_the_step() -> None:
     group = Group(
         run="run",
         step=1,

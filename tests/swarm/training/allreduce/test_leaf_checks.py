@@ -1,4 +1,4 @@
-"""Leaves that are reduced together have the bytes that each has alone."""
+"""Tests that a leaf has the same bytes when it is reduced together with others as when it is reduced alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.mixing import get_mixing, mixing_names
 
 LEAVES = [num_leaves(NUM_VALUES) - 1, 0, 7, 3]
-"""In the order in which they were drawn; the last leaf of the vector is shorter than the others."""
+"""The leaves in the order in which they are drawn. The last leaf of the vector is shorter than the others."""
 
 
 @pytest.mark.parametrize("mixing", mixing_names())
 @pytest.mark.parametrize("aggregator", aggregator_names())
 @pytest.mark.parametrize("at_once", [1 << 18, 1 << 11])
-def test_leaves_together_have_the_bytes_of_each_alone(
+def test_leaf_has_the_same_bytes_reduced_together_with_others_as_alone(
     aggregator: str, mixing: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_reduction, "BATCH_VALUES", at_once)
@@ -32,7 +32,7 @@ def test_leaves_together_have_the_bytes_of_each_alone(
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "centered_clip"])
-def test_slice_that_cannot_be_decoded_leaves_its_own_leaf_alone_without_a_result(aggregator: str) -> None:
+def test_only_the_leaf_with_an_undecodable_slice_has_no_result(aggregator: str) -> None:
     case, scheme = reduced(), ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
     shown = {leaf: case.slices(leaf) for leaf in LEAVES}
     first, *others = shown[7]

@@ -1,4 +1,4 @@
-"""Which members the owner of a part reports as reduced: liars, and no honest member."""
+"""Tests that the owner of a part reports liars and no honest member as members whose weight it reduced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def contributions(num_members: int, num_values: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
 @pytest.mark.parametrize("num_members", [3, 4, 5, 8])
 @pytest.mark.parametrize("num_values", [1, 16, NOTABLE_VALUES, 4096])
-def test_owner_reports_no_honest_member_however_small_its_part(
+def test_owner_reports_no_honest_member_even_when_its_part_is_small(
     num_values: int, num_members: int, aggregator: str
 ) -> None:
     for seed in range(50):
@@ -47,7 +47,7 @@ def test_owner_reports_no_honest_member_however_small_its_part(
 
 
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
-def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
+def test_owner_reports_a_member_whose_slice_is_much_larger_than_the_others(aggregator: str) -> None:
     x_MF = contributions(5, NOTABLE_VALUES, 0)
     x_MF[2] *= -30
     assert list(reducer_of(x_MF, aggregator).kept_shares) == [PEERS[2]]
@@ -55,10 +55,10 @@ def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator:
 
 @pytest.mark.parametrize("leaves_at_once", [1, 3])
 @pytest.mark.parametrize("mixing", [Bucketing(liar_share=0.2), NearestNeighbours()], ids=lambda mixing: mixing.name)
-def test_frame_gives_the_same_values_however_many_leaves_are_aggregated_at_once(
+def test_frame_has_the_same_values_for_any_number_of_leaves_aggregated_at_once(
     mixing: Mixing, leaves_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An auditor reduces the drawn leaf alone, with the beacon of its place in the vector."""
+    """An auditor reduces a drawn leaf alone, with the beacon of its place in the vector."""
     leaf, place, x_MF = 256, slice(512, 512 + 10 * 256 + 77), contributions(5, 10 * 256 + 77, 3)
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[:5])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator("centered_clip", {}, mixing))

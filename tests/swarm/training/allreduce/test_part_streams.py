@@ -1,4 +1,5 @@
-"""A member that sends nothing counts as gone only if it leaves a call unanswered, too. In virtual time."""
+"""Tests that a member which sends nothing counts as gone only if it also leaves a call unanswered. All run in virtual
+time."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
 
 SOON_S = QUIET_S + SILENT_S + 1.0
-"""Within this a silent member is found out, on a connection that carries what a few thousand values take at once."""
+"""The longest time until a silent member counts as gone, on a connection that carries a few thousand values at once."""
 
 
 class StubNetwork:
-    """The network to a member: it answers the call that asks whether the member is there."""
+    """Stand in for the network to a member, and answer the call that asks whether the member is there."""
 
     peer_id = ME
 
@@ -40,7 +41,7 @@ class StubNetwork:
         return await self._answer(timeout_s)
 
 
-async def says_nothing(timeout_s: float) -> bytes:
+async def never_answers(timeout_s: float) -> bytes:
     await asyncio.sleep(timeout_s)
     raise PeerTimeout("no answer")
 
@@ -63,7 +64,7 @@ def streams_over(network: StubNetwork) -> PartStreams:
 
 
 def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: float) -> float | None:
-    """Return how long the member is waited for; None if its work was done before it counted as gone."""
+    """Return the seconds until the member counts as gone, or None if its work ended before that."""
 
     async def main() -> float | None:
         begin = asyncio.get_running_loop().time()
@@ -76,20 +77,20 @@ def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: fl
     return virtual_time.run(main())
 
 
-def test_member_that_sends_nothing_and_answers_no_call_is_gone_within_seconds() -> None:
-    waited_s = seconds_until_silent(says_nothing, work_s=100.0)
+def test_member_counts_as_gone_within_seconds_when_it_sends_nothing_and_answers_no_call() -> None:
+    waited_s = seconds_until_silent(never_answers, work_s=100.0)
     assert waited_s is not None
     assert QUIET_S + SILENT_S <= waited_s < SOON_S
 
 
 @pytest.mark.parametrize("answer", [answers, refuses])
-def test_member_that_answers_calls_is_waited_for(answer: Callable[[float], Awaitable[bytes]]) -> None:
+def test_member_is_waited_for_when_it_answers_calls(answer: Callable[[float], Awaitable[bytes]]) -> None:
     assert seconds_until_silent(answer, work_s=100.0) is None
 
 
-def test_member_whose_frames_come_is_not_called() -> None:
+def test_member_is_not_called_while_its_frames_arrive() -> None:
     async def main() -> None:
-        network = StubNetwork(says_nothing)
+        network = StubNetwork(never_answers)
         streams = streams_over(network)
 
         async def frames() -> None:
@@ -103,11 +104,11 @@ def test_member_whose_frames_come_is_not_called() -> None:
     virtual_time.run(main())
 
 
-def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
-    """A full connection delays the answer, and not the frames."""
+def test_member_counts_as_present_when_a_frame_arrives_while_a_call_waits() -> None:
+    """A full connection delays the answer to a call, while frames still arrive."""
 
     async def main() -> None:
-        streams = streams_over(StubNetwork(says_nothing))
+        streams = streams_over(StubNetwork(never_answers))
 
         async def frames() -> None:
             for _ in range(10):
@@ -119,8 +120,8 @@ def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
     virtual_time.run(main())
 
 
-def test_inbox_keeps_no_frame_that_is_larger_than_any() -> None:
-    """Messages of streams may have sixty-four times the size, and as many as a member is ahead with would wait."""
+def test_inbox_refuses_a_frame_above_the_maximum_size() -> None:
+    """A stream's message may be 64 times as large as a frame, and an inbox keeps several frames ahead."""
     largest = get_codec("fp32").encoded_bytes(FRAME_VALUES)
 
     class Flood:

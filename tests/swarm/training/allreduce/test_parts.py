@@ -1,4 +1,4 @@
-"""Parts and their frames: what they cover, and what is refused when they are decoded."""
+"""Tests which values parts and their frames cover, and which bytes are refused when they are decoded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def encoded() -> list[bytes]:
     ]
 
 
-def test_part_frames_cover_the_vector_in_order_and_no_frame_is_of_two_parts() -> None:
+def test_part_frames_cover_the_vector_in_order_and_each_belongs_to_one_part() -> None:
     frames = [part_frames(GROUP, index) for index in range(3)]
     assert [frame for part in frames for frame in part] == [
         *(slice(at, at + 512) for at in (0, 512, 1024, 1536, 2048)),
@@ -64,27 +64,27 @@ def test_part_frames_cover_the_vector_in_order_and_no_frame_is_of_two_parts() ->
     assert [len(part) for part in frames] == [2, 0, 4]
 
 
-def test_decoded_frames_are_the_values_in_their_places() -> None:
+def test_decoded_frames_hold_the_values_in_their_places() -> None:
     parts = encoded()
     assert [len(part) for part in parts] == [part_bytes(GROUP, index, CODEC) for index in range(3)]
     got_N = torch.cat([x_F for _, x_F in decoded_frames(GROUP, parts, CODEC)])
     assert len(got_N) == 3000
     assert (got_N - X_N).norm() < 0.01 * X_N.norm()
-    # read-only or not, bytes are bytes
+    # read-only and writable bytes decode alike
     again_N = torch.cat([x_F for _, x_F in decoded_frames(GROUP, [*map(bytearray, parts)], CODEC)])
     assert torch.equal(got_N, again_N)
 
 
 @pytest.mark.parametrize("spoil", [lambda part: part + b"x", lambda part: part[:-1], lambda part: b"\xff" * len(part)])
-def test_decoded_frames_of_what_no_encoder_wrote_name_the_part(spoil) -> None:  # type: ignore[no-untyped-def]
+def test_decoding_names_the_part_when_no_encoder_wrote_its_bytes(spoil) -> None:  # type: ignore[no-untyped-def]
     parts = encoded()
     parts[2] = spoil(parts[2])
     with pytest.raises(IntegrityError, match="part 2"):
         list(decoded_frames(GROUP, parts, CODEC))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "e3m0"])  # fp16 holds no such number
-def test_frame_that_moves_a_parameter_beyond_all_bounds_is_refused_checked_or_decoded(name: str) -> None:
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "e3m0"])  # fp16 cannot hold a number this large
+def test_check_and_decode_refuse_a_frame_that_moves_a_parameter_out_of_bounds(name: str) -> None:
     codec, x_N = get_codec(name), torch.full((300,), 0.7 * limits.MAX_PARAMETER_MOVE)
     check_frame(codec, codec.encode(x_N), 300)
     assert torch.equal(decode_frame(codec, codec.encode(x_N), 300), codec.decode(codec.encode(x_N), 300))
@@ -93,13 +93,13 @@ def test_frame_that_moves_a_parameter_beyond_all_bounds_is_refused_checked_or_de
             refuse(codec, codec.encode(2 * x_N), 300)
 
 
-def test_decoded_frames_of_too_few_parts_are_refused() -> None:
+def test_decoding_refuses_too_few_parts() -> None:
     with pytest.raises(IntegrityError, match="2 parts of 3"):
         list(decoded_frames(GROUP, encoded()[:2], CODEC))
 
 
-def test_part_of_a_step_that_is_over_ends_those_that_wait_for_it_and_keeps_nothing_more() -> None:
-    """Streams that others hold open are served beyond the step."""
+def test_part_ends_its_waiters_and_keeps_no_frame_once_the_step_is_over() -> None:
+    """Peers may hold streams open that are served beyond the step."""
 
     async def main() -> None:
         part = PartResult(GROUP, 0, CODEC)

@@ -1,4 +1,5 @@
-"""Error feedback in rounds: what the codec loses of a contribution comes with the next one, and nothing twice."""
+"""Tests error feedback in rounds: the codec's residual is added to the next contribution, and nothing is added
+twice."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Recorder(AlteredMember):
-    """Keeps its contribution to each step."""
+    """Keep the contribution to each step."""
 
     round_context: RunContext
     offered: dict[int, Tensor]
@@ -64,7 +65,7 @@ class Recorder(AlteredMember):
 
 
 class LateLiar(RunMember):
-    """Its slices are too short from step 3 on."""
+    """Send slices that are too short from step 3 on."""
 
     async def _open_context(self) -> RunContext:
         context = await super()._open_context()
@@ -73,7 +74,7 @@ class LateLiar(RunMember):
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_residual_is_that_of_the_committed_contributions_whatever_attempts_failed(fragments: int) -> None:
+def test_residual_follows_from_committed_contributions_when_attempts_fail(fragments: int) -> None:
     async def main() -> None:
         run = config(min_group=3, outer_steps=NUM_STEPS, error_feedback=True, fragments=fragments)
         async with Swarm(run) as swarm:
@@ -104,7 +105,7 @@ def assert_residuals(member: Member, fragments: int) -> None:
         assert torch.equal(trainer.round_context.residuals.of(fragment)._residual_N, expected._residual_N)
 
 
-def test_settling_a_fragment_without_contributions_takes_no_memory() -> None:
+def test_settle_allocates_nothing_when_the_fragment_has_no_contributions() -> None:
     residuals = Residuals(get_codec("int8"))
     residuals.settle(slice(0, 10), is_committed=True)
     residuals.settle(slice(0, 10), is_committed=False)
@@ -112,7 +113,8 @@ def test_settling_a_fragment_without_contributions_takes_no_memory() -> None:
 
 
 class Uneven(SyntheticInner):
-    """A few values of each block are large, and vary with the samples: a coarse codec resolves little else."""
+    """Move a few values of each block far and the others little, so that a coarse codec resolves only the large
+    ones."""
 
     def train(self, sample_ids: Sequence[int], num_steps: int, *arguments: Any, **options: Any) -> IntervalResult:
         result = super().train(sample_ids, num_steps, *arguments, **options)
@@ -122,7 +124,7 @@ class Uneven(SyntheticInner):
 
 
 def distance(codec: str, *, error_feedback: bool) -> float:
-    """Return the root mean square distance of the small values from the target, once the run has ended."""
+    """Return the root mean square distance of the small values from the target at the end of the run."""
 
     async def main() -> float:
         run: Any = config(min_group=2, outer_steps=12, codec=codec, error_feedback=error_feedback)
@@ -138,6 +140,6 @@ def distance(codec: str, *, error_feedback: bool) -> float:
 
 
 @pytest.mark.parametrize("codec", ["int4", "e3m0"])
-def test_run_with_a_coarse_codec_ends_nearer_to_its_target_with_error_feedback(codec: str) -> None:
+def test_run_with_a_coarse_codec_ends_nearer_to_the_target_when_error_feedback_is_on(codec: str) -> None:
     without, with_it = distance(codec, error_feedback=False), distance(codec, error_feedback=True)
     assert with_it < 0.5 * without

@@ -1,4 +1,4 @@
-"""A member's bandwidth is measured in reductions, and decides how large its part is."""
+"""Tests that a member's bandwidth is measured in reductions and sets the size of its part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-def test_meter_gives_the_slower_way_with_as_many_others_as_lately() -> None:
+def test_meter_gives_the_slower_direction_for_the_recent_number_of_peers() -> None:
     meter = BandwidthMeter()
     assert meter.bytes_per_s == 0
     meter.begin(["a", "b"])
@@ -42,7 +42,7 @@ def test_meter_gives_the_slower_way_with_as_many_others_as_lately() -> None:
     assert meter.bytes_per_s == 2 * 150
 
 
-def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
+def test_meter_averages_over_reductions_and_forgets_peers_that_left() -> None:
     meter = BandwidthMeter()
     for rate in (100.0, 200.0):
         meter.begin(["a", "b"])
@@ -54,7 +54,7 @@ def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
     assert meter.bytes_per_s == 0
 
 
-def test_meter_of_what_liars_report_stays_within_what_a_report_holds() -> None:
+def test_meter_stays_within_the_bounds_of_a_report_when_peers_lie() -> None:
     meter = BandwidthMeter()
     meter.begin(["a", "b"])
     for peer in ("a", "b"):
@@ -62,7 +62,7 @@ def test_meter_of_what_liars_report_stays_within_what_a_report_holds() -> None:
     assert meter.bytes_per_s == MAX_BYTES_PER_S
 
 
-def test_meter_does_not_take_the_slow_connection_of_another_member_for_its_own() -> None:
+def test_meter_does_not_count_a_slow_connection_of_another_member_as_its_own() -> None:
     meter = BandwidthMeter()
     meter.begin(["a", "b", "c"])
     for peer, rate in (("a", 10), ("b", 100), ("c", 100)):
@@ -71,14 +71,14 @@ def test_meter_does_not_take_the_slow_connection_of_another_member_for_its_own()
 
 
 class Dripping:
-    """Yields a frame each second."""
+    """Yield one frame each second."""
 
     async def receive(self) -> bytes:
         await asyncio.sleep(1.0)
         return bytes(MIN_BYTES // 2)
 
 
-def test_metered_stream_measures_the_first_frames_once_they_are_enough() -> None:
+def test_metered_stream_measures_its_first_frames_once_there_are_enough() -> None:
     async def main() -> None:
         rates: list[float] = []
         stream = MeteredStream(cast(Any, Dripping()), rates.append)
@@ -88,13 +88,14 @@ def test_metered_stream_measures_the_first_frames_once_they_are_enough() -> None
         assert rates == [MIN_BYTES / 2.0]
         for _ in range(40):
             await stream.receive()
-        assert len(rates) == MIN_AHEAD_FRAMES - 1, "later frames wait for others"
+        assert len(rates) == MIN_AHEAD_FRAMES - 1, "later frames wait for other members and are not measured"
 
     virtual_time.run(main())
 
 
 def run_with_a_slower_member(slowdown: float) -> tuple[list[int], float]:
-    """Return the part sizes of the last group, the slow member's last, and how long the last steps took that member."""
+    """Return the part sizes of the last group, the slow member's last, and the seconds that the last steps took that
+    member."""
 
     async def main() -> tuple[list[int], float]:
         async with Swarm(config(min_group=4, outer_steps=NUM_STEPS, aggregator="mean")) as swarm:
@@ -114,23 +115,23 @@ def run_with_a_slower_member(slowdown: float) -> tuple[list[int], float]:
     return virtual_time.run(main())
 
 
-def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rounds_are_faster(
+def test_part_is_a_quarter_and_rounds_are_faster_when_a_member_has_a_quarter_of_the_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (*others, slow), seconds = run_with_a_slower_member(4.0)
-    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.6)  # what it audits, drawn, counts as its traffic, too
+    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.6)  # its drawn audits count as its traffic, too
     monkeypatch.setattr(part_sizing, "NOISE", math.inf)
     equal, equal_seconds = run_with_a_slower_member(4.0)
     assert max(equal) - min(equal) <= leaf_values(NUM_VALUES)
-    assert seconds < equal_seconds  # three quarters of it at most times; which leaves are audited is drawn
+    assert seconds < equal_seconds  # usually three quarters of it; the audited leaves are drawn
 
 
-def test_members_with_equal_bandwidths_get_equal_parts() -> None:
+def test_parts_are_equal_when_members_have_equal_bandwidths() -> None:
     parts, _ = run_with_a_slower_member(1.0)
     assert max(parts) - min(parts) <= leaf_values(NUM_VALUES)
 
 
-def test_meter_begins_with_the_limit_and_keeps_within_it() -> None:
+def test_meter_starts_at_the_owners_limit_and_never_exceeds_it() -> None:
     assert BandwidthMeter().bytes_per_s == 0
     assert BandwidthMeter(2e6).bytes_per_s == 2_000_000
     meter = BandwidthMeter(2e6)
@@ -138,7 +139,7 @@ def test_meter_begins_with_the_limit_and_keeps_within_it() -> None:
         meter.begin(["a", "b"])
         meter.measured("a", 5e6)
         meter.measured("b", 5e6)
-    assert meter.bytes_per_s == 2_000_000, "it is told more than its owner lends"
+    assert meter.bytes_per_s == 2_000_000, "the measured rate exceeds the owner's limit"
     slow = BandwidthMeter(1e9)
     for _ in range(2):
         slow.begin(["a"])

@@ -1,4 +1,5 @@
-"""From a run's [data] to a corpus: tokens that are made once, kept, checked, and made anew where they are not whole."""
+"""Tests how a run's [data] becomes a corpus: tokens are made once, kept, checked, and made again when they are
+damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ END = "<end>"
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """What a worker would have been started for: done here instead, without a process."""
+    """Tokenize in this process instead of in a worker, and return the jobs that workers would have had."""
     done: list[Job] = []
 
     def tokenize(job: Job, local: LocalData) -> None:
@@ -55,7 +56,7 @@ def stories(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tokenizer_dir(tmp_path: Path) -> Path:
-    """Bytes too, in another order, and a token of its own between documents."""
+    """Write a tokenizer of bytes in another order, with a special token between documents."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": END})
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -70,13 +71,15 @@ def load(path: Path | None, config: DataConfig = FILES, *, vocab_size: int = 0, 
 
 
 def both(path: Path) -> tuple[list[int], list[int]]:
-    """All tokens that are kept beside `path`: training and validation."""
+    """Return all tokens that are kept beside `path`, for training and for validation."""
     file = TokenFile(next((path.parent / "cache").glob("*.tokens")))
     tokens = file.read(0, file.header.num_train + file.header.num_validation).tolist()
     return tokens[: file.header.num_train], tokens[file.header.num_train :]
 
 
-def test_load_files_documents_are_whole_in_order_and_on_one_side(jobs: list[Job], stories: Path) -> None:
+def test_load_keeps_documents_whole_and_in_order_and_each_on_one_side_of_the_split(
+    jobs: list[Job], stories: Path
+) -> None:
     load(stories)
     train, validation = (bytes(tokens).decode().split("\0")[:-1] for tokens in both(stories))
     texts = [path.read_text() for path in sorted(stories.iterdir())]
@@ -86,7 +89,9 @@ def test_load_files_documents_are_whole_in_order_and_on_one_side(jobs: list[Job]
     assert not set(train) & set(validation)
 
 
-def test_load_same_data_elsewhere_is_the_same_corpus(jobs: list[Job], stories: Path, tmp_path: Path) -> None:
+def test_load_gives_the_same_corpus_when_the_same_data_is_in_another_folder(
+    jobs: list[Job], stories: Path, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere" / "my stories"
     shutil.copytree(stories, elsewhere)
     first, second = load(stories), load(elsewhere)
@@ -97,7 +102,7 @@ def test_load_same_data_elsewhere_is_the_same_corpus(jobs: list[Job], stories: P
     assert load(elsewhere).digest != first.digest
 
 
-def test_load_one_long_document_holds_out_its_end(jobs: list[Job], tmp_path: Path) -> None:
+def test_load_holds_out_the_end_of_a_single_long_document(jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(book := "Es war einmal. " * 1000)
     load(tmp_path / "book.txt")
     train, validation = both(tmp_path / "book.txt")
@@ -105,7 +110,9 @@ def test_load_one_long_document_holds_out_its_end(jobs: list[Job], tmp_path: Pat
     assert len(validation) == len(book + "\0") // 16
 
 
-def test_load_tokenizer_parts_documents_by_its_end_of_text(jobs: list[Job], stories: Path, tokenizer_dir: Path) -> None:
+def test_load_separates_documents_by_the_tokenizers_end_of_text(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path
+) -> None:
     corpus = load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir, vocab_size=257)
     assert corpus.vocab_size == 257
     train, validation = both(stories)
@@ -115,7 +122,7 @@ def test_load_tokenizer_parts_documents_by_its_end_of_text(jobs: list[Job], stor
     assert shown == (stories / "000.txt").read_text()
 
 
-def test_load_python_source_with_a_tokenizer_has_its_files(
+def test_load_takes_each_file_of_python_source_as_a_document_with_a_tokenizer(
     jobs: list[Job], corpus_folder: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "standard_library", lambda: corpus_folder)
@@ -126,7 +133,7 @@ def test_load_python_source_with_a_tokenizer_has_its_files(
     assert corpus.num_samples == (len(train) - 1) // 16
 
 
-def test_load_again_finds_what_was_made(jobs: list[Job], stories: Path) -> None:
+def test_load_reuses_kept_tokens(jobs: list[Job], stories: Path) -> None:
     reports: list[Progress] = []
     first = load(stories, on_progress=reports.append)
     assert reports[-1].share == 1.0
@@ -136,7 +143,9 @@ def test_load_again_finds_what_was_made(jobs: list[Job], stories: Path) -> None:
     assert again.batch(range(40)).equal(first.batch(range(40)))
 
 
-def test_load_other_tokenizer_or_key_is_made_beside_it(jobs: list[Job], stories: Path, tokenizer_dir: Path) -> None:
+def test_load_keeps_tokens_of_another_tokenizer_or_key_separately(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path
+) -> None:
     load(stories)
     load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir)
     (tokenizer_dir / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
@@ -145,7 +154,7 @@ def test_load_other_tokenizer_or_key_is_made_beside_it(jobs: list[Job], stories:
     assert len({job.path for job in jobs}) == 4
 
 
-def test_load_keeps_within_its_bytes_what_was_used_last(jobs: list[Job], stories: Path) -> None:
+def test_load_keeps_the_most_recently_used_tokens_within_its_size_limit(jobs: list[Job], stories: Path) -> None:
     corpora, others = [], [replace(FILES, text_key=key) for key in ("a", "b", "c")]
     for index, config in enumerate([*others, others[0]]):
         corpora.append(load(stories, config))
@@ -153,13 +162,13 @@ def test_load_keeps_within_its_bytes_what_was_used_last(jobs: list[Job], stories
     size = jobs[0].path.stat().st_size
     fourth = load(stories, replace(FILES, text_key="d"), max_cache_bytes=3 * size)
     assert [job.path.exists() for job in jobs] == [True, False, True, True]
-    assert corpora[1].batch([0]).equal(fourth.batch([0]))  # those that have them open read on
+    assert corpora[1].batch([0]).equal(fourth.batch([0]))  # an open corpus can still be read
     load(stories, others[2], max_cache_bytes=0)
     assert [job.path.exists() for job in jobs] == [False, False, True, False]
     assert len(jobs) == 4
 
 
-def test_load_deletes_what_killed_workers_left_of_other_data(jobs: list[Job], stories: Path) -> None:
+def test_load_deletes_files_that_killed_workers_left_of_other_data(jobs: list[Job], stories: Path) -> None:
     cache = stories.parent / "cache"
     cache.mkdir()
     for name in ("dead.part", "dead.part.validation", "alive.part"):
@@ -181,7 +190,7 @@ def _flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [_cut, _flip, lambda path: path.write_bytes(b"")])
-def test_load_kept_tokens_that_were_harmed_are_made_anew(
+def test_load_makes_tokens_again_when_kept_ones_are_damaged(
     jobs: list[Job], stories: Path, harm: Callable[[Path], None]
 ) -> None:
     digest = load(stories).digest
@@ -192,7 +201,7 @@ def test_load_kept_tokens_that_were_harmed_are_made_anew(
     assert len(jobs) == 2
 
 
-def test_batch_source_files_may_shrink_or_vanish_mid_run(jobs: list[Job], stories: Path) -> None:
+def test_batch_is_unchanged_when_source_files_shrink_or_vanish_during_a_run(jobs: list[Job], stories: Path) -> None:
     corpus = load(stories)
     before = corpus.batch(range(50))
     for index, path in enumerate(stories.iterdir()):
@@ -200,7 +209,7 @@ def test_batch_source_files_may_shrink_or_vanish_mid_run(jobs: list[Job], storie
     assert corpus.batch(range(50)).equal(before)
 
 
-def test_load_pinned_tokens_that_were_kept_need_no_source(jobs: list[Job], stories: Path) -> None:
+def test_load_needs_no_source_when_pinned_tokens_are_kept(jobs: list[Job], stories: Path) -> None:
     digest = load(stories).digest
     shutil.rmtree(stories)
     assert load(stories, replace(FILES, digest=digest)).digest == digest
@@ -210,17 +219,17 @@ def test_load_pinned_tokens_that_were_kept_need_no_source(jobs: list[Job], stori
 
 
 @pytest.mark.parametrize("public", [DataConfig(source="python-stdlib"), DataConfig(source="hub", hub_id="some/set")])
-def test_load_tokens_of_own_files_are_not_for_a_run_that_names_public_data(
+def test_load_refuses_tokens_of_own_files_when_the_run_names_public_data(
     jobs: list[Job], stories: Path, public: DataConfig
 ) -> None:
-    """A volunteer would give a stranger gradients of them."""
+    """A volunteer would otherwise give strangers gradients of its private files."""
     digest = load(stories).digest
     config = replace(public, tokenizer="local", digest=digest)
     with pytest.raises(ConfigError, match="tokenizer"):
         load_corpus(config, seed=3, local=LocalData(cache=stories.parent / "cache"))
 
 
-def test_load_data_that_is_not_what_the_run_pins_is_refused(jobs: list[Job], stories: Path) -> None:
+def test_load_refuses_data_that_differs_from_the_pinned_digest(jobs: list[Job], stories: Path) -> None:
     with pytest.raises(
         IntegrityError, match=r"tokens of .*stories are not the run's: \w{12} instead of 0{12}"
     ) as caught:
@@ -228,11 +237,11 @@ def test_load_data_that_is_not_what_the_run_pins_is_refused(jobs: list[Job], sto
     assert "the same data and the same tokenizer" in caught.value.remedy
 
 
-def test_load_tokenizer_with_more_tokens_than_the_model_is_refused(
+def test_load_refuses_a_tokenizer_with_more_tokens_than_the_model(
     jobs: list[Job], stories: Path, tokenizer_dir: Path
 ) -> None:
     config = replace(FILES, tokenizer="local")
-    for _ in range(2):  # before tokens are made, and once they are there
+    for _ in range(2):  # before tokens are made, and once they are kept
         with pytest.raises(ConfigError, match="tokenizer has 257 tokens and the model 256") as caught:
             load(stories, config, tokenizer=tokenizer_dir, vocab_size=256)
         assert "vocab_size to 257" in caught.value.remedy
@@ -252,7 +261,7 @@ def test_load_tokenizer_with_more_tokens_than_the_model_is_refused(
         (DataConfig(source="hub", hub_id="a/b"), {"path": "x"}, "trains on the data set a/b, so .* is not used"),
     ],
 )
-def test_load_what_a_member_names_must_fit_the_run(
+def test_load_refuses_local_settings_that_do_not_fit_the_run(
     tmp_path: Path, config: DataConfig, local: dict[str, str], told: str
 ) -> None:
     (tmp_path / "x").mkdir()
@@ -261,17 +270,15 @@ def test_load_what_a_member_names_must_fit_the_run(
         load_corpus(config, seed=0, local=LocalData(**paths, cache=tmp_path / "cache"))
 
 
-def test_load_tokenizer_that_training_cannot_use_is_refused(
-    jobs: list[Job], stories: Path, tokenizer_dir: Path
-) -> None:
+def test_load_refuses_a_tokenizer_that_training_cannot_use(jobs: list[Job], stories: Path, tokenizer_dir: Path) -> None:
     config = replace(FILES, tokenizer="local")
     (tokenizer_dir / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds no tokenizer that can be read"):
         load(stories, config, tokenizer=tokenizer_dir)
 
 
-def test_load_tokenizer_without_special_tokens_is_taken(jobs: list[Job], stories: Path, tmp_path: Path) -> None:
-    """Such a directory is what Swarm itself exports for bytes, with the end of text in the model's config."""
+def test_load_accepts_a_tokenizer_without_special_tokens(jobs: list[Job], stories: Path, tmp_path: Path) -> None:
+    """Swarm exports such a tokenizer for byte models, with the end of text in the model's config."""
     place, config = tmp_path / "plain", replace(FILES, tokenizer="local")
     byte_tokenizer().save_pretrained(place)
     load(stories, config, tokenizer=place)
@@ -286,14 +293,16 @@ def test_load_tokenizer_without_special_tokens_is_taken(jobs: list[Job], stories
 
 
 @pytest.mark.parametrize("named", ["[]", '{"eos_token_id": 256}', '{"eos_token_id": "</s>"}', "{", "[" * 100_000])
-def test_tokenizer_end_of_text_that_its_config_cannot_mean_is_left_out(tmp_path: Path, named: str) -> None:
+def test_tokenizer_has_no_end_of_text_when_its_config_names_an_impossible_one(tmp_path: Path, named: str) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(named)
     assert _end_in_config(tmp_path, 256) is None
 
 
-def test_load_tokenizer_may_be_its_file(jobs: list[Job], stories: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
-    """With what lies beside it, or alone and under another name."""
+def test_load_accepts_a_tokenizer_file_in_place_of_its_directory(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    """The file may lie beside its config, or alone under another name."""
     config = replace(FILES, tokenizer="local")
     whole = load(stories, config, tokenizer=tokenizer_dir)
     assert load(stories, config, tokenizer=tokenizer_dir / "tokenizer.json").digest == whole.digest
@@ -301,20 +310,20 @@ def test_load_tokenizer_may_be_its_file(jobs: list[Job], stories: Path, tokenize
     shutil.copyfile(tokenizer_dir / "tokenizer.json", tmp_path / "words.json")
     alone = load(stories, config, tokenizer=tmp_path / "words.json")
     assert alone.vocab_size == 257
-    assert alone.digest != whole.digest, "nothing parts its documents"
+    assert alone.digest != whole.digest, "without a config no end of text separates documents"
 
 
-def test_load_without_a_cache_of_its_own_shares_this_user_s(
+def test_load_uses_the_users_cache_when_none_is_named(
     jobs: list[Job], stories: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     for _ in range(2):
         load(stories, cache=None)
     assert [job.path.parent for job in jobs] == [tmp_path / "user" / "swarm" / "tokens"]
-    assert jobs[0].path.parent.stat().st_mode & 0o077 == 0, "tokens are the text"
+    assert jobs[0].path.parent.stat().st_mode & 0o077 == 0, "other users can read the tokens, which are the text"
 
 
-def test_write_tokens_while_another_process_does_waits_says_so_and_takes_them(tmp_path: Path) -> None:
+def test_write_tokens_waits_with_a_message_while_another_process_writes_and_uses_its_tokens(tmp_path: Path) -> None:
     path, reports, waits = tmp_path / "a.tokens", list[Progress](), threading.Event()
 
     def report(progress: Progress) -> None:
@@ -334,13 +343,13 @@ def test_write_tokens_while_another_process_does_waits_says_so_and_takes_them(tm
     assert TokenFile(path).header.num_train == 9
 
 
-def test_load_too_little_text_is_refused(jobs: list[Job], tmp_path: Path) -> None:
+def test_load_refuses_too_little_text(jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("only this")
     with pytest.raises(ConfigError, match=r"a.txt has only 10 tokens to train on"):
         load(tmp_path / "a.txt")
 
 
-def test_load_full_disk_is_told_and_leaves_nothing(
+def test_load_reports_a_full_disk_and_leaves_no_file(
     jobs: list[Job], stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: TokenWriter, tokens: object, *, held_out: bool) -> None:
@@ -352,13 +361,13 @@ def test_load_full_disk_is_told_and_leaves_nothing(
     assert [path.suffix for path in (stories.parent / "cache").iterdir()] == [".lock"]
 
 
-def test_load_cache_that_cannot_be_is_refused(stories: Path) -> None:
+def test_load_refuses_a_cache_folder_that_cannot_be_made(stories: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokens cannot be kept in .*000.txt"):
         load(stories, cache=stories / "000.txt")
 
 
 class _Endless:
-    """40 million characters in documents of various lengths."""
+    """Yield 40 million characters in documents of various lengths."""
 
     name = key = "endless"
 
@@ -367,7 +376,7 @@ class _Endless:
             yield Passage("x" * 50_000, index % 3 == 0, index / 800)
 
 
-def test_write_tokens_takes_no_more_memory_for_more_text(tmp_path: Path) -> None:
+def test_write_tokens_needs_no_more_memory_when_there_is_more_text(tmp_path: Path) -> None:
     reports: list[Progress] = []
     seconds = iter(range(1000))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A member's own files as documents, and everything that can be wrong with them."""
+"""Tests how a member's own files become documents, and which damaged files are refused."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def write_lines(path: Path) -> None:
         ("a.feather", lambda path: feather.write_feather(pa.table({"text": STORIES}), path)),
     ],
 )
-def test_passages_of_each_kind_of_file_are_its_rows(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
+def test_passages_are_the_rows_of_each_kind_of_file(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
     write(tmp_path / name)
     assert documents(tmp_path / name) == STORIES
 
 
-def test_passages_of_a_folder_come_in_the_order_of_names_and_tell_their_share(tmp_path: Path) -> None:
+def test_passages_of_a_folder_come_in_order_of_names_with_their_progress(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.md", "a/README", ".git/config", "a/.hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"this is {name}")
@@ -73,7 +73,7 @@ def test_passages_of_a_folder_come_in_the_order_of_names_and_tell_their_share(tm
 
 @pytest.mark.parametrize("line", ["ein Satz über Bäume\n", "ohne Zeilenende ü"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_passages_long_document_is_cut_but_whole(tmp_path: Path, line: str, name: str) -> None:
+def test_passages_of_a_long_document_are_cut_and_lose_nothing(tmp_path: Path, line: str, name: str) -> None:
     text = line * (5 * PASSAGE_LENGTH // len(line))
     (tmp_path / name).write_text(text if name == "a.txt" else json.dumps({"text": text}))
     passages = list(FileSource.find(tmp_path, "text").passages())
@@ -89,14 +89,14 @@ def test_passages_long_document_is_cut_but_whole(tmp_path: Path, line: str, name
     ("data", "byte"),
     [(b"gr\xfc\xdfe", 2), (b"a" * PASSAGE_LENGTH + b"\n" + b"bc\xff", PASSAGE_LENGTH + 3), (b"abc\xc3", 3)],
 )
-def test_passages_text_that_is_not_utf8_is_refused_with_its_place(tmp_path: Path, data: bytes, byte: int) -> None:
+def test_passages_refuse_text_that_is_not_utf8_and_name_the_byte(tmp_path: Path, data: bytes, byte: int) -> None:
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(ConfigError, match=rf"a.txt is not UTF-8 text: byte {byte} is"):
         documents(tmp_path)
 
 
-def test_passages_bad_byte_after_a_cut_character_is_named_rightly(tmp_path: Path) -> None:
-    # no line ends: the block of twice the length ends in the middle of the second "ü"
+def test_passages_name_the_right_byte_when_a_bad_one_follows_a_cut_character(tmp_path: Path) -> None:
+    # without a line end, the block of twice the length ends in the middle of the second "ü"
     data = b"a" * (2 * PASSAGE_LENGTH - 1) + "ü".encode() + b"x\xff"
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(ConfigError, match=rf"byte {len(data) - 1} is"):
@@ -116,7 +116,7 @@ def test_passages_bad_byte_after_a_cut_character_is_named_rightly(tmp_path: Path
         (b'{"text": "' + b"x" * 2000 + b'"}', "line 2 of .*a.jsonl is over 1000 bytes"),
     ],
 )
-def test_passages_bad_line_of_json_is_refused_with_its_number(
+def test_passages_refuse_a_bad_line_of_json_and_name_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, told: str
 ) -> None:
     if len(line) < 10_000:
@@ -126,7 +126,7 @@ def test_passages_bad_line_of_json_is_refused_with_its_number(
         documents(tmp_path)
 
 
-def test_passages_table_without_the_column_is_refused_with_those_it_has(tmp_path: Path) -> None:
+def test_passages_refuse_a_table_without_the_column_and_name_its_columns(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", column="body")
     write_stream(tmp_path / "b.arrow")
     with pytest.raises(ConfigError, match=r"a.parquet has no column 'text': it has id, body"):
@@ -136,7 +136,7 @@ def test_passages_table_without_the_column_is_refused_with_those_it_has(tmp_path
     assert documents(tmp_path / "a.parquet", "body") == STORIES
 
 
-def test_passages_column_of_numbers_is_refused_and_empty_rows_are_skipped(tmp_path: Path) -> None:
+def test_passages_refuse_a_column_of_numbers_and_skip_empty_rows(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", values=[1, 2, 3, 4])
     with pytest.raises(ConfigError, match=r"column 'text' of .*a.parquet is int64, not text"):
         documents(tmp_path)
@@ -145,7 +145,7 @@ def test_passages_column_of_numbers_is_refused_and_empty_rows_are_skipped(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
-def test_passages_damaged_table_is_an_integrity_error(tmp_path: Path, name: str) -> None:
+def test_passages_of_a_damaged_table_raise_integrity_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "a.parquet":
         write_parquet(path)
@@ -156,7 +156,9 @@ def test_passages_damaged_table_is_an_integrity_error(tmp_path: Path, name: str)
         documents(tmp_path)
 
 
-def test_passages_table_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_of_a_table_name_the_extra_when_pyarrow_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_parquet(tmp_path / "a.parquet")
     for name in [each for each in sys.modules if each.split(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -165,7 +167,7 @@ def test_passages_table_without_pyarrow_names_the_extra(tmp_path: Path, monkeypa
     assert "swarm-node[data]" in caught.value.remedy
 
 
-def test_find_nothing_to_read_is_refused(tmp_path: Path) -> None:
+def test_find_refuses_a_path_with_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("x")
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -185,7 +187,7 @@ def _remove(path: Path) -> None:
 
 def _lock(path: Path) -> None:
     path.unlink()
-    path.mkdir()  # what opening refuses even to a superuser
+    path.mkdir()  # a folder cannot be opened as a file, even by a superuser
 
 
 def _shrink(path: Path) -> None:
@@ -213,7 +215,9 @@ def _rewrite(path: Path) -> None:
         (_rewrite, "b.txt changed while it was read"),
     ],
 )
-def test_passages_file_harmed_before_its_turn_is_named(tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
+def test_passages_name_a_file_that_was_damaged_before_it_was_opened(
+    tmp_path: Path, harm: Callable[[Path], None], told: str
+) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("x\n" * 100)
     passages = FileSource.find(tmp_path, "text").passages()
@@ -225,7 +229,7 @@ def test_passages_file_harmed_before_its_turn_is_named(tmp_path: Path, harm: Cal
 
 @pytest.mark.parametrize("harm", [_shrink, _grow, _rewrite])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.arrow"])
-def test_passages_file_harmed_in_the_middle_is_an_error_and_no_signal(
+def test_passages_raise_an_error_and_no_signal_when_a_file_is_damaged_while_it_is_read(
     tmp_path: Path, harm: Callable[[Path], None], name: str
 ) -> None:
     path, texts = tmp_path / name, ["x" * 1000 + "\n"] * 3000
@@ -247,7 +251,7 @@ def test_passages_file_harmed_in_the_middle_is_an_error_and_no_signal(
         list(passages)
 
 
-def test_key_changes_with_names_sizes_and_times(tmp_path: Path) -> None:
+def test_key_changes_when_names_sizes_or_times_change(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x\n" * 100)
     keys = [FileSource.find(tmp_path, "text").key, FileSource.find(tmp_path, "text").key]

@@ -1,4 +1,5 @@
-"""Data sets and tokenizers from a hub, over real HTTP, and a hub that has none, is silent or away."""
+"""Tests data sets and tokenizers from a hub over real HTTP, and hubs that lack them, are silent or cannot be
+reached."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ RUN = DataConfig(source="hub", hub_id=DATA_SET, tokenizer=TOKENIZER, window_toke
 
 @pytest.fixture
 def data_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataHub]:
-    """The only hub there is, for this process and for workers."""
+    """Start the only hub that this process and its workers know."""
     folder = tmp_path / "hub"
     (folder / "datasets").mkdir(parents=True)
     lines = (json.dumps({"text": story, "id": index}) + "\n" for index, story in enumerate(STORIES))
@@ -51,11 +52,11 @@ def point_to(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, "1")
 
 
-def test_load_data_set_and_tokenizer_come_from_the_hub_once(data_hub: DataHub, tmp_path: Path) -> None:
+def test_load_downloads_data_set_and_tokenizer_from_the_hub_once(data_hub: DataHub, tmp_path: Path) -> None:
     local = LocalData(cache=tmp_path / "cache")
     corpus = load_corpus(RUN, seed=0, vocab_size=257, local=local)
     assert corpus.vocab_size == 257
-    # each document once, parted by the tokenizer's own end of text
+    # each document once, separated by the tokenizer's end of text
     num_tokens = sum(len(story.encode()) + 1 for story in STORIES)
     assert num_tokens - 64 < (corpus.num_samples + len(corpus.validation_batch(0, 10_000))) * 16 < num_tokens
     assert sum(path.endswith("/train.jsonl") for path in data_hub.asked if path.startswith("GET")) == 1
@@ -68,7 +69,7 @@ def test_load_data_set_and_tokenizer_come_from_the_hub_once(data_hub: DataHub, t
 @pytest.mark.parametrize(
     ("column", "told"), [("body", "has no column 'body': it has text, id"), ("id", "column 'id' of .* is not text")]
 )
-def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch, column: str, told: str) -> None:
+def test_passages_refuse_a_column_without_text(monkeypatch: pytest.MonkeyPatch, column: str, told: str) -> None:
     from datasets import Dataset  # noqa: PLC0415 - it takes 0.7 s to import, and each worker imports this file
 
     rows = Dataset.from_dict({"text": STORIES, "id": list(range(60))})
@@ -78,7 +79,7 @@ def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch
         list(source.passages())
 
 
-def test_passages_are_of_the_configuration_that_the_run_names(data_hub: DataHub) -> None:
+def test_passages_come_from_the_configuration_that_the_run_names(data_hub: DataHub) -> None:
     folder = data_hub.folder / "datasets"
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
@@ -116,7 +117,7 @@ def test_passages_are_of_the_configuration_that_the_run_names(data_hub: DataHub)
     ],
     ids=["files", "folder", "yaml"],
 )
-def test_load_data_set_whose_card_names_what_is_not_its_own_is_refused(
+def test_load_refuses_a_data_set_whose_card_names_files_of_others(
     data_hub: DataHub, tmp_path: Path, place: str, file: str, form: str
 ) -> None:
     secret = tmp_path / "secret.jsonl"
@@ -128,14 +129,14 @@ def test_load_data_set_whose_card_names_what_is_not_its_own_is_refused(
     assert not any(path.endswith(".jsonl") for path in data_hub.asked)
 
 
-def test_load_data_set_of_files_that_can_point_elsewhere_is_refused(data_hub: DataHub, tmp_path: Path) -> None:
+def test_load_refuses_a_data_set_whose_file_format_can_point_elsewhere(data_hub: DataHub, tmp_path: Path) -> None:
     (data_hub.folder / "datasets" / "train.jsonl").rename(data_hub.folder / "datasets" / "train.h5")
     run = replace(RUN, tokenizer="bytes")
     with pytest.raises(ConfigError, match="has files of kind hdf5, which runs cannot train on"):
         load_corpus(run, seed=0, vocab_size=257, local=LocalData(cache=tmp_path / "cache"))
 
 
-def test_check_builder_refuses_what_the_library_found_elsewhere() -> None:
+def test_check_builder_refuses_files_that_the_library_found_elsewhere() -> None:
     base = f"hf://datasets/{DATA_SET}@{COMMIT}/"
 
     def builder(file: str) -> SimpleNamespace:
@@ -148,44 +149,42 @@ def test_check_builder_refuses_what_the_library_found_elsewhere() -> None:
             check_builder("it", builder(file), base)
 
 
-def test_find_at_a_commit_asks_nobody(data_hub: DataHub) -> None:
+def test_find_sends_no_request_when_a_commit_is_named(data_hub: DataHub) -> None:
     assert HubSource.find(DATA_SET, "", "train", "text", COMMIT).commit == COMMIT
     assert data_hub.asked == []
 
 
-def test_find_at_a_revision_that_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
+def test_find_refuses_a_revision_that_the_hub_does_not_have(data_hub: DataHub) -> None:
     with pytest.raises(ConfigError, match="has no such revision on the hub"):
         HubSource.find(DATA_SET, "", "train", "text", "v9")
 
 
 @pytest.mark.parametrize("key", ["revision", "tokenizer_revision"])
-def test_load_takes_data_set_and_tokenizer_at_the_revisions_that_the_run_names(
-    data_hub: DataHub, tmp_path: Path, key: str
-) -> None:
+def test_load_takes_data_set_and_tokenizer_at_the_named_revisions(data_hub: DataHub, tmp_path: Path, key: str) -> None:
     run, local = replace(RUN, **{key: "v9"}), LocalData(cache=tmp_path / "cache")
     with pytest.raises(ConfigError, match="has no such revision on the hub"):
         load_corpus(run, seed=0, vocab_size=257, local=local)
 
 
-def test_tokenizer_comes_at_the_signed_commit(data_hub: DataHub) -> None:
+def test_tokenizer_is_downloaded_at_the_signed_commit(data_hub: DataHub) -> None:
     TokenizerFiles.find(TOKENIZER, None, COMMIT)
     assert not any("/revision/main" in path for path in data_hub.asked)
 
 
-def test_find_names_the_commit_so_that_a_new_one_is_another_source(data_hub: DataHub) -> None:
+def test_find_gives_another_source_when_the_commit_changes(data_hub: DataHub) -> None:
     source = HubSource.find(DATA_SET, "", "train", "text")
     assert source.commit == COMMIT
     assert COMMIT in source.key
 
 
-def test_find_what_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
+def test_find_refuses_a_data_set_that_the_hub_does_not_have(data_hub: DataHub) -> None:
     with pytest.raises(ConfigError, match="hub does not have the data set someone/else"):
         HubSource.find("someone/else", "", "train", "text")
     with pytest.raises(ConfigError, match="hub does not have the tokenizer someone/else"):
         bring_tokenizer("someone/else", TOKENIZER_FILES)
 
 
-def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_names_a_remedy_when_the_hub_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         point_to(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
@@ -198,7 +197,7 @@ def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypat
             assert "check the connection" in caught.value.remedy
 
 
-def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_gives_up_when_the_hub_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_to(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
@@ -206,10 +205,10 @@ def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monk
             HubSource.find(DATA_SET, "", "train", "text")
 
 
-def test_bring_from_a_hub_that_falls_silent_half_way_is_given_up(
+def test_bring_gives_up_when_the_hub_falls_silent_during_a_download(
     data_hub: DataHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six times the library's timeout, which is ten seconds; data sets come through the same call."""
+    """The limit is six times the library's timeout of ten seconds. Data sets are downloaded by the same call."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
     monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
     data_hub.falls_silent = True
@@ -218,7 +217,7 @@ def test_bring_from_a_hub_that_falls_silent_half_way_is_given_up(
     assert data_hub.fell_silent.wait(60.0)
 
 
-def test_tokenizer_that_was_brought_is_used_while_the_hub_is_away(
+def test_tokenizer_that_was_downloaded_is_used_when_the_hub_cannot_be_reached(
     data_hub: DataHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = TokenizerFiles.find(TOKENIZER, None)
@@ -226,7 +225,7 @@ def test_tokenizer_that_was_brought_is_used_while_the_hub_is_away(
     assert TokenizerFiles.find(TOKENIZER, None) == before
 
 
-def test_passages_without_the_datasets_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_name_the_extra_when_the_datasets_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     source = HubSource(hub_id=DATA_SET, split="train", text_key="text", commit=COMMIT)
     with pytest.raises(ConfigError) as caught:
@@ -235,7 +234,7 @@ def test_passages_without_the_datasets_library_names_the_extra(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("version", ["2.14.5", "5.1.9"])
-def test_passages_with_an_old_datasets_library_are_refused_before_anything_is_asked(
+def test_passages_refuse_an_old_datasets_library_before_any_request(
     data_hub: DataHub, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     """Old versions run code of the repository."""
@@ -247,7 +246,7 @@ def test_passages_with_an_old_datasets_library_are_refused_before_anything_is_as
     assert not data_hub.asked
 
 
-def test_oldest_datasets_library_is_the_one_that_the_extra_asks_for() -> None:
+def test_oldest_accepted_datasets_library_is_the_one_that_the_extra_requires() -> None:
     oldest = ".".join(map(str, OLDEST_LIBRARY))
     project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
     assert f"datasets>={oldest}" in project["optional-dependencies"]["data"]

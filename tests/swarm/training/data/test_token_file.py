@@ -1,4 +1,4 @@
-"""Tokens on disk: what was written is read, and whatever happens to the file is told."""
+"""Tests that tokens on disk are read as they were written, and that any damage of the file is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def draw(num_tokens: int, vocab_size: int = 1000, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("vocab_size", "item_bytes"), [(256, 1), (257, 2), (65_536, 2), (65_537, 4)])
-def test_read_gives_what_was_written_in_as_few_bytes_as_do(tmp_path: Path, vocab_size: int, item_bytes: int) -> None:
+def test_read_gives_the_written_tokens_in_the_fewest_bytes_that_hold_them(
+    tmp_path: Path, vocab_size: int, item_bytes: int
+) -> None:
     train, validation = draw(5000, vocab_size), draw(700, vocab_size, seed=1)
     train[:2] = vocab_size - 1
     file = write(tmp_path / "a", [train[:1], train[1:]], [validation], vocab_size)
@@ -46,7 +48,7 @@ def test_read_gives_what_was_written_in_as_few_bytes_as_do(tmp_path: Path, vocab
     assert not (tmp_path / "a.validation").exists()
 
 
-def test_digest_is_of_tokens_and_split_alone(tmp_path: Path) -> None:
+def test_digest_depends_only_on_tokens_and_split(tmp_path: Path) -> None:
     train, validation = draw(5000), draw(700, seed=1)
     digests = [
         write(tmp_path / "a", [train], [validation]).header.digest,
@@ -59,7 +61,7 @@ def test_digest_is_of_tokens_and_split_alone(tmp_path: Path) -> None:
     assert len(set(digests)) == 4
 
 
-def test_batch_has_each_window_once_an_epoch(tmp_path: Path) -> None:
+def test_batches_of_one_epoch_have_each_window_once(tmp_path: Path) -> None:
     train, validation = draw(1000), draw(100, seed=1)
     corpus = Corpus.of(write(tmp_path / "a", [train], [validation]), CONFIG, seed=3, source="here", remedy="")
     assert corpus.num_samples == 999 // 16
@@ -80,7 +82,7 @@ def test_batch_has_each_window_once_an_epoch(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_open_one_wrong_bit_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
+def test_open_finds_one_wrong_bit_anywhere(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
     path = tmp_path_factory.mktemp("bits") / "a"
     write(path, [draw(2000)], [draw(200, seed=1)])
     data = bytearray(path.read_bytes())
@@ -91,7 +93,7 @@ def test_open_one_wrong_bit_anywhere_is_found(tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("size", [0, 1, 75, 76, 500, 4475, -1])
-def test_open_file_that_was_cut_is_refused(tmp_path: Path, size: int) -> None:
+def test_open_refuses_a_file_that_was_cut(tmp_path: Path, size: int) -> None:
     path = tmp_path / "a"
     write(path, [draw(2000)], [draw(200, seed=1)])
     os.truncate(path, size if size >= 0 else path.stat().st_size - 1)
@@ -99,7 +101,7 @@ def test_open_file_that_was_cut_is_refused(tmp_path: Path, size: int) -> None:
         TokenFile(path)
 
 
-def test_open_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_open_reports_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="No such file"):
         TokenFile(tmp_path / "a")
 
@@ -112,7 +114,7 @@ def _big(path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     return Corpus.of(tokens, CONFIG, seed=3, source="here", remedy="")
 
 
-def test_batch_block_that_opening_did_not_check_is_checked_when_read(
+def test_batch_checks_a_block_on_reading_that_was_not_checked_on_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
@@ -127,7 +129,7 @@ def test_batch_block_that_opening_did_not_check_is_checked_when_read(
     assert not path.exists()
 
 
-def test_batch_file_cut_under_a_running_trainer_is_an_error_and_no_signal(
+def test_batch_raises_an_error_and_no_signal_when_the_file_is_cut_during_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
@@ -140,7 +142,7 @@ def test_batch_file_cut_under_a_running_trainer_is_an_error_and_no_signal(
     assert not path.exists()
 
 
-def test_batch_file_removed_under_a_running_trainer_does_no_harm(tmp_path: Path) -> None:
+def test_batch_is_unchanged_when_the_file_is_removed_during_training(tmp_path: Path) -> None:
     path = tmp_path / "a"
     corpus = Corpus.of(write(path, [draw(1000)], [draw(100, seed=1)]), CONFIG, seed=3, source="here", remedy="")
     before = corpus.batch(range(62))
@@ -149,7 +151,7 @@ def test_batch_file_removed_under_a_running_trainer_does_no_harm(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("num_train", "num_validation"), [(16, 100), (100, 16), (0, 0)])
-def test_of_too_few_tokens_are_refused(tmp_path: Path, num_train: int, num_validation: int) -> None:
+def test_write_refuses_too_few_tokens(tmp_path: Path, num_train: int, num_validation: int) -> None:
     tokens = write(tmp_path / "a", [draw(num_train)], [draw(num_validation)])
     with pytest.raises(ConfigError, match=r"here has only (0|16) tokens to"):
         Corpus.of(tokens, CONFIG, seed=3, source="here", remedy="")

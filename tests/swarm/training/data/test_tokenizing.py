@@ -1,4 +1,5 @@
-"""The process that tokenizes, for real: what it reports, how it fails, and that it outlives no one."""
+"""Tests the real process that tokenizes: its reports, its failures, and that it ends with the process that started
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ DEADLINE_S = 60.0
 
 
 def endless_job(folder: Path) -> Job:
-    """To read from a pipe that no one writes to."""
+    """Return a job that reads from a pipe to which nobody writes."""
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     source = FileSource(root=folder, files=(File(name="pipe", path=pipe, size=1, changed_ns=0),), text_key="text")
@@ -42,7 +43,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         return tokenizing.__name__ in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # it has just ended, or nobody has waited for its end yet
+    except psutil.NoSuchProcess:  # it has just ended, or its parent has not reaped it yet
         return False
 
 
@@ -54,7 +55,7 @@ def one_worker_of(pid: int) -> psutil.Process:
     return found[0]
 
 
-def test_load_tokenizes_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_load_tokenizes_in_a_separate_process(tmp_path: Path) -> None:
     folder, cache = tmp_path / "text", tmp_path / "cache"
     folder.mkdir()
     for index in range(50):
@@ -70,14 +71,14 @@ def test_load_tokenizes_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".tokens"]
 
 
-def test_tokenize_error_of_the_worker_is_raised_as_what_it_is(tmp_path: Path) -> None:
+def test_tokenize_raises_the_error_of_the_worker_with_its_type(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"gr\xfc\xdfe")
     with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
         load_corpus(FILES, seed=0, local=LocalData(path=tmp_path / "a.txt", cache=tmp_path / "cache"))
     assert "convert it" in caught.value.remedy
 
 
-def test_tokenize_stops_when_told_to_and_leaves_no_process(tmp_path: Path) -> None:
+def test_tokenize_leaves_no_process_when_it_is_stopped(tmp_path: Path) -> None:
     part = tmp_path / "a.part"
     with pytest.raises(PreparationStopped):
         tokenize(endless_job(tmp_path), LocalData(stop=part.exists))
@@ -85,24 +86,26 @@ def test_tokenize_stops_when_told_to_and_leaves_no_process(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lock", "pipe"]
 
 
-def test_worker_loads_a_model_s_tokenizer_without_torch(tmp_path: Path) -> None:
+def test_worker_loads_a_models_tokenizer_without_torch(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     job = replace(endless_job(tmp_path), tokenizer=TokenizerFiles.find("local", tmp_path / "model"))
     libraries: list[str] = []
 
     def look() -> bool:
-        if (tmp_path / "a.part").exists():  # it is at work
+        if (tmp_path / "a.part").exists():  # the worker has begun to write
             libraries.extend(each.path for each in one_worker_of(os.getpid()).memory_maps())
         return bool(libraries)
 
     with pytest.raises(PreparationStopped):
         tokenize(job, LocalData(stop=look))
     assert any("/tokenizers/" in path for path in libraries)
-    assert not any("libtorch" in path for path in libraries), "it would take seconds and hundreds of MB"
+    assert not any("libtorch" in path for path in libraries), (
+        "the worker has loaded torch, which takes seconds and hundreds of MB"
+    )
 
 
-def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) -> None:
+def test_tokenize_raises_integrity_error_when_the_worker_is_killed(tmp_path: Path) -> None:
     watch = threading.Thread(target=lambda: one_worker_of(os.getpid()).kill())
     watch.start()
     with pytest.raises(IntegrityError, match=r"tokenizes .* was ended by SIGKILL"):
@@ -110,13 +113,13 @@ def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) ->
     watch.join()
 
 
-def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenize_says_why_the_worker_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizing, "_PROGRAM", "raise RuntimeError('no luck today')")
     with pytest.raises(IntegrityError, match="failed: RuntimeError: no luck today"):
         tokenize(endless_job(tmp_path), LocalData())
 
 
-def test_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_worker_ends_when_the_process_that_started_it_ends(tmp_path: Path) -> None:
     job = endless_job(tmp_path)
     program = (
         "import pickle, sys; from swarm.training.data import local_data, tokenizing; "
@@ -129,7 +132,7 @@ def test_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent.stdin.close()
     child = one_worker_of(parent.pid)
     until_s = time.monotonic() + DEADLINE_S
-    while not (tmp_path / "a.part").exists():  # it is at work
+    while not (tmp_path / "a.part").exists():  # the worker has begun to write
         assert time.monotonic() < until_s
         time.sleep(0.01)
     parent.send_signal(signal.SIGKILL)

@@ -197,6 +197,7 @@ class SeveralDevices:
                 worker.pipe.send((name, arguments))
             return self._collect([worker for worker, _ in asked], limit_s)
         except (_Failed, OSError) as error:
+            self.close()  # a worker that died between two calls is noticed here, and the next `load` starts all anew
             raise RoundError(
                 f"training on several devices failed: {reason_of(error)}",
                 remedy="training goes on from the committed weights",

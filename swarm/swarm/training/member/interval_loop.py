@@ -138,8 +138,14 @@ class IntervalLoop:
 
     async def _run(self) -> None:
         replica = self._context.replica
-        await self._intervals.load(replica.current.theta_N)
         first = self._step = replica.outer_step + 1
+        try:
+            await self._intervals.load(replica.current.theta_N)
+        except RoundError as error:
+            # the next state, or the same one after a round that only admitted members, is loaded anew
+            self._on_event(IntervalFailed(step=self._step, reason=error.message))
+            self._put_offer(None, None, 0.0)
+            return
         try:
             while self._step <= replica.config.outer_steps and await self._one_interval(follows=self._step > first):
                 self._step += 1

@@ -156,6 +156,17 @@ def test_worker_that_dies_or_fails_is_a_round_error_at_once_and_load_starts_anew
     _fails(two, x_BT, "cpu: RuntimeError: no token of these is known")
 
 
+def test_worker_that_died_between_two_calls_is_noticed_by_the_next_and_load_starts_anew(two: SeveralDevices) -> None:
+    theta_N = _one().flat()
+    two.load(theta_N)
+    pid = two.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    assert _wait_until(lambda: _is_gone(pid))
+    _fails(two, windows(4), "training on several devices failed")
+    two.load(theta_N)
+    assert torch.equal(two.flat(), theta_N)
+
+
 def _fails(two: SeveralDevices, x_BT: Tensor, message: str) -> None:
     """The step does; then there are no workers any more."""
     pids = two.pids

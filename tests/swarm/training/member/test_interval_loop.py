@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.replica_states import with_head
 from support.training_swarm import SyntheticInner, config, setup_of
 from swarm.network.interface import no_failpoints
@@ -18,6 +19,7 @@ from swarm.training.state.lease import LeaseStripe
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
+from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 
 ME = Identity(b"m" * 32).peer_id
@@ -99,3 +101,23 @@ def test_member_that_fetched_a_state_in_mid_interval_starts_over_from_it() -> No
         assert [event.step for event in world.events if isinstance(event, IntervalDone)] == [4]
 
     in_world(config(outer_steps=9), inner, use)
+
+
+def test_member_whose_weights_cannot_be_loaded_sits_out_that_step_and_loads_the_next_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = SyntheticInner(virtual_step_s=STEP_S)
+
+    def fails(_theta_N: object) -> None:
+        monkeypatch.undo()
+        raise RoundError("the worker processes do not start")
+
+    monkeypatch.setattr(inner, "load", fails)
+
+    async def use(world: World) -> None:
+        assert (await world.loop.offer(1)).delta_F is None
+        assert world.events == [IntervalFailed(step=1, reason="the worker processes do not start")]
+        world.commit()
+        assert (await world.loop.offer(2)).delta_F is not None
+
+    in_world(config(), inner, use)

@@ -26,6 +26,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES, activation_bytes
 from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model, refuse_module_run
+from swarm.training.run.settings import is_commit
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
@@ -173,7 +174,8 @@ def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None)
                 return trained, dtype
     for source in need.sources:
         model = parse_model(source)
-        if isinstance(model, HubId) and model.name == need.name:
+        # servers make the name and the digest up alike, and a branch may have other weights tomorrow
+        if isinstance(model, HubId) and model.name == need.name and is_commit(model.revision):
             for dtype in DTYPES:
                 if hub_revision(model.revision, dtype) == need.revision:
                     return model, dtype

@@ -57,8 +57,11 @@ def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_i
     wrong = ("someone/other@" + COMMIT, "someone/tiny@main", "no-hub", "/etc/tiny", "someone/tiny")
     found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none", None)
     assert found == (HubId("someone/tiny", COMMIT), "bfloat16")
-    with pytest.raises(ConfigError, match="from their own directories"):
-        volunteer._origin(need(*wrong), tmp_path / "none", None)
+    for branch in ("main", "c0ffee"):
+        moving = need(f"someone/tiny@{branch}", revision=hub_revision(branch, "bfloat16"))
+        for nothing in (need(*wrong), moving):
+            with pytest.raises(ConfigError, match="from their own directories"):
+                volunteer._origin(nothing, tmp_path / "none", None)
 
 
 def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ MAX_INDEX_BYTES = MAX_HEADER_BYTES
 MAX_TENSORS = 2**20
 """Maximum number of tensors in the headers of all shards. The largest published models have some 200,000."""
 
+KEPT_FREE_BYTES = 1 << 30
+"""Free bytes of the disk that a download leaves: strangers choose the models that a helper takes, and with a full disk
+neither this node nor others' programs can keep anything. A download of less leaves as much again as it takes."""
+
 OnProgress = Callable[[int, int], None]
 """Called with the number of downloaded bytes and the total. A SwarmError that it raises ends the download."""
 
@@ -173,9 +177,10 @@ def _fetch_all(model: HubModel, names: list[str], on_progress: OnProgress) -> No
     sizes = {name: _size(model, name) for name in names}
     total, done = sum(sizes.values()), 0
     missing = sum(size - _part_bytes(model, name) for name, size in sizes.items() if not _is_there(model, name))
-    if (free := shutil.disk_usage(model.directory).free) < missing:
+    if (free := shutil.disk_usage(model.directory).free) < missing + (kept := min(missing, KEPT_FREE_BYTES)):
         raise ConfigError(
-            f"no space in {model.directory} for {model.model_id}: it needs {missing} more bytes, and {free} are free",
+            f"no space in {model.directory} for {model.model_id}: it needs {missing} more bytes, and {free} are free, "
+            f"of which {kept} are kept free",
             remedy="free some space, or name another cache directory",
         )
 

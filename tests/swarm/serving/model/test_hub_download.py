@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,11 +210,19 @@ def test_download_without_room_is_refused_before_it_starts(
     hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = find()
+    num_bytes = sum((hub.directory / name).stat().st_size for name in shards_of(hub.directory, 2))
     hub.asked.clear()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))  # type: ignore[attr-defined]
+    free = 100
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(ConfigError, match=r"more bytes, and 100 are free"):
         download_blocks(model, 2, 3, lambda *_: None)
+    monkeypatch.setattr(hub_download, "KEPT_FREE_BYTES", 1000)
+    free = num_bytes + 999
+    with pytest.raises(ConfigError, match=rf"{num_bytes} more bytes, and {free} are free, of which 1000 are kept free"):
+        download_blocks(model, 2, 3, lambda *_: None)
     assert not hub.asked
+    free += 1
+    download_blocks(model, 2, 3, lambda *_: None)
 
 
 @pytest.mark.parametrize(

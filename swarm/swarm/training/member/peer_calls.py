@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 ANNOUNCE_TIMEOUT_S = 0.5
 """Maximum seconds that leaving an attempt waits until the others have heard why."""
 MAX_LOOKING_AT = 64
-"""Maximum peers asked at one time, whatever others say about who else is there."""
+"""Maximum peers asked at one time, whatever others say about who else is there. Members of the state are asked beyond
+it: strangers can each take a place for the minute in which they may show how their made-up states came about."""
 POLL_S = 1.0
 """Seconds for which a coordinator lets a report wait before the member has to send it again. A coordinator that is
 stopped, but whose connection does not break, is noticed within this plus SILENT_S."""
@@ -84,9 +85,9 @@ class PeerQueries:
         self._looking_at: set[str] = set()
 
     def look_at(self, peer: str) -> None:
-        """Ask `peer` where it is, unless that is under way, or too many peers are being asked."""
+        """Ask `peer` where it is, unless that is under way, or too many peers are being asked for a stranger."""
         is_new = peer not in self._looking_at and peer != self._context.network.peer_id
-        if is_new and len(self._looking_at) < MAX_LOOKING_AT:
+        if is_new and (len(self._looking_at) < MAX_LOOKING_AT or peer in self._state().setup.roster):
             self._looking_at.add(peer)
             self._spawn(self._look(peer), f"look at {short_id(peer)}")
 

@@ -241,25 +241,27 @@ class Membership:
         }
 
     async def _find_all(self, roots: Sequence[str], timeout_s: float) -> list[Envelope]:
-        """Return the records under `roots` and under the keys below those that are full, level by level.
+        """Return the records under `roots` and under the keys below those that are full, level by level. A root with
+        enough records is read no further, so that a crowded one costs the others nothing.
 
         Raises PeerTimeout if nobody answered for the `roots`; records below may be missing when time is up.
         """
         until = asyncio.get_running_loop().time() + timeout_s
-        found = await self._network.lookup(roots, timeout_s=timeout_s)
-        level, deeper = found, True
-        while deeper:
+        found = level = await self._network.lookup(roots, timeout_s=timeout_s)
+        num_found = Counter[str]()
+        while True:
             held = Counter(envelope.subject for envelope in level)
-            keys = [key for full in held if held[full] >= FULL_RECORDS for key in child_keys(full)]
-            deeper = bool(keys) and len(found) < MAX_LISTED_PEERS * len(roots)
-            if deeper:
-                left_s = until - asyncio.get_running_loop().time()
-                try:
-                    level = await self._network.lookup(keys, timeout_s=left_s)
-                except PeerTimeout:
-                    break
-                found += level
-        return found
+            num_found.update(root_key(envelope.subject) for envelope in level)
+            full = [key for key in held if held[key] >= FULL_RECORDS and num_found[root_key(key)] < MAX_LISTED_PEERS]
+            keys = [child for key in full for child in child_keys(key)]
+            if not keys:
+                return found
+            left_s = until - asyncio.get_running_loop().time()
+            try:
+                level = await self._network.lookup(keys, timeout_s=left_s)
+            except PeerTimeout:
+                return found
+            found = [*found, *level]
 
     def _view(self, kind: Kind, name: str) -> dict[str, _Seen]:
         """Return the remembered records that are still valid, so that a lookup that misses a record, or finds an older

@@ -797,6 +797,32 @@ def test_record_that_a_full_key_has_no_room_for_is_listed_from_the_key_below(mon
     virtual_time.run(main())
 
 
+def test_crowded_name_does_not_keep_another_one_from_being_read_below_its_full_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership_module, "FULL_RECORDS", 2)
+    monkeypatch.setattr(membership_module, "MAX_LISTED_PEERS", 3)
+
+    async def main() -> None:
+        internet = make_internet()
+
+        async def publish(model: str, depth: int) -> str:
+            network, record = internet.network(), serve_record(model=model)
+            key = publish_key(record, network.peer_id, depth)
+            await network.publish(key, record.to_bytes(), lifetime_s=60)
+            return network.peer_id
+
+        for depth in (0, 0, 0, 0, 1):
+            await publish("crowded", depth)
+        honest = {await publish("tiny", depth) for depth in (0, 0, 1)}
+        found = await Membership(internet.network()).all_servers(["crowded", "tiny"])
+        assert set(found["tiny"]) == honest
+        assert len(found["crowded"]) == 3
+        await internet.close()
+
+    virtual_time.run(main())
+
+
 @in_virtual_time
 async def test_sample_of_trainers_is_bounded_and_of_a_small_run_has_all() -> None:
     internet = make_internet()

@@ -1,4 +1,4 @@
-"""Whom a member asks where it is, and what it counts of the reports that it sends."""
+"""What a member counts of the reports that it sends, and which peers it asks where they are."""
 
 from __future__ import annotations
 

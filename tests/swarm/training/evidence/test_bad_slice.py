@@ -1,5 +1,5 @@
-"""A commitment to a slice that nobody can decode convicts who signed it, and no honest member, wherever its leaves are
-said to be."""
+"""Tests that a commitment to an undecodable slice convicts its signer and no honest member, even when the leaves'
+places are misstated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encoded_leaves() -> list[bytes]:
 
 
 def case_of(leaves: list[bytes], leaf: int) -> BadSlice:
-    """Return what would show `leaf` of `leaves`, to which the liar has committed."""
+    """Return the evidence that `leaf` of `leaves`, to which the liar has committed, cannot be decoded."""
     return shown_leaf(LIAR, 3, leaves, leaf)
 
 
@@ -56,16 +56,16 @@ def verdict(case: BadSlice) -> str:
     return found.reason
 
 
-def test_committed_leaf_that_nobody_can_decode_convicts_its_signer() -> None:
+def test_commitment_to_an_undecodable_leaf_convicts_its_signer() -> None:
     assert verdict(bad()) == "it committed to a slice that cannot be decoded, at outer step 3"
     far = INT8.encode(torch.full((256,), 1.1e12))
-    verdict(case_of([far], 0))  # moves a parameter further than the protocol allows
-    verdict(case_of([b"\x00"], 0))  # no number of values takes one byte
+    verdict(case_of([far], 0))  # it moves a parameter further than the protocol allows
+    verdict(case_of([b"\x00"], 0))  # no number of values is encoded in one byte
 
 
 def said_to_be_whole() -> BadSlice:
-    """Return an honest last leaf of 100 values, as if three more leaves followed: the root is the same, since a node
-    that is missing counts as zeros."""
+    """Return an honest last leaf of 100 values, presented as if three more leaves followed. The root is the same, since
+    a missing node counts as zeros."""
     honest = case_of(encoded_leaves(), 4)
     shown = replace(honest.shown, proof=bytes(2 * limits.DIGEST_BYTES) + honest.shown.proof)
     forged = replace(honest, num_leaves=8, shown=shown)
@@ -98,12 +98,12 @@ FALSE: dict[str, Callable[[], BadSlice]] = {
 
 
 @pytest.mark.parametrize("what", FALSE)
-def test_bad_slice_that_proves_nothing_convicts_nobody(what: str) -> None:
+def test_bad_slice_convicts_nobody_when_it_proves_nothing(what: str) -> None:
     with pytest.raises((PeerViolation, IntegrityError)):
         verdict(FALSE[what]())
 
 
-def test_bad_slice_counts_in_its_own_run_and_network_only() -> None:
+def test_bad_slice_counts_only_in_its_own_run_and_network() -> None:
     for foreign in (signatures(run="other"), signatures(network="other")):
         with pytest.raises(IntegrityError):
             check(bad().evidence(), foreign, RUN)
@@ -111,15 +111,15 @@ def test_bad_slice_counts_in_its_own_run_and_network_only() -> None:
 
 @pytest.mark.parametrize("name", codec_names())
 @pytest.mark.parametrize("num_values", [1, 2, 99, 100, 255, 256, 257, 1000])
-def test_every_leaf_of_an_honest_frame_is_an_encoding_whatever_its_size(name: str, num_values: int) -> None:
-    """The accuser says how many leaves there are, so the last one may be said to have another number of values. A frame
+def test_every_leaf_of_an_honest_frame_is_a_valid_encoding_of_any_size(name: str, num_values: int) -> None:
+    """The accuser states the number of leaves, so the last one may be presented with another number of values. A frame
     is encoded, and checked by its sender, as a whole."""
     codec = get_codec(name)
     data = codec.encode(vector(num_values))
     assert all(is_encoding(codec, leaf) for leaf in cut_leaves(codec, data, num_values, 256))
 
 
-def test_honest_member_commits_to_nothing_that_its_receivers_refuse() -> None:
+def test_honest_member_commits_only_to_slices_that_receivers_accept() -> None:
     x_N = vector(1000)
     x_N[700] = 2 * limits.MAX_PARAMETER_MOVE
     with pytest.raises(CodecError, match="moves"):

@@ -1,4 +1,5 @@
-"""A member believes evidence of steps that its run has taken, and keeps few bans of peers that it does not know."""
+"""Tests that a member believes only evidence about steps that its run has taken, and keeps few bans of peers that it
+does not know."""
 
 from __future__ import annotations
 
@@ -69,22 +70,24 @@ def banned(member: Convictions, data: bytes) -> frozenset[str]:
     return member.peers
 
 
-def test_accusation_of_a_step_that_this_member_knows_otherwise_convicts_nobody() -> None:
+def test_accusation_convicts_nobody_when_it_contradicts_the_members_history() -> None:
     real = proof_of(accusation((VICTIM, *LIARS), finders=tuple(LIARS[::-1])).certificate)
     made_up = accusation(tuple(LIARS), on_probation=(VICTIM,)).evidence().to_bytes()
     assert not banned(convictions((real,)), made_up)
 
 
-def test_newcomer_that_passes_on_what_a_liar_made_up_of_itself_is_heard_by_older_members_all_the_same() -> None:
+def test_older_members_take_evidence_of_a_newcomer_that_passed_on_a_made_up_step_before() -> None:
     made_up = accusation((VICTIM, *LIARS)).evidence().to_bytes()
-    assert banned(convictions(), made_up) == {VICTIM.peer_id}, "a newcomer cannot know better"
+    assert banned(convictions(), made_up) == {VICTIM.peer_id}, (
+        "a newcomer has no history that contradicts the made-up step"
+    )
     real = proof_of(accusation(tuple(LIARS), on_probation=(VICTIM,)).certificate)
     older, (liar, lie) = convictions((real,)), self_conviction()
     assert not banned(older, made_up)
-    assert banned(older, lie) == {liar}, "another lie that the same newcomer has found"
+    assert banned(older, lie) == {liar}, "genuine evidence of the same newcomer was refused"
 
 
-def test_accusation_of_an_unknown_step_convicts_nobody_without_the_vote_of_the_accused() -> None:
+def test_accusation_of_an_unknown_step_convicts_only_with_the_vote_of_the_accused() -> None:
     known = {"roster": (VICTIM.peer_id,)}
     assert not banned(convictions(**known), accusation(tuple(LIARS), on_probation=(VICTIM,)).evidence().to_bytes())  # type: ignore[arg-type]
     assert banned(convictions(**known), accusation((VICTIM, *LIARS)).evidence().to_bytes()) == {VICTIM.peer_id}  # type: ignore[arg-type]
@@ -101,23 +104,25 @@ def self_conviction() -> tuple[str, bytes]:
     return IDENTITIES[1].peer_id, case.evidence(times_minus_ten(case.result())).evidence().to_bytes()
 
 
-def test_bans_of_strangers_are_few_and_of_no_step_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bans_of_strangers_are_bounded_and_never_about_future_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, data = self_conviction()
     assert banned(convictions(run=RUN), data) == {peer}
     monkeypatch.setattr(bans, "MAX_STRANGERS", 0)
     assert banned(convictions(run=RUN), data) == frozenset()
     assert banned(convictions(run=RUN, roster=(peer,)), data) == {peer}
-    assert banned(convictions(run=RUN, roster=(peer,), outer_step=-1), data) == frozenset(), "step 1 is not next"
+    assert banned(convictions(run=RUN, roster=(peer,), outer_step=-1), data) == frozenset(), (
+        "step 1 lies in this member's future"
+    )
 
 
-def test_member_that_shows_evidence_of_a_newer_version_is_heard_all_the_same() -> None:
+def test_evidence_is_taken_from_a_member_that_showed_a_kind_of_a_newer_version_before() -> None:
     peer, data = self_conviction()
     member = convictions(run=RUN)
     assert not banned(member, Evidence(kind="wrong_tokens", body=b"x").to_bytes())
     assert banned(member, data) == {peer}
 
 
-def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_is_deleted_from_disk_when_its_ban_is_displaced_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, data = self_conviction()
     store = KeptEvidence()
     member = convictions(run=RUN, store=store)
@@ -132,7 +137,7 @@ def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch
     assert not over
 
 
-def test_evidence_that_is_no_news_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_of_a_known_ban_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     data = accusation((VICTIM, *LIARS)).evidence().to_bytes()
     member = convictions(roster=(VICTIM.peer_id,))
     assert banned(member, data) == {VICTIM.peer_id}
@@ -140,7 +145,7 @@ def test_evidence_that_is_no_news_is_not_checked_again(monkeypatch: pytest.Monke
     assert banned(member, data) == {VICTIM.peer_id}
 
 
-def test_accusation_that_is_not_enough_yet_is_checked_once_however_many_pass_it_on() -> None:
+def test_accusation_with_too_few_findings_is_checked_once_when_several_peers_pass_it_on() -> None:
     one, two = (accusation((VICTIM, *LIARS), finders=finders) for finders in ((LIARS[0],), tuple(LIARS)))
     member, checked, reading = convictions(roster=(VICTIM.peer_id,)), list[bytes](), wrong_interval.read_case
 
@@ -158,7 +163,7 @@ def test_accusation_that_is_not_enough_yet_is_checked_once_however_many_pass_it_
 
 
 def certificates_that_differ(strangers: list[Identity], step: int = 2) -> tuple[bytes, bytes]:
-    """Return two certificates of one made-up group, so that all who made it up have voted twice."""
+    """Return two certificates of one made-up group, in which all members have voted twice."""
     signers = [signatures(each) for each in strangers]
     group = Group(
         run="run",
@@ -176,7 +181,9 @@ def certificates_that_differ(strangers: list[Identity], step: int = 2) -> tuple[
     return certificate_of(signed, one, signers), certificate_of(signed, other, signers)
 
 
-def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bans_are_not_displaced_by_keys_that_convict_themselves_in_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     strangers = [Identity(bytes([number]) * 32) for number in range(100, 108)]
     monkeypatch.setattr(bans, "MAX_STRANGERS", 3)
 
@@ -191,12 +198,14 @@ def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypat
 
         return asyncio.run(main())
 
-    assert convicted((strangers[0].peer_id,), step=2) == {strangers[0].peer_id}, "strangers are not heard"
-    assert len(convicted((), step=2)) == 3, "before there is a first group, few of them"
-    assert not convicted((), step=9), "none for a step to come, whose ban would outlast the others"
+    assert convicted((strangers[0].peer_id,), step=2) == {strangers[0].peer_id}, (
+        "only members of the roster are convicted"
+    )
+    assert len(convicted((), step=2)) == 3, "before the first group, the number of strangers is bounded"
+    assert not convicted((), step=9), "a ban about a future step would outlast the others"
 
 
-def test_conviction_counts_also_if_its_sender_leaves_while_it_is_written_to_the_disk() -> None:
+def test_conviction_counts_when_its_sender_leaves_while_it_is_written_to_disk() -> None:
     peer, data = self_conviction()
     begun, goes_on, told = threading.Event(), threading.Event(), list[Ban]()
 
@@ -220,8 +229,8 @@ def test_conviction_counts_also_if_its_sender_leaves_while_it_is_written_to_the_
     assert [ban.verdict.peer_id for ban in told] == [peer]
 
 
-def test_conviction_is_made_to_its_end_even_if_the_attempt_that_found_it_is_over() -> None:
-    """A liar that leaves the attempt at once ends it, before anything was checked."""
+def test_conviction_is_completed_when_the_attempt_that_found_it_ends() -> None:
+    """A liar could otherwise end the attempt by leaving it, before anything was checked."""
     peer, data = self_conviction()
     told, store = list[Ban](), KeptEvidence()
     member = convictions(run=RUN, store=store)
@@ -240,7 +249,7 @@ def test_conviction_is_made_to_its_end_even_if_the_attempt_that_found_it_is_over
     assert member.peers == set(store) == {peer}
 
 
-def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_them() -> None:
+def test_evidence_reaches_all_members_over_a_slow_uplink() -> None:
     took, methods = set[str](), Methods("run")
 
     async def main() -> None:
@@ -272,7 +281,7 @@ def test_evidence_reaches_all_members_over_an_uplink_that_takes_long_for_all_of_
 
 
 @pytest.mark.parametrize("num_finders", [1, 16])
-def test_conviction_costs_a_member_a_few_uploads_of_the_evidence_and_not_one_for_each_other_member(
+def test_conviction_costs_each_member_only_a_few_uploads_of_the_evidence(
     num_finders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, data = self_conviction()
@@ -305,5 +314,7 @@ def test_conviction_costs_a_member_a_few_uploads_of_the_evidence_and_not_one_for
             await network.close()
 
     virtual_time.run(main())
-    assert max(sent.values()) < 12 * len(data), "each had sent it 31 times"
+    assert max(sent.values()) < 12 * len(data), (
+        "one member sent the evidence to nearly all others"
+    )
     assert sum(sent.values()) < 32 * 4 * len(data)

@@ -1,4 +1,4 @@
-"""What convicts a member of two statements about one attempt, and what does not."""
+"""Tests which two statements about one attempt convict their signer, and which do not."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_two_statements_about_one_attempt_convict_their_signer(name: str) -> Non
         (case(GROUP.data, GROUP.data[:-1], "group"), "."),
     ],
 )
-def test_what_an_honest_member_signs_convicts_nobody(shown: Equivocation, why: str) -> None:
+def test_pair_of_statements_that_an_honest_member_may_sign_convicts_nobody(shown: Equivocation, why: str) -> None:
     with pytest.raises((PeerViolation, IntegrityError), match=why):
         check(shown.evidence(), signatures(), RUN)
 
 
 @pytest.mark.parametrize("evidence", CONVICTING.values(), ids=CONVICTING)
-def test_statements_of_another_run_or_network_and_runs_of_single_survivors_convict_nobody(
+def test_statements_convict_nobody_in_another_run_or_network_or_in_runs_of_single_survivors(
     evidence: Equivocation,
 ) -> None:
     for reader in (signatures(run="other"), signatures(network="other")):
@@ -134,7 +134,7 @@ def lock_of(name: bytes) -> Lock:
     return Lock(attempt=2, group_digest=GROUP.digest, outcome=outcome(name), votes=votes)
 
 
-def test_watch_finds_two_votes_once_wherever_they_come_from() -> None:
+def test_watch_reports_two_votes_once_from_any_source() -> None:
     def directly(watch: EquivocationWatch) -> None:
         for name in (b"o", b"o", b"p", b"q"):
             watch.vote(LIAR.peer_id, cast(name))  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_watch_finds_two_votes_once_wherever_they_come_from() -> None:
     assert [each.peer for each in watching(in_certificates)] == [LIAR.peer_id]
 
 
-def test_watch_finds_two_groups_and_two_reports_and_accuses_itself_of_nothing() -> None:
+def test_watch_reports_two_groups_and_two_reports_of_others_but_never_of_its_own_member() -> None:
     def groups(watch: EquivocationWatch) -> None:
         watch.group(GROUP)
         watch.group(signed_group(vote_s=11.0))
@@ -168,7 +168,7 @@ def test_watch_finds_two_groups_and_two_reports_and_accuses_itself_of_nothing() 
     assert watching(reports, me=LIAR.peer_id) == []
 
 
-def test_who_says_very_much_makes_only_what_it_has_said_itself_be_forgotten() -> None:
+def test_watch_forgets_only_a_members_own_statements_when_it_makes_very_many() -> None:
     def flooded(watch: EquivocationWatch) -> None:
         honest = signatures(OTHERS[0])
         watch.vote(OTHERS[0].peer_id, honest.sign_vote(GROUP.vote(outcome(), "prepare")))
@@ -180,7 +180,7 @@ def test_who_says_very_much_makes_only_what_it_has_said_itself_be_forgotten() ->
     assert [each.peer for each in watching(flooded)] == [OTHERS[0].peer_id]
 
 
-def test_keys_of_strangers_make_nothing_be_forgotten_that_members_have_said() -> None:
+def test_watch_forgets_no_statement_of_a_member_because_of_strangers() -> None:
     def flooded(watch: EquivocationWatch) -> None:
         watch.vote(LIAR.peer_id, cast(b"o"))  # type: ignore[arg-type]
         for number in range(MAX_PEERS + 1):

@@ -1,4 +1,4 @@
-"""Evidence convicts a member that signed a wrong or a second result, and nobody else, at any later time."""
+"""Tests that evidence convicts a member that signed a wrong or a second result, and nobody else, at any later time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdict(evidence: WrongReduction) -> Verdict:
     return check(Evidence.from_bytes(evidence.evidence().to_bytes()), signatures(), RUN)
 
 
-def test_wrong_result_convicts_its_signer_for_somebody_who_was_not_there() -> None:
+def test_wrong_result_convicts_its_signer_for_an_outsider() -> None:
     case = reduced()
     wrong = times_minus_ten(case.result())
     for index in range(len(part_leaves(case.group, 1))):
@@ -47,7 +47,7 @@ def test_wrong_result_of_the_backup_convicts_the_backup() -> None:
     assert verdict(case.evidence(times_minus_ten(case.result()))).peer_id == IDENTITIES[2].peer_id
 
 
-def test_slice_that_nobody_can_decode_convicts_who_says_that_it_reduced_it() -> None:
+def test_undecodable_slice_convicts_the_owner_that_signed_its_reduction() -> None:
     case = reduced()
     first = part_leaves(case.group, 1).start
     bad = AuditedSlice(data=bytes([255] * len(case.slices(first)[0].data)))
@@ -85,7 +85,8 @@ def with_slice(change: Callable[[AuditedSlice], AuditedSlice]) -> WrongReduction
 
 
 def uncommitted() -> WrongReduction:
-    """The group names roots that their members did not sign: its coordinator could make them up."""
+    """Return evidence whose group names roots that their members did not sign: its coordinator could have made them
+    up."""
     case = reduced()
     commitment = signatures(STRANGER).sign_slices(1, bytes(32), case.trees[2].root)
     forged = replace(case.group.members[2], commitment=commitment)
@@ -116,12 +117,12 @@ FALSE = {
 
 
 @pytest.mark.parametrize("what", FALSE)
-def test_evidence_that_proves_nothing_convicts_nobody(what: str) -> None:
+def test_evidence_convicts_nobody_when_it_proves_nothing(what: str) -> None:
     with pytest.raises((PeerViolation, IntegrityError)):
         verdict(FALSE[what]())
 
 
-def test_evidence_counts_in_its_own_run_and_network_only() -> None:
+def test_evidence_counts_only_in_its_own_run_and_network() -> None:
     evidence = reduced().evidence(WRONG)
     assert check(evidence.evidence(), signatures(), RUN).peer_id == IDENTITIES[1].peer_id
     for foreign in (signatures(run="other"), signatures(network="other")):
@@ -135,15 +136,15 @@ def test_evidence_of_an_unknown_kind_convicts_nobody() -> None:
         check(evidence, signatures(), RUN)
 
 
-def test_whom_evidence_is_against_is_known_before_it_is_checked() -> None:
-    """So a member that is banned already costs no check."""
+def test_accused_peer_is_known_before_evidence_is_checked() -> None:
+    """Evidence against a member that is banned already therefore costs no check."""
     body = reduced().evidence(RIGHT).to_bytes()
     assert accused(Evidence(kind=WRONG_REDUCTION, body=body), signatures()) == (IDENTITIES[1].peer_id, 1)
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**9), st.integers(1, 255))
-def test_evidence_with_any_byte_changed_or_cut_convicts_nobody_else(place: int, flip: int) -> None:
+def test_evidence_convicts_nobody_else_when_any_byte_is_changed_or_cut(place: int, flip: int) -> None:
     whole = reduced().evidence(WRONG).evidence().to_bytes()
     at = place % len(whole)
     for data in (whole[:at], whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :]):
@@ -154,8 +155,8 @@ def test_evidence_with_any_byte_changed_or_cut_convicts_nobody_else(place: int, 
         assert found.peer_id == IDENTITIES[1].peer_id
 
 
-def test_honest_owner_is_convicted_by_nothing_that_other_members_can_show() -> None:
-    """All others together may choose group, weights, slices and leaf; the owner has signed only what it made."""
+def test_honest_owner_is_convicted_by_no_evidence_that_other_members_can_make() -> None:
+    """All others together may choose the group, weights, slices and leaf. The owner has signed only its own result."""
     chance = random.Random(0)
     for seed in range(20):
         case = reduced(seed)

@@ -1,4 +1,4 @@
-"""Evidence on a disk outlives the process, and needs nothing but its file to be checked."""
+"""Tests that evidence on disk outlives the process and can be checked from its file alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kept(folder: Path, *, is_right: bool = False) -> Path:
     return path
 
 
-def test_evidence_is_there_for_the_next_process_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_evidence_is_kept_for_the_next_process_until_it_is_forgotten(tmp_path: Path) -> None:
     run = signed_run()
     folder = EvidenceFolder(tmp_path / "evidence", run, "test")
     assert folder.read() == []
@@ -44,13 +44,13 @@ def test_evidence_is_there_for_the_next_process_until_it_is_forgotten(tmp_path: 
     assert folder.read() == []
 
 
-def test_file_proves_the_lie_to_who_has_nothing_else(tmp_path: Path) -> None:
+def test_file_proves_the_lie_without_anything_else(tmp_path: Path) -> None:
     run, verdict = check_file(kept(tmp_path))
     assert run == signed_run()
     assert (verdict.peer_id, verdict.step, verdict.kind) == (LIAR, 1, "wrong_reduction")
 
 
-def test_file_that_proves_nothing_says_why(tmp_path: Path) -> None:
+def test_file_is_refused_with_the_reason_when_it_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"proves nothing: evidence shows a result that is right"):
         check_file(kept(tmp_path, is_right=True))
 
@@ -64,7 +64,7 @@ def test_damaged_file_proves_nothing(tmp_path: Path, damage: str) -> None:
         check_file(path)
 
 
-def test_file_with_another_run_or_network_proves_nothing(tmp_path: Path) -> None:
+def test_file_proves_nothing_for_another_run_or_network(tmp_path: Path) -> None:
     path = kept(tmp_path)
     file = EvidenceFile.from_bytes(path.read_bytes())
     other = sign_mapping(RUN, to_mapping(RUN), AUTHOR, 1_750_000_001)
@@ -74,7 +74,7 @@ def test_file_with_another_run_or_network_proves_nothing(tmp_path: Path) -> None
             check_file(path)
 
 
-def test_missing_file_and_one_that_is_too_large_are_refused_in_one_line(
+def test_file_that_is_missing_or_too_large_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -85,7 +85,7 @@ def test_missing_file_and_one_that_is_too_large_are_refused_in_one_line(
         check_file(path)
 
 
-def test_disk_that_refuses_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_evidence_that_cannot_be_written_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "evidence").write_text("a file is in the way")
     folder = EvidenceFolder(tmp_path / "evidence", signed_run(), "test")
     folder.keep(LIAR, b"evidence")
@@ -93,7 +93,7 @@ def test_disk_that_refuses_costs_a_warning(tmp_path: Path, caplog: pytest.LogCap
     assert "does not outlive a restart" in caplog.text
 
 
-def test_damaged_file_costs_the_others_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_is_skipped_and_others_are_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept(tmp_path)
     (tmp_path / "0.evidence").write_bytes(b"nonsense")
     assert EvidenceFolder(tmp_path, signed_run(), "test").read() == [evidence_of(signed_run())]

@@ -1,4 +1,4 @@
-"""Equal bytes are exact, rounding is close, and whatever was not trained on the lease is wrong."""
+"""Tests that equal bytes count as exact, rounding as close, and any other contribution as wrong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def of(claimed_N: Tensor, mine_N: Tensor = TRUE_N) -> Likeness:
     return likeness(GROUP, CODEC, LEAVES, slices, mine_N, 0.5)
 
 
-def test_equal_bytes_are_exact() -> None:
+def test_equal_bytes_count_as_exact() -> None:
     assert of(TRUE_N.clone()) == Likeness(tier="exact", distance=0.0)
 
 
-def test_rounding_is_close() -> None:
+def test_rounding_counts_as_close() -> None:
     found = of(TRUE_N + 0.1 * OTHER_N)
     assert found.tier == "close"
     assert found.distance == pytest.approx(0.1, abs=0.02)
@@ -46,20 +46,20 @@ def test_rounding_is_close() -> None:
     ],
     ids=["turned round", "times ten", "shrunk", "zero", "another", "one value"],
 )
-def test_lie_is_wrong(lie: Callable[[Tensor], Tensor], distance: float) -> None:
+def test_lie_counts_as_wrong(lie: Callable[[Tensor], Tensor], distance: float) -> None:
     found = of(lie(TRUE_N))
     assert found.tier == "wrong"
     assert found.distance > 0.9 * distance
 
 
-def test_work_where_there_is_none_is_wrong() -> None:
+def test_claimed_contribution_counts_as_wrong_when_the_recomputed_one_is_zero() -> None:
     zeros_N = torch.zeros(NUM_VALUES)
     assert of(zeros_N, zeros_N).tier == "exact"
     assert of(TRUE_N, zeros_N) == Likeness(tier="wrong", distance=math.inf)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes([255]) * len(CODEC.encode(TRUE_N[leaf_at(NUM_VALUES, 0)]))])
-def test_slice_that_nobody_can_decode_is_wrong(data: bytes) -> None:
-    """Its member has committed to it. A member that computes the interval once more must not fail because of it."""
+def test_undecodable_slice_counts_as_wrong(data: bytes) -> None:
+    """Its member has committed to it. A member that computes the interval once more must not fail on it."""
     found = likeness(GROUP, CODEC, (0,), [AuditedSlice(data=data)], TRUE_N, 0.5)
     assert found == Likeness(tier="wrong", distance=math.inf)

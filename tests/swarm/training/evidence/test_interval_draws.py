@@ -1,4 +1,4 @@
-"""Which intervals are validated follows from the outcome, is what the rate says, and leaves members that train."""
+"""Tests that the drawn validations follow from the outcome, match the run's rate, and leave members that train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def outcome(number: int) -> Outcome:
     return Outcome(origin_digest=bytes(32), part_digests=(digest,) * len(PEERS), state_digest=bytes(32))
 
 
-def test_each_member_is_drawn_as_often_as_the_rate_says_and_never_by_itself() -> None:
+def test_each_member_is_drawn_at_the_runs_rate_and_never_as_its_own_validator() -> None:
     drawn = [draw_validators(GROUP, outcome(number), 0.05) for number in range(6000)]
     for peer in PEERS:
         assert mean(peer in each for each in drawn) == pytest.approx(0.05, abs=0.01)
@@ -32,7 +32,7 @@ def test_each_member_is_drawn_as_often_as_the_rate_says_and_never_by_itself() ->
 
 
 def test_liar_is_drawn_in_20_rounds_in_expectation_at_a_rate_of_5_percent() -> None:
-    """A wrong delta is found by the first validator that is drawn for it."""
+    """The first validator that is drawn for a wrong delta finds it."""
 
     def rounds_until(peer: str, seed: int) -> int:
         number = 0
@@ -52,13 +52,13 @@ def test_at_most_half_of_the_members_validate_each_one_interval(rate: float) -> 
         assert len(set(drawn.values())) == len(drawn)
 
 
-def test_runs_without_validation_and_rounds_without_parts_draw_nothing() -> None:
+def test_no_interval_is_drawn_in_runs_without_validation_or_rounds_without_parts() -> None:
     assert draw_validators(GROUP, outcome(1), 0.0) == {}
     idle = tuple(replace(each, num_tokens=0, num_samples=0) for each in GROUP.members)
     assert draw_validators(replace(GROUP, members=idle, part_values=()), outcome(1), 0.5) == {}
 
 
-def test_member_that_brings_followers_is_not_validated_and_may_validate() -> None:
+def test_head_with_followers_may_validate_and_is_never_validated() -> None:
     head = replace(GROUP.members[0], followers=(Follower(place=0, num_tokens=1, num_samples=1),), num_samples=2)
     group = replace(GROUP, members=(head, *GROUP.members[1:]))
     drawn = [draw_validators(group, outcome(number), 0.5) for number in range(300)]
@@ -66,7 +66,7 @@ def test_member_that_brings_followers_is_not_validated_and_may_validate() -> Non
     assert any(head.peer_id in each.values() for each in drawn)
 
 
-def test_leaves_are_those_of_the_validators_part_and_follow_from_the_outcome() -> None:
+def test_validated_leaves_lie_in_the_validators_part_and_follow_from_the_outcome() -> None:
     for number in range(20):
         leaves = draw_leaves(GROUP, outcome(number), PEERS[0], PEERS[2])
         assert set(leaves) <= set(part_leaves(GROUP, 2))

@@ -1,4 +1,4 @@
-"""With fresh moments an interval is a pure function of the state, the lease and the settings."""
+"""Tests that with fresh moments an interval depends only on the state, the lease and the settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_interval_computed_once_more_by_another_member_has_the_same_bits(
     start, trainer, validator = start_of(run), loop_of(run, tiny_corpus), loop_of(run, tiny_corpus)
     for loop, first in ((trainer, 100), (validator, 300)):
         loop.load(start.theta_N)
-        loop.train(range(first, first + 20), 10)  # what it has done before does not matter
+        loop.train(range(first, first + 20), 10)  # earlier training must not matter
     trainer.load(start.theta_N)
     result = trainer.train(range(8), run.interval_steps, done_steps=run.interval_steps)
     assert result.num_samples == MEMBER.num_samples
@@ -56,10 +56,10 @@ def test_interval_computed_once_more_by_another_member_has_the_same_bits(
     delta_N = replayed(validator, start, MEMBER, run)
     assert delta_N.norm() > 0
     assert torch.equal(delta_N, start.theta_N - trainer.flat())
-    assert torch.equal(validator.flat(), kept_N), "its own training goes on as it was"
+    assert torch.equal(validator.flat(), kept_N), "the replay changed the validator's own weights"
 
 
-def test_without_fresh_moments_an_interval_depends_on_those_before(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+def test_interval_depends_on_earlier_ones_without_fresh_moments(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     run = run_with(tiny_run, fresh=False)
     start, one, other = start_of(run), loop_of(run, tiny_corpus), loop_of(run, tiny_corpus)
     other.load(start.theta_N)
@@ -67,7 +67,7 @@ def test_without_fresh_moments_an_interval_depends_on_those_before(tiny_run: Run
     assert not torch.equal(replayed(one, start, MEMBER, run), replayed(other, start, MEMBER, run))
 
 
-def test_part_of_an_interval_is_computed_as_far_as_the_member_went(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+def test_replay_of_a_shortened_interval_ends_where_the_member_stopped(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     run = run_with(tiny_run, fresh=True)
     loop, start = loop_of(run, tiny_corpus), start_of(run)
     loop.load(start.theta_N)
@@ -77,7 +77,7 @@ def test_part_of_an_interval_is_computed_as_far_as_the_member_went(tiny_run: Run
 
 
 class Endless(SyntheticInner):
-    """Takes steps until it is told to stop."""
+    """Take steps until it is told to stop."""
 
     def train(
         self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False, **_: object
@@ -88,7 +88,7 @@ class Endless(SyntheticInner):
         return super().train(sample_ids, 0 if stop() else num_steps)
 
 
-def test_member_that_leaves_computes_no_interval_of_another_to_its_end(
+def test_leaving_member_stops_its_replay_of_anothers_interval(
     tiny_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_with(tiny_run, fresh=True)
@@ -116,9 +116,9 @@ def test_member_that_leaves_computes_no_interval_of_another_to_its_end(
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     told = [record for record in caplog.records if "cannot be validated: this member is leaving" in record.message]
-    assert [record.levelno for record in told] == [logging.INFO], "a leave is no trouble"
+    assert [record.levelno for record in told] == [logging.INFO], "leaving was logged as a warning"
 
 
-def test_learning_rate_rises_again_after_the_moments_began_anew_for_at_most_half_of_an_interval() -> None:
+def test_learning_rate_warms_up_for_at_most_half_of_an_interval_after_moments_are_reset() -> None:
     assert [restart_factor(step, 100) for step in (0, 9, 10, 50)] == pytest.approx([1 / 11, 10 / 11, 1, 1])
     assert [restart_factor(step, 4) for step in (0, 1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1, 1])

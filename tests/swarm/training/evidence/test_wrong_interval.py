@@ -1,4 +1,5 @@
-"""Evidence of an interval convicts by the word of enough members that decide, and by no group that is made up."""
+"""Tests that evidence about an interval convicts by the findings of enough deciding members, and never by a made-up
+group."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ def read(evidence: WrongInterval) -> IntervalCase:
 
 def test_group_that_two_keys_made_up_around_a_genuine_commitment_convicts_nobody() -> None:
     evidence = accusation(tuple(LIARS), on_probation=(VICTIM,))
-    assert read(evidence).is_enough("somebody"), "all else is in order"
+    assert read(evidence).is_enough("somebody"), "the evidence must lack only the vote of the accused"
     with pytest.raises(PeerViolation, match="no vote of the accused"):
         check_interval(evidence.to_bytes(), signatures(), VALIDATED)
 
 
-def test_own_vote_of_the_accused_shows_that_the_group_is_real() -> None:
+def test_vote_of_the_accused_proves_that_the_group_is_genuine() -> None:
     evidence = accusation((VICTIM, *LIARS))
     assert "does not follow from its interval" in check_interval(evidence.to_bytes(), signatures(), VALIDATED)
 
@@ -39,7 +40,7 @@ def test_findings_of_members_on_probation_do_not_count(on_probation: tuple[Ident
     assert case.is_enough("somebody") == is_enough
 
 
-def test_second_finding_of_one_member_is_in_nobodys_way() -> None:
+def test_second_finding_of_a_member_does_not_keep_out_findings_of_others() -> None:
     one, other = (accusation((VICTIM, *LIARS), finders=finders) for finders in (LIARS[:1], LIARS))
     again = accusation((VICTIM, *LIARS), finders=LIARS[:1], times=2)
     case = read(one)
@@ -50,7 +51,7 @@ def test_second_finding_of_one_member_is_in_nobodys_way() -> None:
     assert read(merged.evidence).is_enough("somebody")
 
 
-def test_committed_slice_that_nobody_can_decode_is_refused() -> None:
+def test_committed_slice_is_refused_when_nobody_can_decode_it() -> None:
     case, leaf = reduced(), 0
     data = [CODEC.encode(case.vectors[1][leaf_at(NUM_VALUES, each)]) for each in range(num_leaves(NUM_VALUES))]
     data[leaf] = bytes([255] * len(data[leaf]))

@@ -1,4 +1,4 @@
-"""One replica's interval: what it uses, what it repeats bit for bit, and how it fails."""
+"""Tests one replica's intervals: which samples they use, which results they repeat bit for bit, and how they fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _loop(run: RunConfig, corpus: Corpus, theta_N: torch.Tensor, inner: InnerCon
     return loop
 
 
-def test_load_then_flat_gives_the_same_bits(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
+def test_flat_gives_the_bits_that_were_loaded(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     assert torch.equal(_loop(tiny_run, tiny_corpus, theta_N).flat(), theta_N)
 
 
@@ -43,7 +43,7 @@ def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Corp
     assert loop.held_out_loss(loop.flat(), 4) < before - 1.0
 
 
-def test_train_again_from_the_same_start_gives_the_same_bits(
+def test_train_gives_the_same_bits_from_the_same_start(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     results = []
@@ -54,8 +54,8 @@ def test_train_again_from_the_same_start_gives_the_same_bits(
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
-    """GPT-2's configs ask for dropout unless told otherwise."""
+def test_train_gives_the_same_bits_again_for_a_model_with_dropout(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    """GPT-2's configs set dropout by default."""
     model = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     run = replace(tiny_run, model={**model, **ends, "resid_pdrop": 0.5})
@@ -65,7 +65,7 @@ def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig,
     assert torch.equal(first.flat(), second.flat())
 
 
-def test_train_other_samples_gives_another_result(
+def test_train_gives_another_result_for_other_samples(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loops = [_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2)]
@@ -74,7 +74,7 @@ def test_train_other_samples_gives_another_result(
     assert not torch.equal(loops[0].flat(), loops[1].flat())
 
 
-def test_train_full_interval_counts_what_it_used(
+def test_train_counts_the_steps_samples_and_tokens_of_a_full_interval(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     result = _loop(tiny_run, tiny_corpus, theta_N).train(range(100), 4)
@@ -83,13 +83,13 @@ def test_train_full_interval_counts_what_it_used(
     assert result.tokens_per_s == result.num_tokens / result.seconds
 
 
-def test_train_too_few_samples_uses_whole_batches_of_them(
+def test_train_uses_only_whole_batches_when_samples_are_too_few(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     assert _loop(tiny_run, tiny_corpus, theta_N).train(range(5), 4).num_samples == 4
 
 
-def test_train_stopped_uses_a_prefix_of_the_samples(
+def test_train_uses_a_prefix_of_the_samples_when_it_is_stopped(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     stopped, whole = (_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2))
@@ -100,7 +100,9 @@ def test_train_stopped_uses_a_prefix_of_the_samples(
     assert torch.equal(stopped.flat(), whole.flat())
 
 
-def test_train_stopped_at_once_changes_nothing(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
+def test_train_changes_nothing_when_it_is_stopped_at_once(
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
+) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     result = loop.train(range(100), 4, lambda: True)
     assert (result.num_steps, result.num_samples, result.num_tokens) == (0, 0, 0)
@@ -108,7 +110,7 @@ def test_train_stopped_at_once_changes_nothing(tiny_run: RunConfig, tiny_corpus:
     assert torch.equal(loop.flat(), theta_N)
 
 
-def test_train_loss_not_finite_is_a_round_error_and_leaves_the_moments(
+def test_train_raises_round_error_and_keeps_the_moments_when_the_loss_is_not_finite(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     broken, sound = (_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2))
@@ -123,7 +125,9 @@ def test_train_loss_not_finite_is_a_round_error_and_leaves_the_moments(
     assert torch.equal(broken.flat(), sound.flat())
 
 
-def test_train_warm_up_starts_small(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
+def test_train_starts_with_small_steps_during_warm_up(
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
+) -> None:
     moved = []
     for warmup_steps in (0, 9):
         loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, warmup_steps=warmup_steps))
@@ -132,7 +136,7 @@ def test_train_warm_up_starts_small(tiny_run: RunConfig, tiny_corpus: Corpus, th
     assert moved[1] == pytest.approx(moved[0] / 10, rel=0.01)
 
 
-def test_train_decays_matrices_and_not_norms(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
+def test_train_decays_matrices_but_not_norms(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     pieces = []
     for weight_decay in (0.0, 1.0):
         loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, weight_decay=weight_decay))
@@ -142,7 +146,7 @@ def test_train_decays_matrices_and_not_norms(tiny_run: RunConfig, tiny_corpus: C
         assert torch.equal(plain, pieces[1][name]) == (plain.dim() < 2), name
 
 
-def test_state_of_a_new_loop_goes_on_bit_for_bit(
+def test_new_loop_with_loaded_state_continues_bit_for_bit(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     first = _loop(tiny_run, tiny_corpus, theta_N)
@@ -155,7 +159,7 @@ def test_state_of_a_new_loop_goes_on_bit_for_bit(
     assert torch.equal(first.flat(), second.flat())
 
 
-def test_state_before_the_first_step_can_be_loaded(
+def test_load_state_accepts_a_state_from_before_the_first_step(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loops = [_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2)]
@@ -165,7 +169,7 @@ def test_state_before_the_first_step_can_be_loaded(
     assert torch.equal(loops[0].flat(), loops[1].flat())
 
 
-def test_load_state_of_another_model_is_refused(
+def test_load_state_refuses_the_state_of_another_model(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
@@ -175,7 +179,7 @@ def test_load_state_of_another_model_is_refused(
         loop.load_state(state)
 
 
-def test_validate_leaves_the_parameters_being_trained(
+def test_validate_does_not_change_the_parameters_that_are_trained(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
@@ -187,14 +191,14 @@ def test_validate_leaves_the_parameters_being_trained(
     assert loop.held_out_loss(local_N, 2) != first
 
 
-def test_validate_more_batches_than_there_are_uses_all_of_them(
+def test_validate_uses_all_batches_when_more_are_asked_for(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     assert loop.held_out_loss(theta_N, 1000) == loop.held_out_loss(theta_N, 2000)
 
 
-def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
+def test_train_continues_with_a_fragment_that_was_taken_in_and_the_rest(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     run = replace(tiny_run, fragments=2)
@@ -216,7 +220,7 @@ def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
 def test_train_follows_the_schedule_by_the_progress_of_the_run(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor, done_steps: int
 ) -> None:
-    """The run has 3 outer steps of 4 inner ones; AdamW's first step moves by the learning rate, whatever the loss."""
+    """The run has 3 outer steps of 4 inner ones. AdamW's first step moves by the learning rate, whatever the loss."""
     moved = []
     for schedule in ("constant", "linear"):
         inner = replace(tiny_run.inner, schedule=schedule, final_ratio=0.2, weight_decay=0.0)
@@ -226,7 +230,7 @@ def test_train_follows_the_schedule_by_the_progress_of_the_run(
     assert moved[1] / moved[0] == pytest.approx(1.0 - 0.8 * done_steps / 11, rel=0.01)
 
 
-def test_train_in_two_stretches_is_train_in_one(
+def test_train_gives_the_same_result_in_two_stretches_as_in_one(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     inner = replace(tiny_run.inner, schedule="cosine", optimizer="muon")
@@ -245,7 +249,7 @@ def test_train_with_muon_lowers_the_validation_loss(
     assert loop.held_out_loss(loop.flat(), 4) < loop.held_out_loss(theta_N, 4) - 1.0
 
 
-def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
+def test_restarted_member_continues_bit_for_bit_with_muon(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     inner = replace(tiny_run.inner, optimizer="muon", schedule="linear")
@@ -258,7 +262,9 @@ def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
     assert torch.equal(uninterrupted.flat(), restarted.flat())
 
 
-def test_train_device_without_memory_is_a_round_error_with_the_remedy(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+def test_train_raises_round_error_with_a_remedy_when_device_is_out_of_memory(
+    tiny_run: RunConfig, tiny_corpus: Corpus
+) -> None:
     def fill(model: torch.nn.Module, x_BT: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -271,7 +277,7 @@ def test_train_device_without_memory_is_a_round_error_with_the_remedy(tiny_run: 
 @pytest.mark.parametrize(
     "options", [{"micro_batch_windows": 1}, {"autocast": True}, {"activation_checkpointing": True}], ids=str
 )
-def test_train_a_transformers_model_with_each_option_is_near(
+def test_train_of_a_transformers_model_gives_nearly_the_same_result_with_each_option(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor, options: dict[str, Any]
 ) -> None:
     plain = _loop(tiny_run, tiny_corpus, theta_N)
@@ -283,7 +289,9 @@ def test_train_a_transformers_model_with_each_option_is_near(
     special.close()
 
 
-def test_state_of_another_optimizer_is_refused(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
+def test_load_state_refuses_the_state_of_another_optimizer(
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
+) -> None:
     loops = [
         _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer=each)) for each in ("adamw", "muon")
     ]

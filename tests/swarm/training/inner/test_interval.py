@@ -1,4 +1,5 @@
-"""When the committed state is measured on held-out data, and what is told of a measurement that is no number."""
+"""Tests one member's intervals, when the committed state is measured on held-out data, and what happens when a loss is
+not finite."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ THETA_N = torch.zeros(3)
 
 
 class Trained:
-    """An inner loop that ends each stretch with these numbers, and a step after every second of its clock."""
+    """End each stretch with the given numbers, after one step for every second of its clock."""
 
     def __init__(self, mean_loss: float, theta_N: Tensor) -> None:
         self.mean_loss, self.now_s = mean_loss, 0.0
@@ -75,14 +76,14 @@ def in_intervals(inner: Trained, use: Callable[[Intervals], Awaitable[T]], max_i
     return asyncio.run(main())
 
 
-def test_delta_is_the_way_from_the_start_of_the_fragment() -> None:
+def test_delta_is_the_fragments_start_minus_its_current_values() -> None:
     async def use(intervals: Intervals) -> Tensor:
         return await intervals.begin().delta(THETA_N[1:], slice(1, 3))
 
     assert in_intervals(Trained(2.0, torch.tensor([1.0, 2.0, 3.0])), use).tolist() == [-2.0, -3.0]
 
 
-def test_train_in_two_stretches_is_one_interval() -> None:
+def test_train_counts_two_stretches_as_one_interval() -> None:
     inner = Trained(2.0, THETA_N)
 
     async def use(intervals: Intervals) -> IntervalResult:
@@ -99,20 +100,20 @@ def test_train_in_two_stretches_is_one_interval() -> None:
     assert inner.asked == [([0, 1, 2, 3, 4, 5], 1, 100), ([2, 3, 4, 5], 2, 101)]
 
 
-def test_train_beyond_the_interval_s_time_ends_with_what_it_has() -> None:
+def test_train_ends_with_the_steps_done_when_the_intervals_time_is_over() -> None:
     inner = Trained(2.0, THETA_N)
 
     async def use(intervals: Intervals) -> int:
         interval = intervals.begin()
         await interval.train(range(100), 2)
-        inner.now_s += 2.0  # the time between stretches counts too
+        inner.now_s += 2.0  # the time between stretches counts, too
         await interval.train(range(100), 50)
         return interval.done.num_steps
 
     assert in_intervals(inner, use, max_interval_s=6.5) == 5
 
 
-def test_hurry_ends_the_interval_and_not_the_next_one() -> None:
+def test_hurry_ends_the_current_interval_but_not_the_next_one() -> None:
     async def use(intervals: Intervals) -> tuple[int, int]:
         first = intervals.begin()
         intervals.hurry()
@@ -126,7 +127,7 @@ def test_hurry_ends_the_interval_and_not_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("mean_loss", [2 * limits.MAX_LOSS, math.nan, -math.inf])
-def test_train_to_a_loss_that_no_message_can_carry_is_refused_with_the_remedy(mean_loss: float) -> None:
+def test_train_refuses_a_loss_that_no_message_can_carry_and_names_a_remedy(mean_loss: float) -> None:
     async def use(intervals: Intervals) -> None:
         await intervals.begin().train([1, 2], 1)
 
@@ -135,7 +136,7 @@ def test_train_to_a_loss_that_no_message_can_carry_is_refused_with_the_remedy(me
     assert "learning_rate" in caught.value.remedy
 
 
-def test_delta_with_a_parameter_that_is_not_a_number_is_refused() -> None:
+def test_delta_is_refused_when_a_parameter_is_not_a_number() -> None:
     async def use(intervals: Intervals) -> Tensor:
         return await intervals.begin().delta(THETA_N, slice(0, 3))
 
@@ -163,7 +164,7 @@ def state(outer_step: int) -> ReplicaState:
     return state_of(torch.zeros(2), outer_step=outer_step)
 
 
-def test_state_is_measured_every_interval_and_the_last_one_only_at_the_end() -> None:
+def test_state_is_measured_at_every_validation_interval_and_the_last_one_at_the_end() -> None:
     async def main() -> list[int]:
         told: list[tuple[int, float]] = []
         validating = HeldOutLoss(RUN, cast("Any", FixedLoss(1.5)), lambda *each: told.append(each))
@@ -177,7 +178,7 @@ def test_state_is_measured_every_interval_and_the_last_one_only_at_the_end() -> 
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * limits.MAX_LOSS])
-def test_loss_that_is_no_number_is_told_here_and_is_in_no_record(loss: float) -> None:
+def test_loss_that_is_not_finite_is_an_event_here_and_in_no_record(loss: float) -> None:
     async def main() -> tuple[int, ValidationReport | None]:
         told: list[tuple[int, float]] = []
         validating = HeldOutLoss(RUN, cast("Any", FixedLoss(loss)), lambda *each: told.append(each))
@@ -190,10 +191,10 @@ def test_loss_that_is_no_number_is_told_here_and_is_in_no_record(loss: float) ->
 @pytest.mark.parametrize(
     "failure", [RoundError("the worker processes have ended"), torch.OutOfMemoryError("no memory")]
 )
-def test_loss_that_cannot_be_measured_at_the_end_does_not_undo_the_run(
+def test_run_ends_normally_when_the_last_loss_cannot_be_measured(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker process of several devices may have died in the last interval."""
+    """For example, a worker process of several devices may have died in the last interval."""
 
     async def main() -> ValidationReport | None:
         validating = HeldOutLoss(RUN, cast("Any", FixedLoss(failure)), lambda *_: None)

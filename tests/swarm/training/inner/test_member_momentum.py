@@ -1,4 +1,4 @@
-"""The moving averages that members with momentum contribute, alone and in a run."""
+"""Tests the moving averages that members with momentum contribute, alone and in a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 WHOLE = slice(0, 3)
 
 
-def test_average_is_the_weighted_mean_of_all_so_far() -> None:
+def test_average_is_the_weighted_mean_of_all_contributions_so_far() -> None:
     momentum, deltas = MemberMomentum(0.5), [torch.randn(3) for _ in range(4)]
     for count in range(1, 5):
         average_F = momentum.averaged(WHOLE, deltas[count - 1])
@@ -20,7 +20,7 @@ def test_average_is_the_weighted_mean_of_all_so_far() -> None:
         assert torch.allclose(average_F, torch.as_tensor(expected_F))
 
 
-def test_average_of_one_fragment_does_not_touch_that_of_another() -> None:
+def test_average_of_one_fragment_leaves_that_of_another_unchanged() -> None:
     momentum = MemberMomentum(0.9)
     first_F = momentum.averaged(WHOLE, torch.ones(3))
     momentum.averaged(slice(3, 5), 7 * torch.ones(2))
@@ -29,7 +29,7 @@ def test_average_of_one_fragment_does_not_touch_that_of_another() -> None:
 
 
 def trained(outer_steps: int, member_momentum: float) -> Tensor:
-    """Return the weights after a run of three members."""
+    """Return the weights at the end of a run of three members."""
 
     async def main() -> None:
         run = config(min_group=3, outer_steps=outer_steps, member_momentum=member_momentum)
@@ -47,6 +47,6 @@ def trained(outer_steps: int, member_momentum: float) -> Tensor:
     return found[0]
 
 
-def test_members_of_a_run_contribute_their_averages() -> None:
+def test_members_contribute_their_averages_when_the_run_has_member_momentum() -> None:
     assert torch.equal(trained(1, 0.9), trained(1, 0.0))
     assert not torch.allclose(trained(3, 0.9), trained(3, 0.0), rtol=0.05)

@@ -1,4 +1,4 @@
-"""One device's steps: each option changes how they are computed, and not what they are."""
+"""Tests that each option of one device changes how steps are computed and not their results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _train(device: OneDevice, num_steps: int = 4) -> tuple[list[float], Tensor]:
 
 
 @pytest.mark.parametrize("micro_batch_windows", [1, 4, 6, 99])
-def test_step_in_micro_batches_is_the_whole_batch_up_to_rounding(micro_batch_windows: int) -> None:
+def test_step_in_micro_batches_equals_the_whole_batch_up_to_rounding(micro_batch_windows: int) -> None:
     losses, theta_N = _train(_device())
     in_parts, parts_N = _train(_device(micro_batch_windows=micro_batch_windows))
     assert in_parts == pytest.approx(losses, rel=1e-5)
     torch.testing.assert_close(parts_N, theta_N, rtol=1e-3, atol=1e-4)
 
 
-def test_step_in_micro_batches_computes_so_many_windows_at_a_time() -> None:
+def test_step_computes_one_micro_batch_of_windows_at_a_time() -> None:
     sizes = []
 
     def loss(model: nn.Module, x_BT: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def test_step_in_micro_batches_computes_so_many_windows_at_a_time() -> None:
     assert sizes == [4, 2]
 
 
-def test_step_under_autocast_is_near_and_keeps_fp32_weights() -> None:
+def test_step_under_autocast_is_close_and_keeps_fp32_weights() -> None:
     losses, theta_N = _train(_device())
     roughly, rough_N = _train(_device(autocast=True))
     assert roughly != losses
@@ -72,12 +72,12 @@ def test_step_with_activation_checkpointing_gives_the_same_bits_and_computes_lay
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_activation_checkpointing_without_layers_is_refused() -> None:
+def test_activation_checkpointing_is_refused_for_a_model_without_layers() -> None:
     with pytest.raises(ConfigError, match="the model has no list of layers"):
         OneDevice(CONFIG, nn.Linear(2, 2), device="cpu", local=LocalOptions(activation_checkpointing=True))
 
 
-def test_step_compiled_is_the_eager_one_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_step_equals_the_eager_one_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.utils.counters.clear()
     losses, theta_N = _train(_device())
@@ -87,7 +87,7 @@ def test_step_compiled_is_the_eager_one_up_to_rounding(monkeypatch: pytest.Monke
     torch.testing.assert_close(compiled_N, theta_N, rtol=1e-3, atol=1e-4)
 
 
-def test_step_where_compilation_fails_warns_and_goes_on(
+def test_step_continues_with_a_warning_when_compilation_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> object:
@@ -104,7 +104,7 @@ def test_step_where_compilation_fails_warns_and_goes_on(
     assert "no compiler in this place" in warned[0]
 
 
-def test_step_error_of_the_model_itself_is_raised_though_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_step_raises_an_error_of_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     device = OneDevice(
         CONFIG, SmallNet(), device="cpu", local=LocalOptions(compile=True), loss=loss_that_fails_on_the_last_token
@@ -113,7 +113,7 @@ def test_step_error_of_the_model_itself_is_raised_though_compiled(monkeypatch: p
         device.step(torch.full((2, 5), 31), 1.0)
 
 
-def test_step_factor_scales_how_far_it_moves() -> None:
+def test_step_factor_scales_the_move_of_the_weights() -> None:
     moved = []
     for factor in (1.0, 0.1):
         device = _device()
@@ -123,8 +123,8 @@ def test_step_factor_scales_how_far_it_moves() -> None:
     assert moved[1] == pytest.approx(moved[0] / 10, rel=0.01)
 
 
-def test_step_of_a_share_sums_up_to_the_whole() -> None:
-    """What worker processes do, in one: the gradient's shares are those of the windows, none for one without any."""
+def test_steps_of_shares_add_up_to_the_step_of_the_whole_batch() -> None:
+    """This is what worker processes do, in one process. A share without windows contributes no gradient."""
     sums = torch.zeros(NUM_VALUES + 1)
     for share in torch.tensor_split(windows(5), 6):
         model = SmallNet()
@@ -145,7 +145,7 @@ def test_step_of_a_share_sums_up_to_the_whole() -> None:
     torch.testing.assert_close(sums, whole[0], rtol=1e-4, atol=1e-6)
 
 
-def test_take_in_mixes_the_slice_and_leaves_the_rest() -> None:
+def test_take_in_mixes_the_slice_and_leaves_the_rest_unchanged() -> None:
     device = _device()
     local_N = device.flat()
     theta_F = torch.randn(10, generator=torch.Generator().manual_seed(1))
@@ -159,7 +159,7 @@ def test_take_in_mixes_the_slice_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize("num_values", [0, 9, 11])
-def test_take_in_of_another_size_is_refused(num_values: int) -> None:
+def test_take_in_refuses_a_slice_of_another_size(num_values: int) -> None:
     device = _device()
     before_N = device.flat()
     with pytest.raises(ValueError, match="the slice has 10 values"):
@@ -169,7 +169,7 @@ def test_take_in_of_another_size_is_refused(num_values: int) -> None:
     assert torch.equal(device.flat(), before_N)
 
 
-def test_take_in_is_what_the_model_computes_with() -> None:
+def test_model_computes_with_the_weights_that_were_taken_in() -> None:
     one, other = _device(), _device()
     theta_N = torch.randn(NUM_VALUES, generator=torch.Generator().manual_seed(1)) / 3
     one.take_in(slice(None), theta_N, 0.0)
@@ -178,7 +178,7 @@ def test_take_in_is_what_the_model_computes_with() -> None:
     assert torch.equal(one.flat(), other.flat())
 
 
-def test_loss_is_summed_over_windows_and_leaves_what_is_trained() -> None:
+def test_loss_is_summed_over_windows_and_leaves_the_trained_weights_unchanged() -> None:
     device = _device(micro_batch_windows=4)
     before_N = device.flat()
     theta_N = torch.zeros_like(before_N)
@@ -201,11 +201,11 @@ def test_loss_is_summed_over_windows_and_leaves_what_is_trained() -> None:
         ({"micro_batch_windows": True}, "micro_batch_windows = True"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_are_refused_when_they_are_impossible(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         LocalOptions(**options)
     assert caught.value.remedy
 
 
-def test_options_one_cpu_may_be_several_devices() -> None:
+def test_options_accept_one_cpu_as_several_devices() -> None:
     assert LocalOptions(devices=("cpu", "cpu")).devices == ("cpu", "cpu")

@@ -1,4 +1,4 @@
-"""The inner optimizers: what moves what, and moments that go on bit for bit or are refused."""
+"""Tests which parameters the inner optimizers move, and that moments continue bit for bit or are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _values(parameters: dict[str, nn.Parameter]) -> Tensor:
     return torch.cat([each.detach().flatten() for each in parameters.values()])
 
 
-def test_step_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
+def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
     moved = {}
     for config in (ADAMW, MUON):
         parameters = _parameters()
@@ -53,8 +53,9 @@ def test_step_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
         assert torch.equal(by_muon, moved["adamw"][name]) == (name not in HIDDEN), name
 
 
-def test_step_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
-    """Its singular values are near one, times the learning rate and 0.2 sqrt(max(rows, columns)), AdamW's size."""
+def test_muon_moves_a_matrix_by_a_nearly_orthogonal_one() -> None:
+    """Its singular values are near one, times the learning rate and 0.2 sqrt(max(rows, columns)), which is the size of
+    AdamW's steps."""
     config = replace(MUON, weight_decay=0.0, warmup_steps=0, muon_momentum=0.0, learning_rate=0.01)
     before, after = _parameters(), _parameters()
     _take_steps(InnerOptimizer(config, after), after, 0, 1)
@@ -65,7 +66,7 @@ def test_step_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
 
 
 @pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
-def test_step_has_the_bits_of_torch_s_own_optimizers(config: InnerConfig) -> None:
+def test_step_has_the_same_bits_as_torchs_own_optimizers(config: InnerConfig) -> None:
     config = replace(config, warmup_steps=0, fresh_moments=True)
     ours, theirs = _parameters(), _parameters()
     optimizer = InnerOptimizer(config, ours)
@@ -93,7 +94,7 @@ def test_step_has_the_bits_of_torch_s_own_optimizers(config: InnerConfig) -> Non
     assert torch.equal(_values(ours), _values(theirs))
 
 
-def test_step_frozen_parameters_stay() -> None:
+def test_step_leaves_frozen_parameters_unchanged() -> None:
     parameters = _parameters()
     parameters["layers.0.weight"].requires_grad_(False)
     before = parameters["layers.0.weight"].clone()
@@ -105,7 +106,7 @@ def test_step_frozen_parameters_stay() -> None:
 
 @pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("num_before", [0, 1, 4])
-def test_load_state_goes_on_bit_for_bit(config: InnerConfig, num_before: int) -> None:
+def test_loaded_state_continues_bit_for_bit(config: InnerConfig, num_before: int) -> None:
     parameters = _parameters()
     optimizer = InnerOptimizer(config, parameters)
     _take_steps(optimizer, parameters, 0, num_before)
@@ -118,7 +119,7 @@ def test_load_state_goes_on_bit_for_bit(config: InnerConfig, num_before: int) ->
     assert all(torch.equal(value, whole(successor.state())[key]) for key, value in whole(optimizer.state()).items())
 
 
-def test_load_state_of_a_replica_that_took_no_step_forgets_the_moments() -> None:
+def test_load_state_forgets_the_moments_when_the_loaded_replica_took_no_step() -> None:
     parameters, fresh = _parameters(), _parameters()
     optimizer, untouched = InnerOptimizer(MUON, parameters), InnerOptimizer(MUON, fresh)
     state = whole(optimizer.state())
@@ -132,7 +133,9 @@ def test_load_state_of_a_replica_that_took_no_step_forgets_the_moments() -> None
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(ADAMW, MUON), (MUON, ADAMW)], ids=["adamw in muon", "muon in adamw"])
-def test_load_state_of_another_optimizer_is_refused_and_changes_nothing(theirs: InnerConfig, ours: InnerConfig) -> None:
+def test_load_state_refuses_another_optimizers_state_and_changes_nothing(
+    theirs: InnerConfig, ours: InnerConfig
+) -> None:
     foreign = _parameters()
     other = InnerOptimizer(theirs, foreign)
     _take_steps(other, foreign, 0, 2)
@@ -150,7 +153,7 @@ def test_load_state_of_another_optimizer_is_refused_and_changes_nothing(theirs: 
     key=st.sampled_from(["num_steps", "adamw.exp_avg", "adamw.exp_avg_sq", "muon.momentum_buffer", "more"]),
     damage=st.sampled_from(["missing", "shorter", "longer", "square", "negative"]),
 )
-def test_load_state_damaged_is_refused(key: str, damage: str) -> None:
+def test_load_state_refuses_a_damaged_state(key: str, damage: str) -> None:
     parameters = _parameters()
     optimizer = InnerOptimizer(MUON, parameters)
     _take_steps(optimizer, parameters, 0, 1)
@@ -176,12 +179,12 @@ def test_load_state_damaged_is_refused(key: str, damage: str) -> None:
         ("cosine", [1.0, 0.2 + 0.8 * 0.853553, 0.6, 0.2 + 0.8 * 0.146447, 0.2]),
     ],
 )
-def test_schedule_factor_goes_from_one_to_the_final_ratio(schedule: str, expected: list[float]) -> None:
+def test_schedule_factor_falls_from_one_to_the_final_ratio(schedule: str, expected: list[float]) -> None:
     config = InnerConfig(schedule=schedule, final_ratio=0.2)
     assert [schedule_factor(config, step, 5) for step in range(5)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_schedule_factor_beyond_the_last_step_is_the_last_one() -> None:
+def test_schedule_factor_stays_at_the_last_value_after_the_last_step() -> None:
     config = InnerConfig(schedule="cosine", final_ratio=0.1)
     assert schedule_factor(config, 1000, 5) == schedule_factor(config, 4, 5) == pytest.approx(0.1)
 
@@ -190,6 +193,6 @@ def test_schedule_factor_of_a_single_step_is_one() -> None:
     assert schedule_factor(InnerConfig(schedule="linear"), 0, 1) == 1.0
 
 
-def test_warmup_factor_rises_to_one_and_stays() -> None:
+def test_warmup_factor_rises_to_one_and_stays_there() -> None:
     assert [warmup_factor(InnerConfig(warmup_steps=3), step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert warmup_factor(InnerConfig(warmup_steps=0), 0) == 1.0

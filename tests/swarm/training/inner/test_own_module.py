@@ -1,4 +1,5 @@
-"""An author's own module in a run: what is shared out, what is refused, and replicas that stay equal."""
+"""Tests an author's own module in a run: which data members share out, what is refused, and that replicas stay
+equal."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def make_module(seed: int = 1) -> nn.Module:
 
 
 class Points:
-    """A map-style data set that remembers what was asked of it."""
+    """A map-style data set that notes the requested indices."""
 
     def __init__(self, num_samples: int = NUM_SAMPLES) -> None:
         self.x_B3 = torch.randn(num_samples, 3, generator=torch.Generator().manual_seed(5))
@@ -85,7 +86,7 @@ def test_members_of_a_module_run_stay_equal_and_use_each_sample_once(fragments: 
     assert len(asked) == len(set(asked)) == 2 * 4 * 5 * 2
 
 
-def test_train_uses_the_leased_samples_and_the_author_s_optimizer() -> None:
+def test_train_uses_the_leased_samples_and_the_authors_optimizer() -> None:
     run, data = run_of(), Points()
     inner = ModuleInner(run, own(data=data))
     before_N = inner.flat()
@@ -112,7 +113,7 @@ def test_train_leaves_no_gradient_and_flat_is_a_copy() -> None:
         assert before_F.untyped_storage().nbytes() == 4 * before_F.numel()
 
 
-def test_train_on_a_stream_takes_batch_after_batch_and_begins_again() -> None:
+def test_train_on_a_stream_takes_its_batches_in_order_and_starts_again_at_the_end() -> None:
     batches = [(torch.full((2, 3), float(index)), torch.zeros(2)) for index in range(3)]
     seen: list[float] = []
 
@@ -130,13 +131,13 @@ def test_train_on_a_stream_takes_batch_after_batch_and_begins_again() -> None:
         assert seen == [0.0, 1.0, 2.0, 0.0, 1.0]
 
 
-def test_stream_that_ends_is_the_author_s_error() -> None:
+def test_train_raises_an_error_for_the_author_when_a_new_stream_is_empty() -> None:
     inner = ModuleInner(run_of(num_samples=0), own(data=iter([(torch.zeros(2, 3), torch.zeros(2))])))
     with pytest.raises(ValueError, match="or no more"):
         inner.train(range(100), 5)
 
 
-def test_stop_iteration_of_the_author_s_function_is_an_error_that_a_future_can_carry() -> None:
+def test_stop_iteration_of_the_authors_function_becomes_an_error_that_a_future_can_carry() -> None:
     def loss(_module: nn.Module, _batch: object) -> Tensor:
         return next(iter([]))
 
@@ -144,7 +145,7 @@ def test_stop_iteration_of_the_author_s_function_is_an_error_that_a_future_can_c
         ModuleInner(run_of(), own(loss=loss)).train(range(7), 5)
 
 
-def test_take_in_mixes_a_slice_and_leaves_the_rest() -> None:
+def test_take_in_mixes_a_slice_and_leaves_the_rest_unchanged() -> None:
     inner = ModuleInner(run_of(fragments=2), own())
     where, before_N = inner.layout.slice(1), inner.flat()
     theirs_F = torch.randn(where.stop - where.start)
@@ -157,7 +158,7 @@ def test_take_in_mixes_a_slice_and_leaves_the_rest() -> None:
         inner.take_in(where, theirs_F[1:], 0.5)
 
 
-def test_loss_that_is_not_finite_moves_nothing() -> None:
+def test_train_moves_nothing_when_the_loss_is_not_finite() -> None:
     inner = ModuleInner(run_of(), own(loss=lambda module, batch: squared(module, batch) * math.nan))
     before_N = inner.flat()
     with pytest.raises(RoundError, match="diverged"):
@@ -165,8 +166,8 @@ def test_loss_that_is_not_finite_moves_nothing() -> None:
     assert torch.equal(inner.flat(), before_N)
 
 
-def test_gradient_that_is_not_finite_moves_nothing_and_leaves_the_optimizer_as_it_was() -> None:
-    """The gradient is that of a square root at 0, whose value is fine."""
+def test_train_leaves_weights_and_optimizer_unchanged_when_a_gradient_is_not_finite() -> None:
+    """The gradient of a square root at 0 is infinite, while the value is finite."""
     is_bad = [True]
 
     def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -183,7 +184,7 @@ def test_gradient_that_is_not_finite_moves_nothing_and_leaves_the_optimizer_as_i
     assert inner.flat().isfinite().all()
 
 
-def test_module_that_is_not_the_run_s_is_refused() -> None:
+def test_module_is_refused_when_it_is_not_the_runs() -> None:
     with pytest.raises(IntegrityError, match="starts from other weights"):
         ModuleInner(run_of(), own(make_module(seed=2)))
     with pytest.raises(IntegrityError, match="has 4 parameters, but the run's has 41"):
@@ -193,12 +194,12 @@ def test_module_that_is_not_the_run_s_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [Points(99), [], iter([])], ids=["other length", "empty", "no length"])
-def test_data_that_is_not_the_run_s_is_refused(data: object) -> None:
+def test_data_is_refused_when_it_is_not_the_runs(data: object) -> None:
     with pytest.raises(ConfigError, match="a data set of 100 samples"):
         ModuleInner(run_of(), own(data=data))
 
 
-def test_module_run_is_checked_and_cannot_be_built_from_its_file() -> None:
+def test_module_run_is_valid_and_its_model_cannot_be_built_from_its_file() -> None:
     run = run_of()
     assert check_model(run) == 41
     assert from_mapping(to_mapping(run)) == run
@@ -220,7 +221,7 @@ def test_module_run_is_checked_and_cannot_be_built_from_its_file() -> None:
         ("num_sample", 1, "did you mean 'num_samples'"),
     ],
 )
-def test_check_model_impossible_module_is_refused(key: str, value: object, complaint: str) -> None:
+def test_check_model_refuses_an_impossible_module(key: str, value: object, complaint: str) -> None:
     run = run_of()
     with pytest.raises(ConfigError, match=complaint):
         check_model(replace(run, model={**run.model, key: value}))

@@ -1,4 +1,5 @@
-"""Worker processes as one replica: real processes and gloo on this CPU; the numbers of one device, and no one left."""
+"""Tests worker processes as one replica, with real processes and gloo on this CPU: they compute what one device
+computes, and leave no process."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[SeveralDevices]:
-    """Two workers for all tests here; each loads what it needs."""
+    """Start two workers for all tests of this module. Each test loads its own state."""
     torch.set_num_threads(1)
     devices = SeveralDevices(CONFIG, SmallNet(), fragments=2, local=TWO, loss=loss_that_fails_on_the_last_token)
     try:
@@ -61,7 +62,7 @@ def _wait_until(condition: Callable[[], bool], limit_s: float = 100.0) -> bool:
     return condition()
 
 
-def test_step_two_workers_are_one_device_up_to_rounding(two: SeveralDevices) -> None:
+def test_step_of_two_workers_equals_one_devices_up_to_rounding(two: SeveralDevices) -> None:
     one, theta_N = _one(), _one().flat()
     for device in (one, two):
         device.load(theta_N)
@@ -82,7 +83,7 @@ def test_step_two_workers_are_one_device_up_to_rounding(two: SeveralDevices) -> 
         torch.testing.assert_close(found[key], value, rtol=1e-2, atol=1e-3)
 
 
-def test_state_goes_on_bit_for_bit(two: SeveralDevices) -> None:
+def test_loaded_state_continues_bit_for_bit(two: SeveralDevices) -> None:
     two.load(_one().flat())
     two.load_state({"num_steps": torch.tensor([0])})
     two.step(windows(4, 1), 1.0)
@@ -105,11 +106,11 @@ def test_take_in_reaches_every_worker(two: SeveralDevices) -> None:
         device.take_in(where, theta_F, 0.25)
     assert torch.equal(two.flat(), one.flat())
     assert torch.equal(two.flat(where), one.flat(where))
-    # each worker computes its windows with its own weights: were the second's not mixed, the loss would differ
+    # each worker computes its windows with its own weights: if the second one's were not mixed, the loss would differ
     assert two.step(windows(4), 1.0) == pytest.approx(one.step(windows(4), 1.0), rel=1e-4)
 
 
-def test_what_does_not_fit_is_refused_and_the_workers_stay(two: SeveralDevices) -> None:
+def test_mismatched_tensors_are_refused_and_the_workers_keep_running(two: SeveralDevices) -> None:
     two.load(_one().flat())
     pids = two.pids
     with pytest.raises(ValueError, match="the model has"):
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_refused_and_the_workers_stay(two: SeveralDevices) 
     assert two.pids == pids
 
 
-def test_step_that_diverges_is_a_round_error_and_the_workers_stay(two: SeveralDevices) -> None:
+def test_step_that_diverges_raises_round_error_and_the_workers_keep_running(two: SeveralDevices) -> None:
     theta_N, pids = _one().flat(), two.pids
     two.load(torch.full_like(theta_N, float("nan")))
     with pytest.raises(RoundError, match="training diverged: the loss is nan"):
@@ -132,7 +133,7 @@ def test_step_that_diverges_is_a_round_error_and_the_workers_stay(two: SeveralDe
     assert two.pids == pids
 
 
-def test_worker_that_dies_or_fails_is_a_round_error_at_once_and_load_starts_anew(
+def test_worker_that_dies_or_fails_raises_round_error_at_once_and_load_starts_new_workers(
     two: SeveralDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theta_N = _one().flat()
@@ -140,7 +141,8 @@ def test_worker_that_dies_or_fails_is_a_round_error_at_once_and_load_starts_anew
     pids = two.pids
 
     def kill_second(*arguments: Any, **options: Any) -> Any:
-        """Both have been asked for the step by now; the first one waits for the second one's gradient."""
+        """Kill the second worker once both have begun the step and the first one waits for the second one's
+        gradient."""
         os.kill(pids[1], signal.SIGKILL)
         monkeypatch.undo()
         return connection.wait(*arguments, **options)
@@ -168,7 +170,7 @@ def test_worker_that_died_between_two_calls_is_noticed_by_the_next_and_load_star
 
 
 def _fails(two: SeveralDevices, x_BT: Tensor, message: str) -> None:
-    """The step does; then there are no workers any more."""
+    """Assert that the step fails with `message`, and that no worker is left."""
     pids = two.pids
     with pytest.raises(RoundError, match=message):
         two.step(x_BT, 1.0)
@@ -177,7 +179,7 @@ def _fails(two: SeveralDevices, x_BT: Tensor, message: str) -> None:
         two.flat()
 
 
-def test_model_that_cannot_be_sent_is_refused() -> None:
+def test_model_is_refused_when_it_cannot_be_sent_to_workers() -> None:
     class Local(nn.Linear):
         pass
 
@@ -185,14 +187,14 @@ def test_model_that_cannot_be_sent_is_refused() -> None:
         SeveralDevices(CONFIG, Local(2, 2), local=TWO)
 
 
-def test_options_that_do_not_fit_the_model_are_refused_before_anything_trains() -> None:
+def test_options_that_do_not_fit_the_model_are_refused_before_training() -> None:
     local = LocalOptions(devices=("cpu", "cpu"), activation_checkpointing=True)
     with pytest.raises(ConfigError, match="the model has no list of layers"):
         SeveralDevices(CONFIG, nn.Linear(2, 2), local=local)
 
 
 class _Puppet:
-    """In place of a process: answers what it is told beforehand, and is silent then."""
+    """Stand in for a worker process: give the prepared answers, and then stay silent."""
 
     def __init__(self, pipe: connection.Connection, answers: list[Any]) -> None:
         self.pid, self.exitcode = 0, None
@@ -213,7 +215,7 @@ class _Puppet:
         self._dying.close()
 
 
-def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest_before(
+def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest_step_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     puppets: list[_Puppet] = []
@@ -257,7 +259,7 @@ PARENT = """
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes there")
-def test_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     paths = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
@@ -267,7 +269,7 @@ def test_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         try:
             assert parent.stdout is not None
             pid, has_compiler = json.loads(parent.stdout.readline())
-            assert not has_compiler, "to import it takes as long as to import torch"
+            assert not has_compiler, "the worker imported torch's compiler, which takes as long as torch itself"
             assert not _is_gone(pid)
         finally:
             parent.kill()

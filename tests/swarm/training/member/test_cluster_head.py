@@ -1,4 +1,4 @@
-"""A head and what a follower may send it, over the simulated network: hostile, slow and partial work."""
+"""Tests a head and the work that followers may send it, over the simulated network: hostile, slow and partial work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class HandMade:
-    """A follower of two heads in a run, which a test plays by hand."""
+    """Follow two heads of a run as a follower that the test controls step by step."""
 
     def __init__(self, swarm: Swarm, network: MemoryNetwork) -> None:
         self.swarm = swarm
@@ -56,7 +56,7 @@ class HandMade:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Stream]:
-        """Follow in the step that is under way."""
+        """Follow a head in the step under way."""
         member = self.swarm.members["head-0"].trainer
         state = member.state
         assert state is not None
@@ -81,7 +81,7 @@ async def heard(stream: Stream) -> str:
 
 @asynccontextmanager
 async def run_with_follower() -> AsyncIterator[HandMade]:
-    """Two heads that are about to take outer step 3, and a follower with a lease."""
+    """Start two heads that are about to take outer step 3, and a follower with a lease."""
     async with Swarm(RUN) as swarm:
         for index in range(2):
             await swarm.join(f"head-{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
@@ -101,7 +101,7 @@ async def send_work(stream: Stream, num_steps: int = 5, frame: bytes | None = No
     await stream.send(get_codec("int8").encode(torch.zeros(NUM_VALUES)) if frame is None else frame)
 
 
-def test_follower_that_brings_its_work_is_counted_and_shown_the_certificate() -> None:
+def test_followers_work_counts_and_it_is_shown_the_certificate() -> None:
     async def main() -> None:
         async with run_with_follower() as follower, follower.following() as stream:
             await send_work(stream)
@@ -112,7 +112,7 @@ def test_follower_that_brings_its_work_is_counted_and_shown_the_certificate() ->
     virtual_time.run(main())
 
 
-def test_follower_whose_head_waits_is_asked_to_hurry_and_brings_what_it_has() -> None:
+def test_follower_is_asked_to_hurry_and_brings_partial_work_when_its_head_waits() -> None:
     async def main() -> None:
         async with run_with_follower() as follower, follower.following() as stream:
             assert await heard(stream) == "hurry"
@@ -124,7 +124,7 @@ def test_follower_whose_head_waits_is_asked_to_hurry_and_brings_what_it_has() ->
     virtual_time.run(main())
 
 
-def test_follower_that_brings_nothing_is_late_and_the_round_goes_on() -> None:
+def test_round_continues_without_a_follower_that_brings_no_work() -> None:
     async def main() -> None:
         async with run_with_follower() as follower, follower.following() as stream:
             assert [await heard(stream) for _ in range(3)] == ["hurry", "late", "committed"]
@@ -144,7 +144,7 @@ def test_follower_that_brings_nothing_is_late_and_the_round_goes_on() -> None:
     ],
     ids=["samples", "tokens", "short", "codec"],
 )
-def test_follower_that_lies_is_refused_by_its_head(work: FollowerWork, frame: bytes, words: str) -> None:
+def test_head_refuses_a_follower_that_lies_about_its_work(work: FollowerWork, frame: bytes, words: str) -> None:
     async def main() -> None:
         async with run_with_follower() as follower:
             async with follower.following() as stream:
@@ -158,7 +158,7 @@ def test_follower_that_lies_is_refused_by_its_head(work: FollowerWork, frame: by
     virtual_time.run(main())
 
 
-def test_follower_that_sends_too_little_is_refused_by_its_head() -> None:
+def test_head_refuses_a_follower_that_sends_too_few_frames() -> None:
     async def main() -> None:
         async with run_with_follower() as follower, follower.following() as stream:
             await stream.send(FollowerWork(num_tokens=40, num_samples=10).to_bytes())
@@ -169,8 +169,8 @@ def test_follower_that_sends_too_little_is_refused_by_its_head() -> None:
     virtual_time.run(main())
 
 
-def test_follower_that_comes_again_is_served_over_its_newest_stream_alone() -> None:
-    """One that opens many could otherwise have its head keep a vector for each."""
+def test_head_serves_a_follower_only_over_its_newest_stream() -> None:
+    """A follower could otherwise open many streams and have its head keep a vector for each."""
 
     async def main() -> None:
         async with run_with_follower() as follower, follower.following() as former:
@@ -185,7 +185,7 @@ def test_follower_that_comes_again_is_served_over_its_newest_stream_alone() -> N
     virtual_time.run(main())
 
 
-def test_trainer_that_follows_another_head_or_has_no_place_is_told_so() -> None:
+def test_head_turns_away_a_trainer_that_follows_another_head_or_has_no_place() -> None:
     async def main() -> None:
         async with run_with_follower() as follower:
             stranger = follower.swarm.internet.network(identity_of("stranger"))
@@ -197,13 +197,13 @@ def test_trainer_that_follows_another_head_or_has_no_place_is_told_so() -> None:
                     async with stranger.stream(each.peer_id, method, timeout_s=10.0) as stream:
                         await stream.send(request.to_bytes())
                         replies.append(await heard(stream))
-            # of four places three are taken; a head that holds another state shows its own
+            # three of four places are taken; a head at another state shows its own
             assert sorted(replies) == ["committed", "committed", "full", "welcome"]
 
     virtual_time.run(main())
 
 
-def test_head_says_that_it_is_there_while_the_step_lasts() -> None:
+def test_head_sends_keepalives_while_the_step_lasts() -> None:
     async def main() -> None:
         run = config(min_group=2, max_group=2, cluster_size=2, outer_steps=2)
         async with Swarm(run) as swarm:
@@ -220,7 +220,7 @@ def test_head_says_that_it_is_there_while_the_step_lasts() -> None:
     virtual_time.run(main())
 
 
-def test_newcomers_that_come_and_go_leave_nothing_at_the_head() -> None:
+def test_head_keeps_nothing_of_newcomers_that_leave() -> None:
     class Leaves:
         async def send(self, message: bytes) -> None:
             assert FollowReply.from_bytes(message).kind == "welcome"
@@ -249,8 +249,8 @@ def test_newcomers_that_come_and_go_leave_nothing_at_the_head() -> None:
 
 
 @pytest.mark.parametrize(("aggregator", "is_moved"), [("centered_clip", False), ("mean", True)])
-def test_cluster_is_put_together_as_the_run_says(aggregator: str, is_moved: bool) -> None:
-    """Nothing in the liar's numbers is malformed."""
+def test_head_combines_its_cluster_by_the_runs_aggregator(aggregator: str, is_moved: bool) -> None:
+    """The liar's numbers are well formed."""
     codec, own_F = get_codec("int8"), torch.ones(NUM_VALUES)
     sent = {identity_of(f"follower {n}").peer_id: codec.encode(own_F + 0.01 * n) for n in range(4)}
     sent[identity_of("liar").peer_id] = codec.encode(-1e4 * own_F)

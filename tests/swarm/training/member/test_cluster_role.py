@@ -1,4 +1,4 @@
-"""A follower and what a head may tell it: heads here are played by hand."""
+"""Tests a follower and the messages of its heads, which the test plays."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Scene:
-    """One follower of two heads in one step. `told` says what it was told, in order, `brought` by whom its work was
-    taken, `shown` of each request whether it came with a credential, and `led` whether a head led it before its
-    interval ended, and at the end."""
+    """Run one follower of two heads through one step. `told` has the messages that reached it, in order. `brought` has
+    the heads that took its work. `shown` says of each request whether it carried a credential. `led` says whether a
+    head led it just before its interval ended, and at the end."""
 
     def __init__(self, leased: tuple[str, ...] = (ME.peer_id,), credential: RunCredential | None = None) -> None:
         self.told: list[str] = []
@@ -101,7 +101,7 @@ class Scene:
         return handle
 
     def taking(self, name: str) -> Head:
-        """Return a head that takes the work and shows a certificate."""
+        """Return a head that takes the work and then shows a certificate."""
 
         async def play(stream: Stream) -> None:
             await say(stream, "welcome")
@@ -137,7 +137,7 @@ async def welcoming_and_gone(stream: Stream) -> None:
     await say(stream, "welcome")
 
 
-def test_follower_brings_its_work_to_its_first_head_alone() -> None:
+def test_follower_brings_its_work_only_to_its_first_head() -> None:
     async def main() -> None:
         scene = Scene()
         await scene.play(scene.taking("first"), scene.taking("second"), seconds=10.0)
@@ -146,7 +146,7 @@ def test_follower_brings_its_work_to_its_first_head_alone() -> None:
     virtual_time.run(main())
 
 
-def test_follower_is_led_while_a_head_that_has_taken_it_in_is_there() -> None:
+def test_follower_is_led_while_a_head_that_accepted_it_is_present() -> None:
     async def welcoming(stream: Stream) -> None:
         await say(stream, "welcome")
         await asyncio.sleep(HEAD_SILENT_S / 2)
@@ -157,12 +157,12 @@ def test_follower_is_led_while_a_head_that_has_taken_it_in_is_there() -> None:
         return scene.led
 
     assert virtual_time.run(led(welcoming, None, 1.0)) == [True, True]
-    assert virtual_time.run(led(welcoming, None, HEAD_SILENT_S)) == [True, False], "the head has gone"
+    assert virtual_time.run(led(welcoming, None, HEAD_SILENT_S)) == [True, False], "the head has left"
     assert virtual_time.run(led(full, refusing, 5.0)) == [False, False]
 
 
 @pytest.mark.parametrize("first", [None, refusing, full, babbling, welcoming_and_gone])
-def test_follower_turns_to_its_second_head_if_the_first_does_not_take_it(first: Head | None) -> None:
+def test_follower_turns_to_its_second_head_when_the_first_does_not_accept_it(first: Head | None) -> None:
     async def main() -> None:
         scene = Scene()
         await scene.play(first, scene.taking("second"), seconds=10.0)
@@ -193,8 +193,8 @@ def test_follower_leaves_a_head_that_falls_silent_before_it_has_the_work() -> No
     virtual_time.run(main())
 
 
-def test_follower_whose_head_takes_the_work_and_is_gone_brings_it_to_no_other() -> None:
-    """The second head could count it once more."""
+def test_follower_brings_its_work_to_no_second_head_when_the_first_took_it_and_left() -> None:
+    """The second head could otherwise count the work a second time."""
 
     async def taking_and_gone(stream: Stream) -> None:
         await say(stream, "welcome")
@@ -210,8 +210,8 @@ def test_follower_whose_head_takes_the_work_and_is_gone_brings_it_to_no_other() 
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
-def test_follower_without_a_place_says_so_once_and_asks_again_less_and_less_often(has_lease: bool) -> None:
-    """One that has a lease, where rounds overlap, has its place back in the next step."""
+def test_follower_without_a_place_reports_it_once_and_retries_less_and_less_often(has_lease: bool) -> None:
+    """Where rounds overlap, a follower that has a lease gets its place back in the next step."""
     num_asked = 0
 
     async def counting(stream: Stream) -> None:
@@ -228,8 +228,8 @@ def test_follower_without_a_place_says_so_once_and_asks_again_less_and_less_ofte
     virtual_time.run(main())
 
 
-def test_follower_asks_without_its_credential_once_that_is_about_to_expire() -> None:
-    """Heads refuse one that ends before the group is signed, and the step may take longer than it lasts."""
+def test_follower_asks_without_its_credential_when_it_is_about_to_expire() -> None:
+    """Heads refuse a credential that ends before the group is signed, and the step may outlast it."""
 
     async def main() -> None:
         now = EPOCH_S + asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What a member measures of drawn contributions, and that a device which cannot measure trains on."""
+"""Tests what a member measures of drawn contributions, and that it trains on when its device cannot measure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGEST = b"d" * 32
 
 
 class SummingInner:
-    """Its loss is the sum of the weights; it may fail."""
+    """Return the sum of the weights as the loss, or fail with `error`."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
@@ -32,7 +32,7 @@ class SummingInner:
 
 
 def measured(inner: SummingInner) -> HeldOutEffects:
-    """Return the effects after a step of which the member holds one slice of a half of the vector."""
+    """Return the effects after a step in which the member holds one slice of half of the vector."""
     replica = SimpleNamespace(
         current=SimpleNamespace(manifest=SimpleNamespace(drawn=("me", "other"))),
         config=config(),
@@ -53,13 +53,15 @@ def measured(inner: SummingInner) -> HeldOutEffects:
     return asyncio.run(main())
 
 
-def test_effect_is_the_fall_of_the_loss_scaled_to_the_whole_vector_and_of_one_state() -> None:
+def test_effect_is_the_fall_of_the_loss_scaled_to_the_whole_vector() -> None:
     step = config().outer.learning_rate
     effects = measured(SummingInner())
-    assert effects.of(DIGEST) == (0, pytest.approx(2 * step * 1e-3 * 1e6, abs=1.0)), "none of its own"
+    assert effects.of(DIGEST) == (0, pytest.approx(2 * step * 1e-3 * 1e6, abs=1.0)), (
+        "a member measures no effect of its own contribution"
+    )
     assert effects.of(bytes(32)) == ()
 
 
 @pytest.mark.parametrize("error", [RoundError("no"), torch.OutOfMemoryError("no memory")], ids=["fails", "no memory"])
-def test_member_whose_device_cannot_measure_reports_nothing_and_goes_on(error: Exception) -> None:
+def test_member_reports_no_effects_and_continues_when_its_device_cannot_measure(error: Exception) -> None:
     assert measured(SummingInner(error)).of(DIGEST) == ()

@@ -1,4 +1,5 @@
-"""What an interval contributes when it is hurried, asked for again, or overtaken: the loop alone, without rounds."""
+"""Tests the interval loop without rounds: what an interval contributes when it is hurried, asked for again, or
+overtaken."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ STEP_S = 1.0
 
 
 class World:
-    """The interval loop of a run whose steps the test commits."""
+    """Run the interval loop of a run whose outer steps the test commits."""
 
     def __init__(self, run: RunConfig, inner: SyntheticInner, tasks: asyncio.TaskGroup) -> None:
         self.events: list[TrainingEvent] = []
@@ -43,7 +44,7 @@ class World:
         self.loop.begin()
 
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:
-        """Pretend that `num_steps` outer steps were taken, or with 0 that a round only admitted members."""
+        """Pretend that `num_steps` outer steps were taken, or, with 0, that a round only admitted members."""
         state = self.replica.current
         self.replica.current = with_head(state, outer_step=state.outer_step + num_steps)
         self.loop.adopted(fetched=fetched)
@@ -62,7 +63,7 @@ def in_world(run: RunConfig, inner: SyntheticInner, use: Callable[[World], Await
     virtual_time.run(main())
 
 
-def test_interval_that_was_hurried_is_whole_again_after_a_round_that_only_admits() -> None:
+def test_hurried_interval_is_completed_after_a_round_that_only_admits() -> None:
     async def use(world: World) -> None:
         world.loop.hurry(1)
         hurried = await world.loop.offer(1)
@@ -74,7 +75,7 @@ def test_interval_that_was_hurried_is_whole_again_after_a_round_that_only_admits
     in_world(config(), SyntheticInner(virtual_step_s=STEP_S), use)
 
 
-def test_offer_of_a_round_that_runs_stays_when_the_next_interval_fails_beside_it() -> None:
+def test_offer_of_a_running_round_is_kept_when_the_next_interval_fails() -> None:
     inner = SyntheticInner(virtual_step_s=STEP_S)
 
     async def use(world: World) -> None:
@@ -91,7 +92,7 @@ def test_offer_of_a_round_that_runs_stays_when_the_next_interval_fails_beside_it
     in_world(config(overlap_steps=2), inner, use)
 
 
-def test_member_that_fetched_a_state_in_mid_interval_starts_over_from_it() -> None:
+def test_interval_starts_over_from_a_state_that_was_fetched_during_it() -> None:
     inner = SyntheticInner(virtual_step_s=STEP_S)
 
     async def use(world: World) -> None:

@@ -1,4 +1,5 @@
-"""Lingering for members that are a step behind: for how long, and what is reported. Real records, virtual time."""
+"""Tests how long a finished member lingers for members that are a step behind, and what it reports. Records are real,
+time is virtual."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from swarm_protocol.records import TrainerRecord
 
 
 def linger(behind_s: float) -> tuple[float, list[tuple[tuple[str, ...], float]]]:
-    """Return how long a member lingers beside one that is behind for `behind_s`, and the arguments of `on_wait`."""
-    heard: list[tuple[tuple[str, ...], float]] = []
+    """Return how long a member lingers beside one that finishes `behind_s` later, and the arguments of `on_wait`."""
+    reports: list[tuple[tuple[str, ...], float]] = []
 
     async def main() -> float:
         internet = MemoryInternet()
@@ -30,24 +31,24 @@ def linger(behind_s: float) -> tuple[float, list[tuple[tuple[str, ...], float]]]
 
             asyncio.get_running_loop().call_later(behind_s, finish)
             await let_others_finish(
-                membership, "run", me.peer_id, on_wait=lambda peers, seconds: heard.append((peers, seconds))
+                membership, "run", me.peer_id, on_wait=lambda peers, seconds: reports.append((peers, seconds))
             )
             took_s = asyncio.get_running_loop().time() - started_s
-        assert all(peers == (other.peer_id,) for peers, _ in heard)
+        assert all(peers == (other.peer_id,) for peers, _ in reports)
         await internet.close()
         return took_s
 
-    return virtual_time.run(main()), heard
+    return virtual_time.run(main()), reports
 
 
-def test_linger_that_takes_a_moment_is_not_reported() -> None:
-    took_s, heard = linger(0.5)
+def test_linger_is_not_reported_when_it_is_short() -> None:
+    took_s, reports = linger(0.5)
     assert took_s == pytest.approx(1, abs=0.5)
-    assert heard == []
+    assert reports == []
 
 
-def test_linger_beside_a_member_that_never_finishes_is_reported_once_and_ends() -> None:
-    took_s, heard = linger(1000)
+def test_linger_is_reported_once_and_ends_when_a_member_never_finishes() -> None:
+    took_s, reports = linger(1000)
     assert took_s == pytest.approx(LINGER_S, abs=2)
-    [(_, seconds)] = heard
+    [(_, seconds)] = reports
     assert seconds == pytest.approx(LINGER_S - 1, abs=0.5)

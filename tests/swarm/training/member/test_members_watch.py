@@ -1,4 +1,5 @@
-"""How often a member looks where others are, in its first interval, by whether a head tells it what is committed."""
+"""Tests how often a member in its first interval looks where others are, with and without a head that shows it what is
+committed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ HEADS = tuple(f"head {number}" for number in range(8))
 
 
 def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
-    """Return how many others a member asks a minute, and how often it reads the membership."""
+    """Return how many others a member asks per minute, and how many times per minute it reads the membership."""
     num = Counter[str]()
 
     async def some_trainers(run: str) -> dict[str, TrainerRecord]:
@@ -59,12 +60,12 @@ def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_follower_of_a_head_that_is_there_looks_around_most_rarely(waits: bool) -> None:
+def test_follower_asks_others_most_rarely_while_a_head_leads_it(waits: bool) -> None:
     expected = 60 / MAX_WATCH_S * NUM_WATCHED, 60 / MAX_LIST_S
     assert asked_a_minute(is_led=True, waits=waits) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_member_that_no_head_leads_looks_around_often_before_it_knows_its_interval(waits: bool) -> None:
+def test_member_without_a_head_asks_others_often_before_its_first_interval_has_ended(waits: bool) -> None:
     expected = 60 / WATCH_S * NUM_WATCHED, 60 / LIST_S
     assert asked_a_minute(is_led=False, waits=waits) == pytest.approx(expected, rel=0.1)

@@ -1,4 +1,4 @@
-"""What a member counts of the reports that it sends, and which peers it asks where they are."""
+"""Tests how a member counts the bytes of the reports that it sends, and which peers it asks where they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.training.round.round_events import Ask
 from swarm.training.run.methods import Methods
 
 
-def test_report_that_the_end_of_the_attempt_cuts_off_was_sent() -> None:
+def test_report_counts_as_sent_when_the_end_of_the_attempt_cancels_it() -> None:
     class Silent:
         def now(self) -> float:
             return 0.0

@@ -1,4 +1,4 @@
-"""The log of a step, and what members' records report of real rounds."""
+"""Tests the log of a step, and what members' records report of real rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peer(number: int) -> str:
     return Identity(hashlib.sha256(str(number).encode()).digest()).peer_id
 
 
-def test_log_adds_up_what_each_phase_took_over_all_attempts() -> None:
+def test_log_adds_up_each_phases_time_over_all_attempts() -> None:
     log = RoundLog()
     log.enter(None, 100.0)
     log.enter("group", 110.0)
@@ -51,7 +51,7 @@ def test_log_adds_up_what_each_phase_took_over_all_attempts() -> None:
     }
 
 
-def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
+def test_log_reports_the_worst_refusals_one_for_each_peer() -> None:
     log = RoundLog()
     for number in range(limits.MAX_REFUSALS):
         log.refuse(peer(number), f"it keeps {number} %", DOWNWEIGHTED)
@@ -73,7 +73,7 @@ def test_log_takes_only_new_accusations() -> None:
     assert log.report(1, 0, {}).refused == (Refusal(peer_id=peer(1), reason="new"),)
 
 
-def test_log_of_very_many_refusals_stays_small() -> None:
+def test_log_keeps_a_bounded_number_of_refusals() -> None:
     log = RoundLog()
     for number in range(2 * limits.MAX_GROUP_MEMBERS):
         log.refuse(str(number), "too late", LEFT_OUT)
@@ -86,9 +86,7 @@ def test_log_of_very_many_refusals_stays_small() -> None:
     sent=st.integers(0, 2**60),
     rates=st.lists(st.floats(0, 1e300), max_size=3 * limits.MAX_REPORTED_RATES),
 )
-def test_log_of_anything_gives_a_record_that_can_be_sent(
-    reason: str, seconds: float, sent: int, rates: list[float]
-) -> None:
+def test_log_gives_a_valid_record_for_any_input(reason: str, seconds: float, sent: int, rates: list[float]) -> None:
     log = RoundLog()
     log.refuse(peer(0), reason, BROKE_PROTOCOL)
     log.add("reduce", seconds)
@@ -96,8 +94,8 @@ def test_log_of_anything_gives_a_record_that_can_be_sent(
     record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, sent, rates_from))
     assert TrainerRecord.from_bytes(record.to_bytes()) == record
     assert record.report is not None
-    told = sorted(record.report.rates_from.values())
-    assert told == [min(rate, limits.MAX_LINK_BYTES_PER_S) for rate in sorted(rates)][: limits.MAX_REPORTED_RATES]
+    reported = sorted(record.report.rates_from.values())
+    assert reported == [min(rate, limits.MAX_LINK_BYTES_PER_S) for rate in sorted(rates)][: limits.MAX_REPORTED_RATES]
 
 
 @pytest.fixture
@@ -114,8 +112,8 @@ async def records_of(swarm: Swarm) -> dict[str, TrainerRecord]:
 
 
 async def phases_over(latency_s: float) -> dict[str, float]:
-    """Return the phases of the last step of a run of three, over links this slow. The synthetic contributions lie on a
-    line, where a robust aggregator takes the outer ones for liars'."""
+    """Return the phases of the last step of a run of three, over links with this latency. The synthetic contributions
+    lie on a line, where a robust aggregator takes the outer ones for lies."""
     async with Swarm(config(min_group=3, aggregator="mean"), link=LinkModel(latency_s=latency_s)) as swarm:
         for index in range(3):
             await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
@@ -137,10 +135,10 @@ async def phases_over(latency_s: float) -> dict[str, float]:
     return dict(last.phases_s)
 
 
-def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quiet: None) -> None:
+def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(quiet: None) -> None:
     near = virtual_time.run(phases_over(0.005))
     far = virtual_time.run(phases_over(0.05))
-    # a slice and a result, and a vote: each a way or two longer than before
+    # a slice and a result, and a vote: each takes one or two latencies more than before
     assert 0.09 <= far["reduce"] - near["reduce"] <= 0.5
     assert 0.04 <= far["commit"] - near["commit"] <= 0.5
 
@@ -169,7 +167,7 @@ def test_records_name_the_sender_of_bad_slices(quiet: None) -> None:
     virtual_time.run(main())
 
 
-def test_records_tell_whose_contribution_counted_for_less(quiet: None) -> None:
+def test_records_name_the_member_whose_contribution_was_downweighted(quiet: None) -> None:
     class Loud(SyntheticInner):
         def flat(self, where: slice = slice(None)):  # type: ignore[no-untyped-def]
             return -1000.0 * super().flat(where)

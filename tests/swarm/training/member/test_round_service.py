@@ -1,4 +1,4 @@
-"""How a member that closes answers the peers that wait for it, and what it checks for strangers."""
+"""Tests how a closing member answers peers that wait for it, and which checks it makes for strangers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes
     virtual_time.run(main())
 
 
-def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_service_has_closed() -> None:
+def test_report_with_a_pending_answer_is_refused_when_the_service_has_closed() -> None:
     class Ending:
         setup = SimpleNamespace(step=STEP)
         abstains = False
@@ -71,8 +71,8 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
     virtual_time.run(main())
 
 
-def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None:
-    """The others would otherwise wait for it as their coordinator."""
+def test_report_is_refused_at_once_when_the_member_has_lost_its_state() -> None:
+    """Others would otherwise wait for it as their coordinator."""
     driver = SimpleNamespace(setup=SimpleNamespace(step=STEP), abstains=True)
 
     async def main() -> None:
@@ -85,8 +85,9 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
 
 
 @pytest.mark.parametrize("is_of_this_state", [True, False])
-def test_group_behind_a_lock_is_read_only_if_it_matters_and_a_member_signed_it(is_of_this_state: bool) -> None:
-    """Reading one takes the loop for fifty milliseconds, and a stranger can make and sign any number."""
+def test_group_of_a_lock_is_read_only_when_it_is_of_this_state_and_signed_by_a_member(is_of_this_state: bool) -> None:
+    """Reading a group blocks the event loop for fifty milliseconds, and a stranger can make and sign any number of
+    them."""
     group = signed()
     made_up = seal_now(
         Identity.generate(), "test", purpose="group", subject="run/1/0", payload=b"a group", now=NOW, lifetime_s=60.0
@@ -118,7 +119,7 @@ def test_group_behind_a_lock_is_read_only_if_it_matters_and_a_member_signed_it(i
     assert bool(taken) == (not is_of_this_state)
 
 
-def test_certificate_of_a_group_is_no_resume_order_before_any_of_it_is_checked() -> None:
+def test_certificate_of_a_group_is_refused_as_a_resume_order_before_it_is_checked() -> None:
     async def check(_certificate: bytes) -> None:
         raise AssertionError("it was checked")
 
@@ -132,7 +133,7 @@ def test_certificate_of_a_group_is_no_resume_order_before_any_of_it_is_checked()
     virtual_time.run(main())
 
 
-def test_resume_order_with_as_many_members_as_a_group_may_have_is_taken() -> None:
+def test_resume_order_with_the_maximum_number_of_members_is_accepted() -> None:
     author = Identity(bytes(32))
     roster = sorted(Identity(number.to_bytes(32, "big")).peer_id for number in range(limits.MAX_GROUP_MEMBERS))
     order = ResumeOrder(run="run", sequence=1, outer_step=STEP, state_digest=bytes(32), roster=tuple(roster))
@@ -153,8 +154,8 @@ def test_resume_order_with_as_many_members_as_a_group_may_have_is_taken() -> Non
 
 
 @pytest.mark.parametrize("method", ["_on_reduce", "_on_follow", "_on_bans", "_on_history"])
-def test_stream_whose_peer_says_nothing_is_ended(method: str) -> None:
-    """Streams are bounded in number, and those that nobody ends would keep members out."""
+def test_stream_is_ended_when_its_peer_stays_silent(method: str) -> None:
+    """The number of streams is bounded, so that silent ones would keep members out."""
 
     class Silent:
         async def receive(self) -> bytes:
@@ -170,7 +171,7 @@ def test_stream_whose_peer_says_nothing_is_ended(method: str) -> None:
     virtual_time.run(main())
 
 
-def test_stream_of_a_follower_at_a_step_that_never_comes_is_ended() -> None:
+def test_stream_of_a_follower_is_ended_when_its_step_never_comes() -> None:
     class Follower:
         async def receive(self) -> bytes:
             return FollowRequest(run="run", step=STEP + 1000, state_digest=bytes(32)).to_bytes()

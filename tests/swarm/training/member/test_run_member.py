@@ -1,4 +1,4 @@
-"""Whole runs on a simulated internet: replicas stay bit-identical while members join, lag, leave and return."""
+"""Tests whole runs on a simulated internet: replicas stay bit-identical while members join, lag, leave and return."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from torch import Tensor
 
 
 @pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])
-def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members: int) -> None:
+def test_run_commits_equal_states_and_lowers_the_loss(num_members: int) -> None:
     async def main() -> None:
         with no_leaks():
             async with Swarm(config(min_group=num_members)) as swarm:
@@ -76,8 +76,8 @@ def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members:
 
 
 @pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "overlap_steps": 2}], ids=["diloco", "streaming"])
-def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(streaming: dict[str, object]) -> None:
-    told: list[dict[int, float]] = []
+def test_run_measures_held_out_loss_at_every_validation_interval_and_in_records(streaming: dict[str, object]) -> None:
+    measured: list[dict[int, float]] = []
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=7, validation_interval=3, **streaming)) as swarm:
@@ -89,19 +89,19 @@ def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(stre
                 await asyncio.sleep(2)
                 records = await membership.trainers(swarm.run.run_id)
             await visitor.close()
-            told.extend({event.step: event.loss for event in member.of(HeldOutMeasured)} for member in members)
+            measured.extend({event.step: event.loss for event in member.of(HeldOutMeasured)} for member in members)
             newest = {
                 (each.validation.outer_step, each.validation.loss) for each in records.values() if each.validation
             }
-            assert newest == {(7, told[0][7])}
+            assert newest == {(7, measured[0][7])}
 
     virtual_time.run(main())
-    assert sorted(told[0]) == [0, 3, 6, 7]
-    assert told[0] == told[1], "one state and the same held-out data"
-    assert [told[0][step] for step in (0, 3, 6, 7)] == sorted(told[0].values(), reverse=True)
+    assert sorted(measured[0]) == [0, 3, 6, 7]
+    assert measured[0] == measured[1], "members measured one state on the same held-out data and differ"
+    assert [measured[0][step] for step in (0, 3, 6, 7)] == sorted(measured[0].values(), reverse=True)
 
 
-def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
+def test_run_continues_when_held_out_loss_cannot_be_measured() -> None:
     class Failing(SyntheticInner):
         def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
             if theta_N.any():
@@ -117,7 +117,7 @@ def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
     virtual_time.run(main())
 
 
-def test_members_let_their_own_certificates_wait_for_no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_check_their_own_certificates_ahead_of_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     check, own = RunContext.check, list[bytes]()
 
     async def noted(context: RunContext, certificate: bytes, *, is_own: bool = False) -> Proof:
@@ -131,7 +131,7 @@ def test_members_let_their_own_certificates_wait_for_no_strangers(monkeypatch: p
             for name in ("a", "b"):
                 await swarm.join(name)
             await swarm.finish()
-        assert len(own) >= 2 * 3, "one of each member for each step"
+        assert len(own) >= 2 * 3, "each member checks one certificate of its own for each step"
 
     virtual_time.run(main())
 
@@ -151,7 +151,7 @@ def test_run_uses_each_sample_exactly_once() -> None:
     virtual_time.run(main())
 
 
-def test_run_reports_what_it_really_sent() -> None:
+def test_run_reports_the_bytes_that_it_sent() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=4)) as swarm:
             members = [await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000)) for index in range(4)]
@@ -163,7 +163,7 @@ def test_run_reports_what_it_really_sent() -> None:
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 
 
-def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() -> None:
+def test_member_that_joins_a_running_run_fetches_the_state_from_several_donors_and_takes_part() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=7)) as swarm:
             for index in range(3):
@@ -187,11 +187,11 @@ def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() 
 
 
 def _cost(function: object) -> float:
-    """Return the virtual seconds of an interval; everything else is quick."""
+    """Return the virtual seconds of a task: an interval takes 1 s, everything else 1 ms."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
 
 
-def test_join_after_the_end_gets_the_final_state_and_returns() -> None:
+def test_member_that_joins_after_the_end_fetches_the_final_state_and_returns() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2)) as swarm:
             for index in range(2):
@@ -206,7 +206,7 @@ def test_join_after_the_end_gets_the_final_state_and_returns() -> None:
     virtual_time.run(main())
 
 
-def test_run_below_min_group_says_who_is_missing_and_waits() -> None:
+def test_run_below_min_group_reports_how_many_are_missing_and_waits() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2)) as swarm:
             alone = await swarm.join("m0")
@@ -220,9 +220,9 @@ def test_run_below_min_group_says_who_is_missing_and_waits() -> None:
     virtual_time.run(main())
 
 
-def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_has() -> None:
+def test_run_waits_for_a_straggler_for_the_grace_only_and_counts_its_partial_work() -> None:
     slow_step_s = 0.4
-    warm_up()  # or the first round waits for a compiler
+    warm_up()  # otherwise the first round waits for a compiler
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=4, interval_steps=50)) as swarm:
@@ -234,7 +234,7 @@ def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_h
             quick = swarm.members["m0"]
             # its whole lease would take it 20 s
             assert all(event.seconds < 5.0 for event in quick.of(OuterStep))
-            # told to hurry, it brought part of its lease instead of nothing
+            # when asked to hurry, it brought part of its lease instead of nothing
             assert any(0 < event.num_steps < 50 for event in slow.of(IntervalDone))
             assert slow.peer_id in quick.of(OuterStep)[-1].group
 
@@ -242,7 +242,7 @@ def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_h
     asyncio.run(main())
 
 
-def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
+def test_interval_bounded_in_time_contributes_the_steps_that_fit() -> None:
     async def main() -> None:
         internet = MemoryInternet()
         run = signed(config(min_group=1, outer_steps=1, interval_steps=1000))
@@ -263,7 +263,7 @@ def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
     virtual_time.run(main())
 
 
-def test_run_whose_training_diverges_at_one_member_goes_on_without_its_share() -> None:
+def test_run_continues_without_a_member_whose_training_diverges() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=3)) as swarm:
             await swarm.join("m0")
@@ -278,7 +278,7 @@ def test_run_whose_training_diverges_at_one_member_goes_on_without_its_share() -
     virtual_time.run(main())
 
 
-def test_run_whose_training_diverges_at_all_members_takes_few_rounds_and_goes_on_when_one_can_train() -> None:
+def test_run_takes_few_rounds_while_training_diverges_everywhere_and_continues_when_one_member_recovers() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=2)) as swarm:
             members = [await swarm.join(f"m{index}", inner=SyntheticInner(diverges=True)) for index in range(3)]
@@ -293,7 +293,7 @@ def test_run_whose_training_diverges_at_all_members_takes_few_rounds_and_goes_on
     virtual_time.run(main())
 
 
-def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
+def test_stopped_member_leaves_after_the_step_and_the_others_continue() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
             for index in range(3):
@@ -312,8 +312,9 @@ def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_stop_ends_at_once_where_no_step_can_end() -> None:
-    """A founder whose members have not come yet, and one of two whose other one died."""
+def test_stopped_member_leaves_at_once_when_no_step_can_end() -> None:
+    """The first one is a founder whose members have not joined yet, the second one has lost the other of two
+    members."""
 
     async def stop(swarm: Swarm, name: str) -> None:
         swarm.members[name].trainer.stop()
@@ -337,8 +338,9 @@ def test_stop_ends_at_once_where_no_step_can_end() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_member_whose_training_ends_early_ends_what_its_thread_computes() -> None:
-    """Otherwise it would compute another member's interval to its end, and whoever keeps its state waits for that."""
+def test_member_that_ends_early_stops_the_computation_of_its_thread() -> None:
+    """Otherwise it would compute another member's interval to its end, and the process that saves its state would wait
+    for that."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
@@ -353,7 +355,7 @@ def test_member_whose_training_ends_early_ends_what_its_thread_computes() -> Non
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_resume_with_certificate_continues_where_the_run_was() -> None:
+def test_run_continues_where_it_was_when_members_resume_with_a_certificate() -> None:
     async def main() -> None:
         first = Swarm(config(min_group=2, outer_steps=5))
         async with first:
@@ -373,7 +375,7 @@ def test_resume_with_certificate_continues_where_the_run_was() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_resume_with_another_states_certificate_is_refused() -> None:
+def test_resume_is_refused_with_the_certificate_of_another_state() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=1)) as swarm:
             member = await swarm.join("m0")
@@ -391,14 +393,14 @@ def test_resume_with_another_states_certificate_is_refused() -> None:
     virtual_time.run(main())
 
 
-def test_resume_with_a_certificate_that_holds_no_more_goes_on_without_it() -> None:
+def test_resume_continues_without_a_certificate_that_has_become_invalid() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=1, outer_steps=3)) as swarm:
             member = await swarm.join("m0")
             await swarm.finish()
             state, certificate = member.trainer.state, member.trainer.certificate
         assert state is not None
-        # of another run, as one that has expired is refused: not a proof any more, and no forgery
+        # a certificate of another run is refused as an expired one is: it proves nothing any more, and is no forgery
         async with Swarm(config(min_group=1, outer_steps=4)) as again:
             other = await again.join("m0", state=state, certificate=certificate)
             await again.finish()
@@ -407,7 +409,7 @@ def test_resume_with_a_certificate_that_holds_no_more_goes_on_without_it() -> No
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
+def test_member_with_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
             for index in range(3):
@@ -421,8 +423,8 @@ def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_members_whose_records_are_not_all_seen_form_one_first_group() -> None:
-    """On a real network a record may be found late: one member knows the others, and tells them."""
+def test_members_form_one_first_group_when_some_do_not_see_all_records() -> None:
+    """On a real network a record may be found late. One member knows the others here, and names them to the rest."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2)) as swarm:
@@ -451,7 +453,7 @@ def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> No
             cut = [swarm.members[name].peer_id for name in ("m4", "m5")]
             swarm.internet.partition([cut])
             await asyncio.sleep(8.0)
-            # they are as many as the run's min_group, and less than two thirds of its members
+            # they are as many as the run's min_group, but fewer than two thirds of its members
             assert len(swarm.members["m4"].of(OuterStep)) < len(swarm.members["m0"].of(OuterStep))
             swarm.internet.heal()
             assert_equal_steps(await swarm.finish(), 6)
@@ -459,8 +461,8 @@ def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> No
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_partition_into_halves_stops_the_run_which_goes_on_when_it_heals() -> None:
-    """Neither half may speak for the run, or it would have two states."""
+def test_partition_into_halves_stops_the_run_until_it_heals() -> None:
+    """If either half could commit alone, the run would have two states."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
@@ -481,8 +483,8 @@ def test_partition_into_halves_stops_the_run_which_goes_on_when_it_heals() -> No
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
-    """Two thirds of two members are both: a last round lets the one that stays go on with a newcomer."""
+def test_member_that_leaves_is_not_waited_for_when_a_newcomer_joins() -> None:
+    """Two thirds of two members are both. A last round lets the one that stays continue with a newcomer."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=5)) as swarm:
@@ -501,7 +503,7 @@ def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
+def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=1, outer_steps=16)) as swarm:
             for index in range(4):
@@ -518,7 +520,7 @@ def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_run_over_a_slow_jittery_link_commits_equal_states() -> None:
+def test_run_over_slow_links_with_jitter_commits_equal_states() -> None:
     async def main() -> None:
         link = LinkModel(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)
         async with Swarm(config(min_group=3, outer_steps=2), link=link) as swarm:
@@ -544,7 +546,7 @@ def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunCo
     virtual_time.run(main())
 
 
-def test_close_before_run_is_harmless_and_leaves_nothing() -> None:
+def test_close_before_run_leaves_nothing_behind() -> None:
     async def main() -> None:
         with no_leaks():
             async with Swarm(config()) as swarm:
@@ -556,7 +558,7 @@ def test_close_before_run_is_harmless_and_leaves_nothing() -> None:
     virtual_time.run(main())
 
 
-def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() -> None:
+def test_member_with_damaged_data_ends_with_the_reason() -> None:
     def refuse(_theta_N: torch.Tensor) -> torch.Tensor:
         raise IntegrityError("the tokens are damaged")
 
@@ -569,7 +571,7 @@ def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() ->
             with pytest.raises(IntegrityError, match="the tokens are damaged"):
                 await bad.task
             bad.is_alive = False
-            # it is not closed yet, and the others do not wait for it
+            # it is not closed yet, but the others do not wait for it
             others = await swarm.finish()
             assert_equal_steps(others, 3)
             assert max(event.seconds for event in others[0].of(OuterStep)) < 5.0
@@ -577,7 +579,7 @@ def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() ->
     virtual_time.run(main())
 
 
-def test_trainer_that_never_trained_ends_what_it_would_have_trained_with() -> None:
+def test_member_that_never_trained_closes_its_inner_loop() -> None:
     async def main() -> None:
         with no_leaks():
             async with Swarm(config(admission=(Identity(b"o" * 32).peer_id,))) as swarm:
@@ -591,7 +593,7 @@ def test_trainer_that_never_trained_ends_what_it_would_have_trained_with() -> No
     virtual_time.run(main())
 
 
-def test_kill_of_all_but_one_goes_on_alone_where_the_run_allows_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_last_survivor_continues_alone_when_the_run_allows_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
     async def main() -> None:
@@ -615,7 +617,7 @@ def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
 
 
 class KeepsDrivers(AlteredMember):
-    """Keeps the drivers of its steps."""
+    """Keep the drivers of its steps."""
 
     drivers: list[RoundDriver]
 
@@ -624,7 +626,7 @@ class KeepsDrivers(AlteredMember):
         return await super()._drive(driver, context)
 
 
-def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() -> None:
+def test_look_at_does_nothing_when_the_step_is_over() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=1)) as swarm:
             members = [await swarm.join(f"m{index}", kind=KeepsDrivers) for index in range(2)]
@@ -639,7 +641,9 @@ def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() ->
     virtual_time.run(main())
 
 
-def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_requests_while_members_train_does_not_grow_with_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     num_asked = {"standing": 0, "lookup": 0}
     call, lookup = MemoryNetwork.call, MemoryNetwork.lookup
 
@@ -662,7 +666,7 @@ def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypat
             num_asked.update(standing=0, lookup=0)
             await asyncio.sleep(0.6 * interval_s)
             steps = {member.trainer.state.outer_step for member in swarm.members.values() if member.trainer.state}
-            assert steps == {1}  # one that was committed, so that they know each other
+            assert steps == {1}  # after a committed step all know each other
             minutes = num_members * 0.6 * interval_s / 60
             return num_asked["standing"] / minutes, num_asked["lookup"] / minutes
 
@@ -673,13 +677,13 @@ def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypat
     assert often[0] == pytest.approx(60 / WATCH_S * NUM_WATCHED, rel=0.1)
 
 
-def test_members_look_around_the_more_rarely_the_longer_they_train() -> None:
+def test_members_ask_others_more_rarely_when_their_intervals_are_longer() -> None:
     assert (watch_s(0.0), list_s(0.0)) == (watch_s(60.0), list_s(60.0)) == (WATCH_S, LIST_S)
     assert (watch_s(300.0), list_s(200.0)) == (15.0, 40.0)
     assert (watch_s(1e6), list_s(1e6)) == (MAX_WATCH_S, MAX_LIST_S)
 
 
-def test_member_that_left_takes_part_again_on_the_same_network(caplog: pytest.LogCaptureFixture) -> None:
+def test_member_that_left_can_take_part_again_on_the_same_network(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
     async def main() -> None:

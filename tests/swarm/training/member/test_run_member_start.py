@@ -1,4 +1,4 @@
-"""Members of a run that starts from a checkpoint: which of them load it, and with which state they begin."""
+"""Tests members of a run that starts from a checkpoint: which of them load it, and with which state they begin."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_members_begin_with_the_values_of_a_real_checkpoint(
     virtual_time.run(main())
 
 
-def test_late_member_takes_the_committed_state_and_brings_no_checkpoint() -> None:
+def test_late_member_fetches_the_committed_state_and_loads_no_checkpoint() -> None:
     brought: list[str] = []
 
     def bring(name: str) -> Callable[[], torch.Tensor]:
@@ -95,7 +95,7 @@ def test_late_member_takes_the_committed_state_and_brings_no_checkpoint() -> Non
     virtual_time.run(main())
 
 
-def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_waited_for() -> None:
+def test_member_ends_with_the_reason_and_is_not_waited_for_when_its_checkpoint_is_refused() -> None:
     async def main() -> None:
         async with Swarm(STARTED) as swarm:
             for name in ("m0", "m1"):
@@ -111,11 +111,11 @@ def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_wait
 
 
 @pytest.mark.parametrize("awaited", ["furthest", "in_own_thread", None], ids=["peers", "checkpoint", "nothing"])
-def test_member_that_is_stopped_while_it_joins_leaves_at_once(
+def test_member_leaves_at_once_when_it_is_stopped_while_it_joins(
     monkeypatch: pytest.MonkeyPatch, awaited: str | None
 ) -> None:
-    """It asks peers that do not answer, or waits for what the author has endorsed, or for its checkpoint; or it has
-    joined, and still asks who is banned."""
+    """It is stopped while it asks peers that do not answer, while it waits for its checkpoint, or after joining, while
+    it asks for bans."""
 
     async def wait_for_ever(*_: object) -> NoReturn:
         await asyncio.Event().wait()
@@ -139,7 +139,7 @@ def test_member_that_is_stopped_while_it_joins_leaves_at_once(
     virtual_time.run(main())
 
 
-def test_prepare_without_anything_that_brings_the_checkpoint_is_refused(tiny_run: RunConfig) -> None:
+def test_prepare_is_refused_when_nothing_loads_the_runs_checkpoint(tiny_run: RunConfig) -> None:
     run = replace(tiny_run, start=StartConfig(checkpoint="local", digest="ab" * 32))
     with pytest.raises(ConfigError, match="starts from a checkpoint"):
         prepare(run, ONE_CPU)

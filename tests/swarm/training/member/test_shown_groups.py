@@ -1,4 +1,4 @@
-"""Groups that streams name by their digest: who is asked for them, and what a stranger's one costs."""
+"""Tests groups that streams name by their digest: which peer is asked for them, and what a stranger's group costs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Counting:
 
 
 def groups_of(context: object, taken: list[SignedGroup]) -> ShownGroups:
-    """Return the groups of one step, and append those that others have shown to `taken`."""
+    """Return the groups of one step. Groups that others have shown are appended to `taken`."""
 
     def feed(event: Event) -> None:
         assert isinstance(event, Grouped)
@@ -74,8 +74,8 @@ def signed_by(signer: Identity, *others: Identity) -> SignedGroup:
 
 
 def asked_for(shown: SignedGroup, digest: bytes) -> tuple[list[SignedGroup], Counting, int]:
-    """Ask twice at one time for the group with this digest, where the peer shows `shown`. Return what was taken, and
-    how many calls were made."""
+    """Ask twice at the same time for the group with this digest, where the peer shows `shown`. Return the groups that
+    were taken, and the number of calls."""
     taken, signatures, calls = list[SignedGroup](), Counting(), list[bytes]()
 
     async def call(_peer: str, _method: str, request: bytes, *, timeout_s: float) -> bytes:
@@ -93,14 +93,14 @@ def asked_for(shown: SignedGroup, digest: bytes) -> tuple[list[SignedGroup], Cou
     return taken, signatures, len(calls)
 
 
-def test_group_that_a_stream_names_is_asked_for_once_and_taken() -> None:
+def test_group_that_a_stream_names_is_fetched_once_and_taken() -> None:
     group = signed_by(COORDINATOR, ME)
     taken, _, num_calls = asked_for(group, group.digest)
     assert [each.digest for each in taken] == [group.digest]
     assert num_calls == 1
 
 
-def test_strangers_group_costs_no_check_of_a_signature() -> None:
+def test_group_of_a_stranger_costs_no_signature_check() -> None:
     """It may hold hundreds of signatures, and anyone can make one."""
     group = signed_by(STRANGER, ME, COORDINATOR)
     taken, signatures, num_calls = asked_for(group, group.digest)
@@ -108,13 +108,13 @@ def test_strangers_group_costs_no_check_of_a_signature() -> None:
 
 
 @pytest.mark.parametrize("others", [(STRANGER,), (ME,)], ids=["without this member", "of another digest"])
-def test_group_of_others_or_of_another_digest_is_not_taken(others: tuple[Identity, ...]) -> None:
+def test_group_of_other_members_or_another_digest_is_not_taken(others: tuple[Identity, ...]) -> None:
     group = signed_by(COORDINATOR, *others)
     taken, _, _ = asked_for(group, bytes(32) if ME in others else group.digest)
     assert not taken
 
 
-def test_group_is_shown_to_a_node_that_knows_its_digest() -> None:
+def test_group_is_shown_to_a_node_that_names_its_digest() -> None:
     groups = groups_of(None, [])
     group = signed_by(COORDINATOR, ME)
     with pytest.raises(PeerRefused):
@@ -123,7 +123,7 @@ def test_group_is_shown_to_a_node_that_knows_its_digest() -> None:
     assert groups.show(GroupRequest(run=RUN, group_digest=group.digest)) == group.data
 
 
-def test_groups_of_a_step_that_fails_for_long_do_not_fill_the_memory() -> None:
+def test_groups_of_a_step_with_many_failed_attempts_are_bounded() -> None:
     groups = groups_of(None, [])
     signed = [signed_by(COORDINATOR, Identity(bytes([number]) * 32)) for number in range(10, 11 + MAX_GROUPS)]
     for each in signed:
@@ -131,7 +131,7 @@ def test_groups_of_a_step_that_fails_for_long_do_not_fill_the_memory() -> None:
     assert [each.digest in groups for each in signed] == [False] + [True] * MAX_GROUPS
 
 
-def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another() -> None:
+def test_member_gets_the_group_from_another_member_when_the_coordinator_withholds_it() -> None:
     withheld = list[int]()
 
     class Withholding(AlteredMember):

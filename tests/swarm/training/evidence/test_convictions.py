@@ -314,7 +314,5 @@ def test_conviction_costs_each_member_only_a_few_uploads_of_the_evidence(
             await network.close()
 
     virtual_time.run(main())
-    assert max(sent.values()) < 12 * len(data), (
-        "one member sent the evidence to nearly all others"
-    )
+    assert max(sent.values()) < 12 * len(data), "one member sent the evidence to nearly all others"
     assert sum(sent.values()) < 32 * 4 * len(data)

@@ -1,8 +1,8 @@
 """Every bound on what crosses the network, each with its reason.
 
-A bound here is a promise between peers. A node that raises one is compatible only with peers that raised it too, so a
-change of a bound goes with a new PROTOCOL_VERSION (see `swarm_protocol.version`). The limits that a node sets for
-itself (cache sizes, number of sessions) belong to its configuration.
+A bound here is a promise between peers. A node that raises one is compatible only with peers that raised it too, so the
+release after a change of a bound has a new PROTOCOL_VERSION (see `swarm_protocol.version`). The limits that a node sets
+for itself (cache sizes, number of sessions) belong to its configuration.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from swarm_protocol.checks import check_name, number, one_line, whole
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.proto import hello_pb2
 
-# Increases when peers with different versions cannot work together: other methods, other meanings, other bounds.
+# Increases with a release whose peers cannot work with those of earlier ones: other methods, other meanings, other
+# bounds. Changes between two releases share one number.
 PROTOCOL_VERSION = 5
 
 

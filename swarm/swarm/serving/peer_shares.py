@@ -34,9 +34,11 @@ class PeerShares:
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
-    def __init__(self, max_sequences: int, num_pages: int) -> None:
+    def __init__(self, max_sequences: int, num_pages: int, *, what: str = "sessions") -> None:
+        """`what` names what is shared in a refusal."""
         self.max_sequences = max_sequences
         self._num_pages = num_pages
+        self._what = what
         self._waiting = ""
         self._waits_until_s = 0.0
 
@@ -56,7 +58,7 @@ class PeerShares:
         is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
         if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
             raise PeerRefused(
-                f"other peers are waiting, and your {len(own)} sessions already use the share of one peer",
+                f"other peers are waiting, and your {len(own)} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
             )

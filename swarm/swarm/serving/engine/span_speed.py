@@ -89,20 +89,21 @@ def measure(span: Span) -> SpanSpeed:
 
 
 class StepTrials:
-    """Measures a prompt, and decodes of up to `max(STEPS)` sequences that share it. All calls block; the engine's
-    thread makes them."""
+    """Measures a prompt, and decodes of up to `max(STEPS)` sequences that share it, by which a CPU's threads are
+    chosen; on other devices, of one. All calls block; the engine's thread makes them."""
 
     def __init__(self, span: Span) -> None:
         num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
         pages = range(num_prompt_pages)
+        num_decodes = max(STEPS) if span.device.type == "cpu" else 1
         self._span = span
-        self._pool = span.new_pool(num_prompt_pages + max(STEPS))
+        self._pool = span.new_pool(num_prompt_pages + num_decodes)
         self._prompt = SequenceRows(num_tokens=PREFILL_TOKENS, position=0, pages=pages, want=Want.LAST)
         self._decodes = [
             SequenceRows(
                 num_tokens=1, position=PREFILL_TOKENS, pages=[*pages, num_prompt_pages + sequence], want=Want.LAST
             )
-            for sequence in range(max(STEPS))
+            for sequence in range(num_decodes)
         ]
 
     def prefill_ms(self) -> float:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from swarm.serving.engine.span_speed import (
     FIRST_TOKENS,
     MEASURED_PASSES,
     MIN_TOKENS,
+    PREFILL_TOKENS,
     WINDOW_PASSES,
     ObservedSpeed,
     SpanSpeed,
     StepCost,
+    StepTrials,
     thread_counts,
     thread_counts_near,
     worthwhile,
 )
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 
 MEASURED = SpanSpeed(prefill_ms=2.0, decode_ms=100.0, kv_bytes_per_token=8)
 
@@ -144,3 +150,13 @@ def test_thread_counts_are_powers_of_two_and_all_and_are_tried_again_around_the_
     assert [thread_counts(most) for most in (1, 2, 3, 12)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8, 12]]
     near = {chosen: thread_counts_near(chosen, 12) for chosen in (1, 4, 12)}
     assert near == {1: [1, 2, 4], 4: [2, 4, 8, 12], 12: [8, 12]}
+
+
+@pytest.mark.parametrize(("device", "num_decodes"), [("cpu", 16), ("cuda", 1)])
+def test_trials_take_pages_only_for_the_sequences_that_the_device_is_measured_with(
+    device: str, num_decodes: int
+) -> None:
+    pages = list[int]()
+    span: Any = SimpleNamespace(device=torch.device(device), new_pool=pages.append)
+    StepTrials(span)
+    assert pages == [PREFILL_TOKENS // PAGE_TOKENS + num_decodes]

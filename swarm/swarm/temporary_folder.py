@@ -1,5 +1,8 @@
 """Temporary folders named by their process's id. Creating one removes those of processes that were killed.
 
+The name has the namespace of the id, too: where containers share the folder of temporary files, the processes of each
+are unknown to the others, and only its own next process removes what a killed one left.
+
 A process that ends as it should removes its own. Blocking, and safe from any thread.
 """
 
@@ -15,13 +18,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Use = Literal["client", "doctor", "p2pd", "tokenizer", "top", "trainer", "trial", "visit", "warm-up"]
-_NAME = re.compile(rf"swarm-(?:{'|'.join(get_args(Use))})-([0-9]{{1,20}})-\w+", re.ASCII)
+_NAME = re.compile(rf"swarm-(?:{'|'.join(get_args(Use))})-([0-9]{{1,20}})-([0-9]{{1,20}})-\w+", re.ASCII)
 
 
 def make_folder(use: Use) -> Path:
     """Make a new empty folder that only this user may enter. It is the caller's to remove."""
     _remove_orphans()
-    return Path(tempfile.mkdtemp(prefix=f"swarm-{use}-{os.getpid()}-"))
+    return Path(tempfile.mkdtemp(prefix=f"swarm-{use}-{os.getpid()}-{_namespace()}-"))
 
 
 @contextmanager
@@ -37,8 +40,16 @@ def temporary_folder(use: Use) -> Iterator[Path]:
 def _remove_orphans() -> None:
     for folder in Path(tempfile.gettempdir()).glob("swarm-*"):
         name = _NAME.fullmatch(folder.name)
-        if name and not _is_running(int(name[1])):
+        if name and int(name[2]) == _namespace() and not _is_running(int(name[1])):
             shutil.rmtree(folder, ignore_errors=True)  # another user's, or a link, stays
+
+
+def _namespace() -> int:
+    """Return the number of this process's namespace of process ids; 0 where there is none but the machine's."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _is_running(pid: int) -> bool:

@@ -39,16 +39,26 @@ def test_folders_of_a_killed_process_are_removed_by_the_next(place: Path) -> Non
 def test_folders_of_running_processes_and_of_others_stay(place: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    others = {f"swarm-client-{dead.pid}", f"swarm-notes-{dead.pid}-x", f"swarm-client-{'9' * 30}-x", "swarm-client--x"}
+    here = make_folder("client").name.split("-")[3]
+    others = {
+        f"swarm-client-{dead.pid}-{here}",
+        f"swarm-notes-{dead.pid}-{here}-x",
+        f"swarm-client-{'9' * 30}-{here}-x",
+        f"swarm-client--{here}-x",
+        f"swarm-client-{dead.pid}-{int(here) + 1}-container",
+    }
     for name in others:
         (place / name).mkdir()
     target = place / "kept"
     target.mkdir()
-    (place / f"swarm-client-{dead.pid}-link").symlink_to(target)
+    (place / f"swarm-client-{dead.pid}-{here}-link").symlink_to(target)
+    gone = place / f"swarm-client-{dead.pid}-{here}-gone"
+    gone.mkdir()
     ours = make_folder("tokenizer")
     make_folder("p2pd")
     assert ours.exists()
     assert target.exists()
+    assert not gone.exists()
     assert others <= {each.name for each in place.iterdir()}
 
 

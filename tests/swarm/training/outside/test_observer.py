@@ -1,4 +1,5 @@
-"""An observer reports every committed step once, with its proof, and nothing that does not follow."""
+"""Tests that an observer reports every committed step once, with its proof, and no step that does not follow from the
+history."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ async def found(observer: Observer) -> Mapping[str, TrainerRecord]:
 
 
 @pytest.mark.parametrize("pause_s", [0.05, 3.0], ids=["often", "seldom"])
-def test_observer_sees_the_steps_that_members_commit(pause_s: float) -> None:
+def test_observer_reports_every_committed_step_once(pause_s: float) -> None:
     async def main() -> tuple[list[CommittedStep], list[OuterStep]]:
         async with Swarm(config(outer_steps=8, min_group=2)) as swarm:
             first = await swarm.join("a")
@@ -67,11 +68,11 @@ def test_observer_sees_the_steps_that_members_commit(pause_s: float) -> None:
         assert (step.digest, step.group, step.num_tokens) == (event.digest, event.group, event.num_tokens)
         assert step.loss == pytest.approx(event.loss)
     numbers = [step.outer_step for step in seen]
-    # from the first one that it sees on, none is missed: the members' histories have them
+    # after the first step that it sees it misses none: members' histories have them
     assert numbers == list(range(numbers[0], 9))
 
 
-def test_observer_is_never_taken_for_a_member() -> None:
+def test_observer_never_counts_as_a_member() -> None:
     """The peers that members have met decide who coordinates a run's first round."""
 
     async def main() -> tuple[str, ...]:
@@ -80,19 +81,19 @@ def test_observer_is_never_taken_for_a_member() -> None:
             network = swarm.internet.network(WATCHER)
             async with Membership(network) as membership:
                 observer = Observer(network, membership, swarm.run)
-                await asyncio.sleep(60)  # it looks for a group by then
+                await asyncio.sleep(60)  # until the member looks for a group
                 members = await found(observer)
                 await observer.look(members)
                 request = StandingRequest(run=swarm.run.run_id, step=1, watches=True).to_bytes()
                 standing = Methods(swarm.run.run_id).standing
-                told = await network.call(next(iter(members)), standing, request, timeout_s=5)
+                answer = await network.call(next(iter(members)), standing, request, timeout_s=5)
             await network.close()
-            return Standing.from_bytes(told).known
+            return Standing.from_bytes(answer).known
 
     assert WATCHER.peer_id not in virtual_time.run(main())
 
 
-def test_observer_of_nobody_sees_nothing() -> None:
+def test_observer_reports_nothing_for_a_run_without_members() -> None:
     async def main() -> None:
         async with Swarm(config()) as swarm:
             await swarm.join("a")
@@ -115,7 +116,7 @@ def test_observer_refuses_a_certificate_that_the_run_does_not_allow() -> None:
             await swarm.finish()
             async with observing(swarm) as observer:
                 members = await found(observer)
-                # as if the members, all of them, had signed what their run forbids
+                # as if all members had signed a step that their run forbids
                 signatures = replace(observer._reader.signatures, succession=Succession(min_group=2))
                 observer._reader = replace(observer._reader, signatures=signatures)
                 with pytest.raises(PeerViolation, match="does not allow"):
@@ -126,7 +127,7 @@ def test_observer_refuses_a_certificate_that_the_run_does_not_allow() -> None:
 
 
 @pytest.mark.parametrize("certificate", [b"nonsense", b""], ids=["nonsense", "nothing"])
-def test_observer_goes_on_with_an_honest_member_beside_a_liar(certificate: bytes) -> None:
+def test_observer_follows_an_honest_member_beside_a_liar(certificate: bytes) -> None:
     async def main() -> list[int]:
         async with Swarm(config(outer_steps=3)) as swarm:
             await swarm.join("a")
@@ -150,7 +151,7 @@ def test_observer_goes_on_with_an_honest_member_beside_a_liar(certificate: bytes
     assert virtual_time.run(main()) == [3]
 
 
-def test_observer_sees_later_steps_beside_many_that_claim_to_be_further_and_do_not_answer() -> None:
+def test_observer_reports_later_steps_when_many_silent_peers_claim_to_be_further() -> None:
     async def main() -> list[int]:
         async with Swarm(config(outer_steps=8, min_group=2)) as swarm:
             await swarm.join("a")
@@ -168,8 +169,8 @@ def test_observer_sees_later_steps_beside_many_that_claim_to_be_further_and_do_n
     assert virtual_time.run(main())[-1:] == [8]
 
 
-def test_observer_of_a_closed_run_believes_no_certificate_with_a_stranger() -> None:
-    """A peer that is admitted shows it, and has signed it together with one that is not."""
+def test_observer_of_a_closed_run_refuses_a_certificate_with_a_stranger() -> None:
+    """An admitted peer has signed it together with a stranger, and shows it."""
     liar, stranger = Identity(b"l" * 32), Identity(b"s" * 32)
 
     async def main(admission: tuple[str, ...]) -> list[int]:
@@ -190,12 +191,12 @@ def test_observer_of_a_closed_run_believes_no_certificate_with_a_stranger() -> N
                 finally:
                     await network.close()
 
-    assert virtual_time.run(main(())) == [3], "an open run has nobody else to compare it with"
+    assert virtual_time.run(main(())) == [3], "in an open run there is no other certificate to compare it with"
     with pytest.raises(PeerViolation, match="does not admit"):
         virtual_time.run(main(tuple(sorted((liar.peer_id, WATCHER.peer_id)))))
 
 
-def test_observer_of_a_closed_run_sees_no_strangers() -> None:
+def test_observer_of_a_closed_run_lists_no_strangers() -> None:
     async def main() -> None:
         async with Swarm(config()) as swarm:
             member = await swarm.join("a")

@@ -1,4 +1,4 @@
-"""A run's author lets some members go on without the others: nobody else can, and in the end there is one history."""
+"""Tests that only a run's author can let some members go on without the others, and that one history remains."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 async def founded(swarm: Swarm, num_members: int) -> list[Member]:
-    """Members that have committed an outer step together, in the order of their peer ids."""
+    """Return members that have committed an outer step together, in the order of their peer ids."""
     for index in range(num_members):
         await swarm.join(f"m{index}")
     while not all(member.of(OuterStep) for member in swarm.members.values()):
@@ -50,7 +50,7 @@ async def founded(swarm: Swarm, num_members: int) -> list[Member]:
 
 
 async def resumed(swarm: Swarm, seen: Collection[Member], roster: Collection[Member]) -> bytes:
-    """The author's certificate for `roster`, given to the first of `seen`, who alone answer the author."""
+    """Give the author's order for `roster` to the first of `seen`. The author sees only the peers in `seen`."""
     network = swarm.internet.network(ONLOOKER)
     situation = await survey(network, swarm.run, [member.peer_id for member in seen])
     peers = [member.peer_id for member in roster]
@@ -61,7 +61,7 @@ async def resumed(swarm: Swarm, seen: Collection[Member], roster: Collection[Mem
     return certificate
 
 
-def test_run_whose_first_half_is_gone_goes_on_when_its_author_says_so_to_one_member() -> None:
+def test_run_continues_without_half_of_its_members_when_one_member_has_the_authors_order() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, majority_after_s=5.0)) as swarm:
             members = await founded(swarm, 4)
@@ -74,7 +74,7 @@ def test_run_whose_first_half_is_gone_goes_on_when_its_author_says_so_to_one_mem
             num_steps = len(living[0].of(OuterStep))
             assert num_steps < NUM_STEPS
             await resumed(swarm, living, living)
-            # who comes later hears of it from those who are there
+            # later members get the order from present ones
             await asyncio.sleep(1.0)
             newcomer = await swarm.join("newcomer")
             assert_equal_steps(await swarm.finish(timeout_s=120), NUM_STEPS)
@@ -90,8 +90,9 @@ def test_run_whose_first_half_is_gone_goes_on_when_its_author_says_so_to_one_mem
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_order_while_others_go_on_ends_in_the_history_that_the_author_named() -> None:
-    """The author was wrong: the others still train behind a cut. Their steps since then are lost, as it was told."""
+def test_order_ends_in_the_history_that_the_author_named_when_others_went_on() -> None:
+    """The author was wrong: the others still train behind a partition. Their steps since then are lost, as the author
+    was warned."""
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=14, majority_after_s=5.0)
@@ -114,7 +115,7 @@ def test_order_while_others_go_on_ends_in_the_history_that_the_author_named() ->
             assert_final_states_equal(await swarm.finish(timeout_s=300), 14)
             final = {each.digest for each in members[0].of(OuterStep) if each.step == 14}
             assert final == {members[0].digest}
-            # the observer tells the steps since the author's order, also those whose numbers it has told
+            # the observer reports all steps since the author's order, also those whose numbers it has reported before
             assert seen[-1] > 3
             again = [each.outer_step for each in await observer.look({few[0].peer_id: _record(few[0])})]
             assert again[0] < seen[-1]
@@ -130,7 +131,7 @@ def assert_final_states_equal(members: list[Member], num_steps: int) -> None:
     assert len({member.digest for member in members}) == 1
 
 
-def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None:
+def test_member_refuses_an_order_that_is_forged_old_or_for_others() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             members = await founded(swarm, 2)
@@ -163,7 +164,7 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_nothing() -> None:
+def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             members = await founded(swarm, 2)
@@ -185,7 +186,7 @@ def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_no
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -> None:
+def test_order_is_signed_only_by_the_author_and_only_for_admitted_members() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             members = await founded(swarm, 2)
@@ -211,8 +212,8 @@ def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_survey_asks_every_member_of_the_state_that_one_of_them_shows() -> None:
-    """A member that is not asked would be left out of the order. In a closed run strangers crowd out none."""
+def test_survey_asks_every_member_of_the_shown_state() -> None:
+    """The order would leave out a member that was not asked. In a closed run, strangers crowd out no member."""
     names = tuple(f"m{index}" for index in range(4))
     admitted = tuple(sorted(identity_of(name).peer_id for name in names))
     strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
@@ -231,7 +232,7 @@ def test_survey_asks_every_member_of_the_state_that_one_of_them_shows() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_nothing() -> None:
+def test_certificate_of_strangers_with_a_genuine_order_does_not_follow_from_the_history() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             members = await founded(swarm, 2)
@@ -276,7 +277,7 @@ def _forged(signers: list[RunSignatures], order: bytes, step: int, now: float) -
     return certificate_of(signed, outcome, signers)
 
 
-def test_member_that_is_started_again_from_a_resumed_state_still_knows_the_order() -> None:
+def test_member_knows_the_order_after_a_restart_from_a_resumed_state() -> None:
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS)
         async with Swarm(run) as swarm:
@@ -289,7 +290,7 @@ def test_member_that_is_started_again_from_a_resumed_state_still_knows_the_order
         async with Swarm(run) as again:
             await again.join(members[0].name, state=state, certificate=certificate)
             await again.join("fresh")
-            # alone of its state's two members, which without the order would be too few
+            # one of its state's two members, which would be too few without the order
             assert_equal_steps(await again.finish(), NUM_STEPS)
 
     virtual_time.run(main(), compute_s=_cost)

@@ -1,4 +1,5 @@
-"""What is said of a run that waits for members: how many are there, how many it needs, and what lets it go on."""
+"""Tests the message about a run that waits for members: how many are present, how many it needs, and what lets it
+continue."""
 
 from __future__ import annotations
 
@@ -50,14 +51,14 @@ def members(**states: str) -> dict[str, TrainerRecord]:
         (Succession(min_group=2), "ab", {"a": "finished", "b": "training"}, None),
     ],
 )
-def test_shortage_counts_who_is_there_and_who_is_needed(
+def test_shortage_counts_present_and_needed_members(
     rule: Succession, roster: str, present: dict[str, str], words: str | None
 ) -> None:
     found = shortage_of(rule, tuple(roster), members(**present))
     assert (found and found.words(str.upper)) == words
 
 
-def test_shortage_names_the_authors_order_only_where_no_newcomer_helps() -> None:
+def test_shortage_names_the_authors_order_only_when_no_newcomer_helps() -> None:
     rule = Succession(min_group=2, majority_after_s=60)
     newcomer_helps = shortage_of(rule, ("a", "b"), members(a="training"))
     assert newcomer_helps is not None
@@ -72,7 +73,7 @@ def test_shortage_names_the_authors_order_only_where_no_newcomer_helps() -> None
     assert "swarm-node run resume" in none_helps.remedy
 
 
-def test_shortage_of_many_names_the_first_and_counts_the_others() -> None:
+def test_shortage_names_the_first_missing_members_and_counts_the_others() -> None:
     roster = tuple(f"m{index:03}" for index in range(limits.MAX_GROUP_MEMBERS))
     found = shortage_of(Succession(min_group=2), roster, members(m000="training"))
     assert found is not None

@@ -1,4 +1,4 @@
-"""Drawing clusters and what a head may claim for its own: pure."""
+"""Tests how clusters are drawn and what a head may claim for its own, without a network."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def claim_of(member: Contribution, clusters: Clusters) -> str:
     return overclaim(member, LEASED, clusters, max_samples=10, tokens_per_sample=4)
 
 
-def test_clusters_deal_all_trainers_evenly_and_alike_in_any_order() -> None:
+def test_clusters_deal_all_trainers_evenly_and_independently_of_their_order() -> None:
     clusters = drawn()
     assert clusters == drawn(trainers=tuple(reversed(LEASED)), roster=tuple(reversed(HEADS)))
     assert clusters.promoted == ()
@@ -69,7 +69,7 @@ def test_clusters_deal_all_trainers_evenly_and_alike_in_any_order() -> None:
     assert {peer for peer in PEERS[:48] if clusters.follows(peer)} == set(OTHERS)
 
 
-def test_second_heads_of_one_cluster_are_spread_over_the_others() -> None:
+def test_second_heads_of_one_cluster_are_spread_over_all_other_heads() -> None:
     """A head that fails would otherwise leave its whole cluster to one other head."""
     clusters = drawn()
     for head in HEADS:
@@ -79,7 +79,7 @@ def test_second_heads_of_one_cluster_are_spread_over_the_others() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 42), st.integers(1, 6))
-def test_each_trainer_is_head_promoted_or_follower(digest: bytes, num_others: int, num_heads: int) -> None:
+def test_each_trainer_is_a_head_promoted_or_a_follower(digest: bytes, num_others: int, num_heads: int) -> None:
     heads = HEADS[:num_heads]
     clusters = drawn(digest, heads + OTHERS[:num_others], heads)
     assert set(clusters.heads) | set(clusters.promoted) | set(clusters.dealt) == set(heads + OTHERS[:num_others])
@@ -88,31 +88,31 @@ def test_each_trainer_is_head_promoted_or_follower(digest: bytes, num_others: in
     assert clusters.follows(STRANGER) == clusters.is_full
 
 
-def test_clusters_of_a_step_are_drawn_once_for_all_that_ask_for_them() -> None:
+def test_clusters_of_a_step_are_drawn_only_once() -> None:
     assert drawn() is drawn(trainers=LEASED[::-1])
     assert drawn() is not drawn(trainers=LEASED[1:])
 
 
-def test_another_state_draws_other_clusters() -> None:
+def test_clusters_differ_when_the_state_differs() -> None:
     one, other = drawn(), drawn(b"x" * 32)
     same = sum(one.dealt[peer][0] == other.dealt[peer][0] for peer in OTHERS)
     assert same < len(OTHERS) / 2
 
 
-def test_run_without_clusters_and_first_group_have_no_followers() -> None:
+def test_no_trainer_follows_in_a_run_without_clusters_or_a_first_group() -> None:
     for clusters in (drawn(roster=()), draw_clusters(DIGEST, HEADS, frozenset(LEASED), max_group=6, size=1)):
         assert not any(map(clusters.follows, PEERS))
         assert clusters.num_newcomers(HEADS[0]) == 0
 
 
-def test_head_has_room_for_newcomers_up_to_its_cluster() -> None:
+def test_head_has_room_for_newcomers_up_to_its_cluster_size() -> None:
     clusters = drawn(trainers=LEASED[:-3])
     assert sum(map(clusters.num_newcomers, HEADS)) == 3
     assert clusters.num_newcomers(OTHERS[0]) == 0
     assert set(clusters.heads_of(STRANGER)) <= set(HEADS)
 
 
-def test_trainers_after_a_round_are_those_whose_work_was_brought_and_newcomers() -> None:
+def test_trainers_after_a_round_are_contributors_and_newcomers() -> None:
     clusters = drawn()
     head = clusters.heads[0]
     first, second, third, *rest = clusters.followers_of(head)
@@ -126,7 +126,7 @@ def test_trainers_after_a_round_are_those_whose_work_was_brought_and_newcomers()
     assert after[6:] == tuple(sorted(after[6:]))
 
 
-def test_followers_of_a_head_that_took_no_part_keep_their_leases() -> None:
+def test_followers_keep_their_leases_when_their_head_took_no_part() -> None:
     clusters = drawn()
     gone, *others = clusters.heads
     after = trainers_after(
@@ -135,7 +135,7 @@ def test_followers_of_a_head_that_took_no_part_keep_their_leases() -> None:
     assert set(after) == set(LEASED) - {gone}
 
 
-def test_samples_used_are_those_of_each_trainer() -> None:
+def test_used_samples_are_counted_for_each_trainer() -> None:
     clusters = drawn()
     head = clusters.heads[0]
     first, second, *_ = clusters.followers_of(head)
@@ -147,7 +147,7 @@ def test_samples_used_are_those_of_each_trainer() -> None:
     assert has_contributed(head, origin, b"o" * 32, ())
 
 
-def test_group_that_names_a_place_without_a_lease_is_refused() -> None:
+def test_group_is_refused_when_it_names_a_place_without_a_lease() -> None:
     origin = group_of(cluster_of(HEADS[0], replace(work(OTHERS[0]), place=100)))
     with pytest.raises(RoundError, match="place 100 of 48"):
         samples_used(origin, LEASED)
@@ -155,7 +155,7 @@ def test_group_that_names_a_place_without_a_lease_is_refused() -> None:
         trainers_after(origin, LEASED, drawn())
 
 
-def test_overclaim_names_what_a_head_does_not_have() -> None:
+def test_overclaim_names_the_work_that_a_head_does_not_have() -> None:
     clusters = drawn(trainers=LEASED[:-3])
     head = next(head for head in HEADS if clusters.num_newcomers(head))
     follower = clusters.followers_of(head)[0]

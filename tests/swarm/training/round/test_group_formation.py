@@ -1,4 +1,4 @@
-"""Forming and checking groups: pure."""
+"""Tests how groups are formed and checked, without a network."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def signed(group: Group, signer: str = B, origin: SignedGroup | None = None) -> 
     return SignedGroup(group=group, signer=signer, data=b"group", digest=DIGEST, origin=origin)
 
 
-def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:
+def test_coordinator_does_not_depend_on_the_order_of_candidates() -> None:
     beacon = attempt_beacon("run", DIGEST, 3, 0)
     assert coordinator_of(beacon, PEERS) == coordinator_of(beacon, reversed(PEERS))
 
 
-def test_coordinator_of_successive_attempts_visits_everybody() -> None:
+def test_coordinators_of_many_attempts_include_every_peer() -> None:
     drawn = {coordinator_of(attempt_beacon("run", DIGEST, 3, attempt), PEERS) for attempt in range(100)}
     assert drawn == set(PEERS)
 
 
-def test_coordinator_of_another_state_is_another_one_as_often_as_not() -> None:
-    """Otherwise who made its key for a low hash would coordinate the same attempt of every step."""
+def test_coordinator_is_drawn_evenly_over_states() -> None:
+    """Otherwise a peer that made its key for a low hash would coordinate the same attempt of every step."""
     drawn = [coordinator_of(attempt_beacon("run", bytes([state]) * 32, 3, 0), PEERS) for state in range(100)]
     assert all(5 <= drawn.count(peer) <= 35 for peer in PEERS)
 
@@ -100,7 +100,7 @@ def test_part_values_cover_the_vector_and_follow_bandwidth(num_values: int, band
         assert abs(part - num_values * bandwidth / sum(bandwidths)) <= leaf_values(num_values) + 1e-6 * num_values
 
 
-def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
+def test_form_group_makes_a_group_that_each_member_accepts() -> None:
     reports = {peer: ready() for peer in (A, B, C)} | {E: ready(0)}
     group, left_out = form_group(TERMS, 0, reports)
     assert left_out == {}
@@ -110,7 +110,7 @@ def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
         assert complaint(replace(TERMS, me=member.peer_id), 0, member, signed(group)) == ""
 
 
-def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
+def test_form_group_seats_contributors_and_itself_first_when_there_are_too_many() -> None:
     setup = replace(TERMS, me=E, max_group=3)
     group, left_out = form_group(setup, 0, {E: ready(0), F: ready(0), A: ready(), B: ready()})
     assert group.peer_ids == tuple(sorted((A, B, E)))
@@ -118,18 +118,18 @@ def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
 
 
 @pytest.mark.parametrize("claim", [ready(11), ready(10, num_tokens=41)], ids=["samples", "tokens"])
-def test_form_group_leaves_out_who_claims_more_than_its_lease(claim: Ready) -> None:
+def test_form_group_leaves_out_a_member_that_claims_more_than_its_lease(claim: Ready) -> None:
     group, left_out = form_group(TERMS, 0, {A: ready(), B: ready(), C: claim})
     assert group.peer_ids == (A, B)
     assert "lease" in left_out[C]
 
 
-def test_form_group_leaves_out_claims_of_members_without_a_lease() -> None:
+def test_form_group_leaves_out_a_contributor_without_a_lease() -> None:
     group, _ = form_group(TERMS, 0, {A: ready(), E: ready(1)})
     assert group.peer_ids == (A,)
 
 
-def test_report_of_a_stranger_that_brings_others_is_not_kept() -> None:
+def test_report_of_a_stranger_with_followers_is_not_kept() -> None:
     """A thousand of them, each with thousands of followers, would take gigabytes until a group is formed."""
     coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), TERMS.roster)
     state = begin(replace(TERMS, me=coordinator), accused={})
@@ -164,8 +164,8 @@ def test_form_group_resumes_the_outcome_of_the_highest_lock() -> None:
     assert [member.locked for member in group.members] == [None, lock(1).claim, lock(2, b"n").claim]
 
 
-def test_complaint_about_a_group_that_resumes_another_outcome_than_its_reports_demand() -> None:
-    """A coordinator that lies can leave a lock out of the group only with the report that names it."""
+def test_complaint_names_a_group_that_does_not_resume_the_highest_reported_lock() -> None:
+    """A lying coordinator can leave a lock out of the group only together with the report that names it."""
     group, _ = form_group(TERMS, 3, {A: ready(attempt=3), B: holds(lock(1)), C: holds(lock(2, b"n"))})
     origin = signed(form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})[0])
     mine = group.members[0]
@@ -176,13 +176,13 @@ def test_complaint_about_a_group_that_resumes_another_outcome_than_its_reports_d
     for wrong in (lower, fresh):
         assert "highest lock" in complaint(TERMS, 3, mine, signed(wrong, origin=origin))
     assert "no earlier attempt" in complaint(TERMS, 3, late.members[0], signed(late, origin=origin))
-    # a lock that no report names is none of this group's
+    # a group may not resume a lock that no report names
     made_up, _ = form_group(TERMS, 3, {peer: ready(attempt=3) for peer in (A, B, C)})
     made_up = replace(made_up, lock=lock(2), origin=b"made up", part_values=())
     assert "highest lock" in complaint(TERMS, 3, made_up.members[0], signed(made_up, origin=origin))
 
 
-def test_complaint_about_a_group_that_changes_the_lock_of_this_member() -> None:
+def test_complaint_names_a_group_that_changes_the_lock_of_this_member() -> None:
     group, _ = form_group(TERMS, 3, {A: holds(lock(2)), B: ready(attempt=3), C: ready(attempt=3)})
     mine = group.members[0]
     without = tuple(replace(each, locked=None) for each in group.members)
@@ -204,13 +204,13 @@ def test_complaint_about_a_group_that_changes_the_lock_of_this_member() -> None:
         ({"vote_s": 11.0}, "deadlines"),
     ],
 )
-def test_complaint_names_what_a_coordinator_changed(change: dict[str, object], words: str) -> None:
+def test_complaint_names_the_field_that_a_coordinator_changed(change: dict[str, object], words: str) -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
     assert words in complaint(TERMS, 0, mine, signed(replace(group, **change)))  # type: ignore[arg-type]
 
 
-def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() -> None:
+def test_complaint_names_a_changed_own_weight_or_a_raised_weight_of_others() -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine, other = group.members[0], group.members[1]
     lowered = replace(group, members=(replace(mine, num_tokens=4, num_samples=1), *group.members[1:]))
@@ -219,8 +219,9 @@ def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() ->
     assert "more than its lease" in complaint(TERMS, 0, mine, signed(raised))
 
 
-def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_member() -> None:
-    """It could hand itself most of the vector; of its own bandwidth it gets MAX_SKEW times the usual part at most."""
+def test_complaint_names_a_coordinator_that_changes_the_bandwidth_of_another_member() -> None:
+    """It could otherwise take most of the vector. By its own bandwidth it gets at most MAX_SKEW times the usual
+    part."""
     reports = {peer: ready(bytes_per_s=1000) for peer in (A, B, C)}
     group, _ = form_group(replace(TERMS, me=B, bytes_per_s=1000), 0, reports)
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0, bytes_per_s=1000)
@@ -233,7 +234,7 @@ def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_me
     assert boast.part_values[1] <= 4 / 6 * TERMS.num_values + 256
 
 
-def test_complaint_about_a_group_too_small_or_too_large() -> None:
+def test_complaint_names_a_group_that_is_too_small_or_too_large() -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine = group.members[0]
     assert "fewer than 4" in complaint(replace(TERMS, succession=Succession(min_group=4)), 0, mine, signed(group))
@@ -249,9 +250,7 @@ def test_complaint_about_a_group_too_small_or_too_large() -> None:
         (D, (D,), "fewer than 2"),
     ],
 )
-def test_complaint_about_an_outcome_from_a_group_that_could_not_be(
-    signer: str, members: tuple[str, ...], words: str
-) -> None:
+def test_complaint_names_an_outcome_of_an_impossible_group(signer: str, members: tuple[str, ...], words: str) -> None:
     made, _ = form_group(replace(TERMS, me=members[0]), 0, {peer: ready(0) for peer in members})
     origin = signed(made, signer)
     assert words in origin_complaint(TERMS, origin)
@@ -262,8 +261,8 @@ def test_complaint_about_an_outcome_from_a_group_that_could_not_be(
     assert "not there" in complaint(TERMS, 1, mine, signed(group))
 
 
-def test_first_attempt_leaves_out_only_whom_more_than_a_third_accuse() -> None:
-    """Two liars of seven could otherwise keep an honest member out of every step by their word."""
+def test_first_attempt_leaves_out_only_members_that_more_than_a_third_accuse() -> None:
+    """Two liars of seven could otherwise keep an honest member out of every step."""
     members = (A, B, C, D, E, F, "G")
     honest: dict[str, set[str]] = {peer: set() for peer in members}
     assert widely_accused({**honest, E: {A}, F: {A}}, len(members)) == ()
@@ -271,7 +270,7 @@ def test_first_attempt_leaves_out_only_whom_more_than_a_third_accuse() -> None:
     assert widely_accused({**honest, E: {"gone"}, F: {"gone"}, "G": {"gone"}}, len(members)) == ()
 
 
-def test_words_of_strangers_leave_nobody_out() -> None:
+def test_accusations_of_strangers_leave_nobody_out() -> None:
     strangers = {peer: ready(0, accused=(B,)) for peer in (E, F)}
     for attempt in range(8):
         group, left_out = form_group(replace(TERMS, max_group=6), attempt, {A: ready(), B: ready(), **strangers})
@@ -280,60 +279,63 @@ def test_words_of_strangers_leave_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("attempt", range(1, 9))
-def test_convict_leaves_out_whom_all_accuse(attempt: int) -> None:
+def test_dispute_leaves_out_a_member_that_all_others_accuse(attempt: int) -> None:
     assert whom_to_leave_out({A: {D}, B: {D}, C: {D}, D: set()}, attempt) == (D,)
 
 
-def test_convict_leaves_out_who_accuses_all() -> None:
+def test_dispute_leaves_out_a_member_that_accuses_all_others() -> None:
     assert whom_to_leave_out({A: {B, C, D}, B: set(), C: set(), D: set()}, 1) == (A,)
 
 
-def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_turn() -> None:
-    """Two members that cannot reach each other would otherwise fail every attempt. One alone decides nothing for
-    good."""
+def test_dispute_with_a_tie_leaves_out_either_member_or_none_in_turn() -> None:
+    """Two members that cannot reach each other would otherwise fail every attempt. One accusation alone decides nothing
+    permanently."""
     turns = [whom_to_leave_out({A: {B}, B: set(), C: set()}, num_failed) for num_failed in range(1, 100)]
     for who in ((), (A,), (B,)):
         assert turns.count(who) >= 20
 
 
-def test_convict_leaves_out_two_liars_that_accuse_each_other() -> None:
+def test_dispute_leaves_out_two_liars_that_also_accuse_each_other() -> None:
     honest = {A: {E, F}, B: {E, F}, C: {E, F}}
     assert set(whom_to_leave_out({**honest, E: {F}, F: {E}}, 1)) == {E, F}
 
 
 @given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))), st.integers(1, 5))
-def test_convict_leaves_out_nobody_without_a_dispute(accusations: dict[str, set[str]], num_failed: int) -> None:
+def test_dispute_leaves_out_only_members_that_accuse_or_are_accused(
+    accusations: dict[str, set[str]], num_failed: int
+) -> None:
     disputed = {peer for by, accused in accusations.items() for of in accused if of in accusations for peer in (by, of)}
     assert set(whom_to_leave_out(accusations, num_failed)) <= disputed
 
 
-def test_convict_takes_no_more_than_a_few_steps_for_each_accusation() -> None:
-    """The coordinator's loop stood still for seconds where the members of a full group accused each other."""
+def test_dispute_takes_a_few_lines_of_code_for_each_accusation() -> None:
+    """The coordinator's event loop would otherwise block for seconds when the members of a full group accuse each
+    other."""
     crowd = [f"peer {number}" for number in range(64)]
     assert num_lines(lambda: whom_to_leave_out(dict.fromkeys(crowd, crowd), 1)) < 20 * len(crowd) ** 2
 
 
-def test_form_group_of_two_of_whom_one_accuses_the_other_takes_both() -> None:
+def test_form_group_seats_both_when_one_of_them_accuses_the_other() -> None:
     group, left_out = form_group(replace(TERMS, me=C), 0, {A: ready(accused=(B,)), B: ready(), C: ready()})
     assert group.peer_ids == (A, B, C)
     assert not left_out
 
 
-def test_form_group_leaves_out_the_accused_and_says_by_whom() -> None:
+def test_form_group_leaves_out_the_accused_and_names_the_accusers() -> None:
     reports = {A: ready(accused=(C,)), B: ready(accused=(C,)), C: ready(), D: ready()}
     group, left_out = form_group(TERMS, 1, reports)
     assert group.peer_ids == (A, B, D)
     assert short_id(A) in left_out[C]
 
 
-def test_form_group_of_a_run_that_admits_few_leaves_the_others_out_with_a_reason() -> None:
+def test_form_group_leaves_out_peers_that_the_run_does_not_admit_with_a_reason() -> None:
     setup = replace(TERMS, admission=(A, B, C))
     group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})
     assert group.peer_ids == (A, B)
     assert left_out == {D: "the run does not admit it"}
 
 
-def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
+def test_complaint_names_a_group_with_a_peer_that_is_not_admitted() -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, D)})
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
     assert complaint(replace(TERMS, admission=(A, B, D)), 0, mine, signed(group)) == ""
@@ -341,7 +343,7 @@ def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
     assert wrong == "it has a member that the run does not admit"
 
 
-def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
+def test_lease_counts_for_a_member_that_was_left_out_of_the_last_group() -> None:
     """With overlap, leases come from the round before the last."""
     setup = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
     group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})
@@ -350,7 +352,7 @@ def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
     assert form_group(replace(setup, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}
 
 
-def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:
+def test_fair_shares_are_proportional_to_bandwidths() -> None:
     shares = fair_shares((100, 25, 100, 100))
     values = part_values(4_000_000, shares)
     average = sum(value for index, value in enumerate(values) if index != 1) / 3
@@ -358,15 +360,15 @@ def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:
 
 
 @pytest.mark.parametrize(("claimed", "share"), [(10**12, 4.0), (1, 0.25), (0, 1.0)])
-def test_fair_shares_of_a_liar_are_clamped_and_of_a_newcomer_usual(claimed: int, share: float) -> None:
+def test_fair_shares_are_clamped_for_a_liar_and_usual_for_a_newcomer(claimed: int, share: float) -> None:
     assert fair_shares((1000, 1000, claimed, 1000)) == (1.0, 1.0, share, 1.0)
 
 
-def test_fair_shares_of_whom_nothing_is_known_are_equal() -> None:
+def test_fair_shares_are_equal_when_no_bandwidth_is_known() -> None:
     assert fair_shares((0, 0, 0)) == (1.0, 1.0, 1.0)
 
 
-def test_form_group_sizes_parts_by_what_the_members_carry() -> None:
+def test_form_group_sizes_parts_by_bandwidths() -> None:
     slow, usual = ready(bytes_per_s=250), ready(bytes_per_s=1000)
     group, _ = form_group(replace(TERMS, num_values=1_000_000), 0, {A: usual, B: slow, C: usual})
     parts = dict(zip(group.peer_ids, group.part_values, strict=True))
@@ -383,7 +385,7 @@ def test_grace_is_a_share_of_the_interval_within_bounds(interval_s: float, least
 
 
 @pytest.mark.parametrize("puts_off", [False, True])
-def test_member_goes_on_without_a_coordinator_that_keeps_it_waiting_or_puts_it_off_for_ever(puts_off: bool) -> None:
+def test_member_moves_on_when_the_coordinator_does_not_answer_or_keeps_putting_it_off(puts_off: bool) -> None:
     coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
     me = next(peer for peer in (A, B, C, D) if peer != coordinator)
     state = begin(replace(TERMS, me=me), accused={}, interval_s=100.0)
@@ -399,13 +401,13 @@ def test_member_goes_on_without_a_coordinator_that_keeps_it_waiting_or_puts_it_o
     (notice,) = actions
     assert isinstance(notice, GiveUp)
     assert notice.missing == (coordinator,)
-    assert not state.faults.failed, "its interval may have taken so long"
+    assert not state.faults.failed, "a slow coordinator is not at fault: its interval may have taken that long"
     state, (ask,) = step(state, Tick(), now + 1.0)
     assert isinstance(ask, Ask)
     assert (ask.ready.attempt, ask.peer) == (1, coordinator_of(attempt_beacon("run", DIGEST, 5, 1), (A, B, C, D)))
 
 
-# --- credentials that expire meanwhile --------------------------------------------------------------------------------
+# -- credentials that expire while a group forms -----------------------------------------------------------------------
 
 
 def invited(peer: str, *, expires_at: float) -> RunCredential:
@@ -417,8 +419,8 @@ def invited(peer: str, *, expires_at: float) -> RunCredential:
 
 
 def waiting_coordinator(num_absent: int = 0) -> RoundState:
-    """Return the state of a coordinator that signs a group with two newcomers, of whom one's invitation ends at 100.
-    It has waited for members that are absent."""
+    """Return the state of a coordinator that has waited for absent members and now signs a group with two newcomers.
+    The invitation of one of them ends at 100."""
     coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
     setup = replace(TERMS, me=coordinator, max_group=6)
     state = begin(setup, accused={})
@@ -430,7 +432,7 @@ def waiting_coordinator(num_absent: int = 0) -> RoundState:
     actions: list[Action] = []
     for peer, each in sorted(reports.items(), key=lambda item: item[1].num_tokens):
         state, actions = step(state, Reported(peer=peer, ready=each), 1.0)
-    for _ in range(2 if num_absent else 0):  # it asks for the absent, and goes on without them
+    for _ in range(2 if num_absent else 0):  # it asks where absent members are, and then goes on without them
         state, actions = step(state, Tick(), 1.0 + MAX_GRACE_S)
     (sign,) = actions
     assert isinstance(sign, Sign)
@@ -438,7 +440,7 @@ def waiting_coordinator(num_absent: int = 0) -> RoundState:
     return state
 
 
-def test_coordinator_signs_no_credential_that_has_expired_and_tells_its_member_to_report_anew() -> None:
+def test_coordinator_signs_no_expired_credential_and_asks_its_member_to_report_again() -> None:
     state, actions = step(waiting_coordinator(), CredentialsExpired(at=100.0), 2.0)
     told, sign = actions
     assert told == Reply(peer=E, reply=ReadyReply(kind="left_out", reason=EXPIRED))
@@ -448,15 +450,15 @@ def test_coordinator_signs_no_credential_that_has_expired_and_tells_its_member_t
     assert state.phase == "signing"
 
 
-def test_coordinator_that_has_waited_for_absent_members_does_not_wait_again_for_each_credential_that_expires() -> None:
+def test_coordinator_does_not_wait_for_absent_members_again_when_a_credential_expires() -> None:
     state, actions = step(waiting_coordinator(num_absent=1), CredentialsExpired(at=100.0), 50.0)
     assert [type(action) for action in actions] == [Reply, Sign]
     assert state.phase == "signing"
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_head_whose_newcomers_credential_expires_signs_a_group_that_the_others_accept(required: bool) -> None:
-    """A run that requires invitations refuses the newcomer then, and with it all that its head brings."""
+def test_head_signs_an_acceptable_group_when_its_newcomers_credential_expires(required: bool) -> None:
+    """A run that requires invitations then refuses the newcomer, and would refuse all work that its head brings."""
     leased = (A, B, C, D)
     setup = replace(
         TERMS,
@@ -482,7 +484,7 @@ def test_head_whose_newcomers_credential_expires_signs_a_group_that_the_others_a
         assert complaint(replace(setup, me=member.peer_id), 0, member, signed(sign.group, head)) == ""
 
 
-def test_member_whose_credential_expires_reports_without_it_and_in_another_attempt() -> None:
+def test_member_reports_without_an_expired_credential_only_in_another_attempt() -> None:
     """Two reports to one attempt, one with the credential and one without, would convict it."""
     setup = replace(TERMS, me=E, credential=invited(E, expires_at=100.0))
     state = begin(setup, accused={})
@@ -502,8 +504,8 @@ def test_member_whose_credential_expires_reports_without_it_and_in_another_attem
 
 
 def uninvited(me: str, *, min_group: int = 2, expires_at: float = 0.0) -> RoundState:
-    """Return the state of `me` in a run that has no members yet and requires invitations. Its own, if it has one, ends
-    at `expires_at`."""
+    """Return the state of `me` in a new run that has no members and requires invitations. Its own invitation, if it has
+    one, ends at `expires_at`."""
     setup = replace(
         TERMS,
         me=me,
@@ -516,8 +518,8 @@ def uninvited(me: str, *, min_group: int = 2, expires_at: float = 0.0) -> RoundS
     return begin(setup, accused={})
 
 
-def test_founder_whose_invitation_has_expired_signs_no_group_and_has_the_others_go_on_without_it() -> None:
-    """They would refuse the group, and accuse it."""
+def test_founder_with_an_expired_invitation_signs_no_group_and_the_others_continue_without_it() -> None:
+    """The others would refuse the group and accuse the founder."""
     me = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C))
     state, others = uninvited(me, expires_at=100.0), [peer for peer in (A, B, C) if peer != me]
     for peer in others:
@@ -536,7 +538,7 @@ def test_founder_whose_invitation_has_expired_signs_no_group_and_has_the_others_
     assert not state.faults.failed
 
 
-def test_founder_without_an_invitation_begins_no_run_alone_and_says_why_after_a_while() -> None:
+def test_founder_without_an_invitation_begins_no_run_alone_and_reports_why() -> None:
     state, actions = step(uninvited(A, min_group=1), Offered(contribution=Contribution(peer_id=A)), 0.0)
     assert (actions, wake_at(state)) == ([], TERMS.patience_s)
     _, (notice,) = step(state, Tick(), TERMS.patience_s)
@@ -544,4 +546,4 @@ def test_founder_without_an_invitation_begins_no_run_alone_and_says_why_after_a_
     assert notice.reason == UNINVITED
     state, _ = step(uninvited(A, min_group=1, expires_at=900.0), Offered(contribution=Contribution(peer_id=A)), 0.0)
     _, (sign,) = step(state, Tick(), TERMS.patience_s)
-    assert isinstance(sign, Sign), "with an invitation it does"
+    assert isinstance(sign, Sign), "with an invitation the founder signs a group"

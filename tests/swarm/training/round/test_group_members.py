@@ -1,4 +1,4 @@
-"""What members refuse of a group in a run with clusters. `test_group_formation` has the checks of all runs."""
+"""Tests what members refuse of a group in a run with clusters. `test_group_formation` has the checks of all runs."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ REPORTS = {head: ready(head, *CLUSTERS.followers_of(head)) for head in HEADS}
 
 
 def signed(members: tuple[Contribution, ...]) -> SignedGroup:
-    """A group of all heads."""
+    """Return a signed group of all heads."""
     group, _ = form_group(SETUP, 0, REPORTS)
     return SignedGroup(group=replace(group, members=members), signer=HEADS[1], data=b"group", digest=DIGEST)
 
 
-def test_group_of_heads_with_all_followers_is_accepted() -> None:
+def test_members_accept_a_group_of_heads_with_all_followers() -> None:
     group, left_out = form_group(SETUP, 0, REPORTS)
     assert not left_out
     assert group.num_tokens == 40 * len(LEASED)
     assert complaint(SETUP, 0, group.members[0], signed(group.members)) == ""
 
 
-def test_coordinator_leaves_out_a_head_that_brings_another_ones_followers() -> None:
+def test_coordinator_leaves_out_a_head_that_brings_followers_of_another_head() -> None:
     thief = HEADS[1]
     stolen = next(peer for peer, heads in CLUSTERS.dealt.items() if thief not in heads)
     _, left_out = form_group(SETUP, 0, {**REPORTS, thief: ready(thief, stolen)})
     assert left_out == {thief: "it claims the work of a trainer that does not follow it"}
 
 
-def test_coordinator_takes_a_trainers_work_from_one_head_only() -> None:
+def test_coordinator_takes_a_trainers_work_from_only_one_head() -> None:
     follower = CLUSTERS.followers_of(HEAD)[0]
     second = CLUSTERS.heads_of(follower)[1]
     group, left_out = form_group(SETUP, 0, {**REPORTS, second: ready(second, follower)})
@@ -93,7 +93,9 @@ def test_coordinator_takes_a_trainers_work_from_one_head_only() -> None:
         ({"num_tokens": 10**9}, "more than its lease"),
     ],
 )
-def test_members_refuse_a_group_in_which_a_head_claims_what_it_has_not(changes: dict[str, object], words: str) -> None:
+def test_members_refuse_a_group_in_which_a_head_claims_work_that_it_does_not_have(
+    changes: dict[str, object], words: str
+) -> None:
     group, _ = form_group(SETUP, 0, REPORTS)
     wrong = replace(group.members[2], **changes)  # type: ignore[arg-type]
     members = (*group.members[:2], wrong, group.members[3])
@@ -126,7 +128,7 @@ def test_members_refuse_newcomers_that_the_run_does_not_admit() -> None:
     assert "more than its lease" in complaint(setup, 0, group.members[0], signed(members))
 
 
-def test_follower_that_reports_to_the_coordinator_is_sent_to_its_head() -> None:
+def test_coordinator_refers_a_follower_that_reports_to_it_to_its_head() -> None:
     state = begin(SETUP, accused={})
     _, actions = on_reported(state, FOLLOWERS[0], ready(FOLLOWERS[0]), 0.0)
     assert [action.reply.kind for action in actions if isinstance(action, Reply)] == ["left_out"]
@@ -137,14 +139,14 @@ def test_follower_waits_for_its_head() -> None:
     assert awaited_peers(begin(replace(SETUP, me=follower), accused={})) == (HEAD,)
 
 
-def test_round_waits_for_trainers_that_take_vacant_places() -> None:
+def test_coordinator_waits_for_trainers_that_take_vacant_places() -> None:
     clusters = draw_clusters(DIGEST, HEADS[:3], frozenset(LEASED), max_group=4, size=4)
     setup = replace(SETUP, roster=HEADS[:3], clusters=clusters)
     (promoted,) = clusters.promoted
     assert set(absent_members(begin(setup, accused={}))) == {*HEADS[:3], promoted}
 
 
-def test_group_counts_members_and_followers_on_probation() -> None:
+def test_group_states_members_and_followers_on_probation() -> None:
     group = signed((*form_group(SETUP, 0, REPORTS)[0].members,)).group
     head = next(member for member in group.members if member.followers)
     followers = (replace(head.followers[0], steps_left=2), *head.followers[1:])
@@ -154,7 +156,7 @@ def test_group_counts_members_and_followers_on_probation() -> None:
     assert (group.num_on_probation, replace(group, members=late).num_on_probation) == (0, 2)
 
 
-# --- who enters and who loses standing --------------------------------------------------------------------------------
+# --- members that enter or lose standing ------------------------------------------------------------------------------
 
 
 def credential(word: RunInvitation, peer: str) -> RunCredential:
@@ -163,8 +165,8 @@ def credential(word: RunInvitation, peer: str) -> RunCredential:
     return shown
 
 
-def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no_group() -> None:
-    """By the credential that its head shows it uses up what a third peer enters by, and by its own it does not."""
+def test_group_stays_valid_when_a_peer_shows_one_credential_itself_and_another_through_a_head() -> None:
+    """The credential that the head shows uses up the entry of a third peer, and the peer's own one does not."""
     once, other = (
         invite_to_run(Identity(b"a" * 32), "run", network_id="test", now=1.0, lifetime_s=100.0) for _ in range(2)
     )
@@ -175,7 +177,7 @@ def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no
     setup = replace(SETUP, me=heads[0], roster=heads, leased=heads, clusters=clusters, max_group=6, standings=standings)
     reports = {
         heads[0]: ready(heads[0]),
-        **{head: ready(head) for head in heads[1:3]},  # two are away, so that newcomers have seats
+        **{head: ready(head) for head in heads[1:3]},  # two heads are absent, so that newcomers have seats
         heads[3]: ready(heads[3], newcomers=(twice,), credentials=(credential(once, twice),)),
         third: ready(third, num_tokens=0, num_samples=0, loss=0.0, credentials=(credential(once, third),)),
         twice: ready(twice, num_tokens=0, num_samples=0, loss=0.0, credentials=(credential(other, twice),)),
@@ -183,11 +185,11 @@ def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no
     group, left_out = form_group(setup, 0, reports)
     made = SignedGroup(group=group, signer=heads[0], data=b"group", digest=DIGEST)
     assert complaint(setup, 0, next(each for each in group.members if each.peer_id == heads[0]), made) == ""
-    assert left_out == {twice: TOO_MANY_ENTER}, "what its head shows of it counts"
+    assert left_out == {twice: TOO_MANY_ENTER}, "the credential that its head shows counts"
 
 
 @pytest.mark.parametrize(("max_group", "most"), [(4, 64), (16, 16), (256, 1)])
-def test_report_that_demotes_more_members_than_its_share_is_left_out(max_group: int, most: int) -> None:
+def test_report_is_left_out_when_it_demotes_more_members_than_its_share(max_group: int, most: int) -> None:
     setup = replace(SETUP, max_group=max_group)
     named = tuple(Identity(number.to_bytes(32, "big")).peer_id for number in range(1, most + 2))
     assert not cluster_overclaim(setup, Contribution(peer_id=HEADS[1], demoted=named[:most]))

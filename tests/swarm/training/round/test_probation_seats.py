@@ -1,4 +1,4 @@
-"""Seats of members on probation: what a coordinator may give, and what every member refuses."""
+"""Tests how many seats a coordinator may give to members on probation, and what every member refuses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def of(*members: Contribution) -> Group:
     return replace(group, members=members, part_values=part_sizes(SETUP.num_values, members))
 
 
-def test_group_has_all_proven_members_and_at_most_half_as_many_others() -> None:
+def test_group_seats_all_proven_members_and_at_most_half_as_many_on_probation() -> None:
     group, left_out = form_group(SETUP, 0, REPORTS)
     assert set(PROVEN) < set(group.peer_ids)
     assert len(group.on_probation) == 2
@@ -67,21 +67,21 @@ def test_group_has_all_proven_members_and_at_most_half_as_many_others() -> None:
     assert refused(group) == ""
 
 
-def test_members_on_probation_make_no_step_alone() -> None:
+def test_members_on_probation_alone_form_no_group() -> None:
     idle = {peer: ready(tokens=0) for peer in PROVEN}
     group, left_out = form_group(SETUP, 0, REPORTS | idle)
     assert set(group.peer_ids) == set(PROVEN)
     assert set(left_out) == set(FRESH)
 
 
-def test_coordinator_that_seats_more_of_them_is_refused() -> None:
+def test_group_with_too_many_members_on_probation_is_refused() -> None:
     assert refused(of(*(each.contribution_of(peer) for peer, each in REPORTS.items()))) == (
         "it has 12 members on probation, which is too many"
     )
 
 
 @pytest.mark.parametrize(("peer", "left"), [(FRESH[0], 0), (FRESH[0], 2), (PROVEN[1], 1)])
-def test_member_that_says_otherwise_than_the_state_is_left_out_and_its_group_refused(peer: str, left: int) -> None:
+def test_member_that_misstates_its_probation_is_left_out_and_its_group_refused(peer: str, left: int) -> None:
     reports = {**{each: REPORTS[each] for each in PROVEN}, peer: ready(left)}
     group, left_out = form_group(SETUP, 0, reports)
     assert left_out == {peer: MISSTATED}

@@ -1,4 +1,5 @@
-"""A member's promise outlives its process: it votes once for a step, and finishes what it voted for."""
+"""Tests that a member's promise outlives its process: it votes once for a step, and finishes the step for which it
+voted."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ PROMISE = Promise(
 )
 
 
-def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
+def test_promise_file_returns_the_promise_that_was_written_last(tmp_path: Path) -> None:
     file = PromiseFile(tmp_path / "votes")
     assert file.read() is None
     file.write(Promise(report=ready(1)))
@@ -40,7 +41,9 @@ def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
     later = Promise(report=ready(4), first_attempt=4)
     file.write(later)
     assert file.read() == later
-    assert [path.name for path in (tmp_path / "votes").iterdir()] == ["promise.bin"], "parts go with their vote"
+    assert [path.name for path in (tmp_path / "votes").iterdir()] == ["promise.bin"], (
+        "the parts of a vote must be deleted with it"
+    )
 
 
 def test_promise_file_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_promise_file_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 10, 40, -1])
-def test_promise_file_that_is_damaged_is_refused(tmp_path: Path, cut: int) -> None:
+def test_promise_file_is_refused_when_it_is_damaged(tmp_path: Path, cut: int) -> None:
     PromiseFile(tmp_path).write(PROMISE)
     path = tmp_path / "promise.bin"
     path.write_bytes(path.read_bytes()[:cut])
@@ -64,7 +67,7 @@ def test_promise_file_that_is_damaged_is_refused(tmp_path: Path, cut: int) -> No
     assert "vote twice" in caught.value.remedy
 
 
-def test_promise_whose_parts_are_damaged_is_kept_without_them(tmp_path: Path) -> None:
+def test_promise_is_kept_without_its_parts_when_they_are_damaged(tmp_path: Path) -> None:
     PromiseFile(tmp_path).write(PROMISE)
     (path,) = tmp_path.glob("parts-*.bin")
     for data in (path.read_bytes()[:-1], b"", b"\xff" * 100):
@@ -72,7 +75,7 @@ def test_promise_whose_parts_are_damaged_is_kept_without_them(tmp_path: Path) ->
         assert PromiseFile(tmp_path).read() == replace(PROMISE, parts=())
 
 
-def test_promise_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_promise_that_cannot_be_written_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "votes").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match="vote cannot be written"):
         PromiseFile(tmp_path / "votes").write(PROMISE)
@@ -82,12 +85,12 @@ def begun(promise: Promise | None, start: RoundSetup | None = None) -> RoundStat
     return machine.begin(start or setup(), accused={}, promise=promise)
 
 
-def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote() -> None:
+def test_restarted_member_continues_after_the_promised_attempt_with_its_vote() -> None:
     state = begun(PROMISE)
     assert state.attempt == 4
     assert state.lock is not None
     assert (state.lock.lock, state.lock.origin, state.own_prepare_vote) == (LOCK, b"origin", OWN_PREPARE_VOTE)
-    # and so it reports, or lets its own group resume
+    # so it reports its vote, or lets its own group resume it
     _, actions = machine.step(state, OFFER, 0.0)
     assert all(isinstance(each, Ask | Sign) for each in actions)
     assert {each.ready.lock for each in actions if isinstance(each, Ask)} <= {LOCK}
@@ -105,7 +108,7 @@ def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote(
     ],
     ids=["a step before", "before the members were admitted", "after it", "a step later", "decided", "alone"],
 )
-def test_step_from_another_state_is_taken_part_in_unless_the_promise_was_from_a_later_one(
+def test_member_abstains_from_a_step_only_when_its_promise_was_made_at_a_later_state(
     start: RoundSetup, attempt: int, abstains: bool
 ) -> None:
     state = begun(PROMISE, start)
@@ -124,8 +127,8 @@ def test_abstaining_member_leads_no_group() -> None:
             assert not any(isinstance(each, Sign) for each in actions)
 
 
-def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> None:
-    """The file of a member holds each report and vote, and the lock behind a second one, before it is sent."""
+def test_member_writes_its_promise_to_disk_before_it_sends_anything_about_it(tmp_path: Path) -> None:
+    """The member's file must hold each report and vote, and the lock behind a commit vote, before they are sent."""
     sent: list[tuple[str, bool]] = []
 
     async def main() -> None:
@@ -159,7 +162,7 @@ def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> Non
 
 
 def _is_kept(kept: Promise | None, request: bytes, *, is_vote: bool) -> tuple[str, bool]:
-    """Return what a request is, and whether the promise `kept` covers it."""
+    """Return the kind of a request, and whether the promise `kept` covers it."""
     if not is_vote:
         return "report", kept is not None and kept.report.attempt == Ready.from_bytes(request).attempt
     vote = Vote.from_bytes(request)
@@ -172,11 +175,9 @@ def _is_kept(kept: Promise | None, request: bytes, *, is_vote: bool) -> tuple[st
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "forgotten"])
-def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the_restart(
-    tmp_path: Path, keeps: bool
-) -> None:
-    """Each might have been counted by a member that is gone. Without promises the restarted ones commit another state,
-    which is why they are kept."""
+def test_restarted_members_finish_votes_that_nobody_counted_before_all_were_killed(tmp_path: Path, keeps: bool) -> None:
+    """Each vote might have been counted by a member that is gone. Without promises the restarted members commit another
+    state, which is why promises are kept."""
     run = config(min_group=2, outer_steps=2)
 
     def store(name: str) -> PromiseFile | None:
@@ -207,7 +208,7 @@ def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the
         assert len(decided) == 1
         async with Swarm(run) as after:
             for name, (state, certificate) in held.items():
-                # their next interval would give other contributions
+                # their next intervals would give other contributions
                 inner = SyntheticInner(corrupt=lambda x_N: x_N + 0.01 * torch.ones_like(x_N))
                 await after.join(name, inner=inner, state=state, certificate=certificate, promises=store(name))
             members = await after.finish()
@@ -216,7 +217,7 @@ def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the
     virtual_time.run(main())
 
 
-def test_member_that_lost_the_state_it_voted_from_waits_for_it_and_says_so(tmp_path: Path) -> None:
+def test_member_waits_for_the_state_it_voted_from_and_reports_so_when_it_lost_that_state(tmp_path: Path) -> None:
     async def main() -> None:
         run = config(min_group=2, outer_steps=6)
         async with Swarm(run) as swarm:
@@ -231,12 +232,12 @@ def test_member_that_lost_the_state_it_voted_from_waits_for_it_and_says_so(tmp_p
         assert former[0] is not None
         assert former[0].outer_step < 3
         async with Swarm(run) as again:
-            # two are back without their checkpoints: alone they would begin the run anew
+            # two are back without their checkpoints: alone they would begin a new run
             early = [await again.join(name, promises=PromiseFile(tmp_path / name)) for name in ("m0", "m1")]
             await asyncio.sleep(100.0)
             assert not any(member.of(OuterStep) for member in early)
             assert "it waits for a member that has it" in early[0].of(RoundAborted)[0].reason
-            # a state in between is not the one that they voted from
+            # a state in between is not the one from which they voted
             await again.join("old backup", state=former[0], certificate=former[1])
             await asyncio.sleep(100.0)
             assert {each.trainer.state.outer_step for each in early if each.trainer.state} == {former[0].outer_step}

@@ -1,4 +1,4 @@
-"""Every order of events in one step, to a bound: no two certificates with one liar of four, whatever is lost or late.
+"""Tests every order of events in one step, to a bound: one liar of four makes no two certificates, whatever is lost.
 
 `tests/chaos/test_chaos_round_model.py` goes one attempt further.
 """
@@ -15,7 +15,9 @@ MAJORITY = Succession(min_group=2, majority_after_s=60.0)
 def test_one_liar_of_four_makes_no_two_certificates_in_two_attempts() -> None:
     found = explore(Model(rule=Rule()))
     assert found.violation is None, found.violation
-    assert (found.num_states, found.num_certified) == (7554, 2311), "the model has changed: is the new bound right?"
+    assert (found.num_states, found.num_certified) == (7554, 2311), (
+        "the model has changed: check whether the new bound is right"
+    )
 
 
 @pytest.mark.parametrize("succession", [Succession(min_group=2), MAJORITY], ids=["two thirds", "majority"])
@@ -29,7 +31,7 @@ def _two_certificates(found: Explored) -> bool:
     return found.violation is not None
 
 
-def test_one_phase_with_unproven_reports_falls_to_one_liar_of_four() -> None:
+def test_one_liar_of_four_makes_two_certificates_with_one_phase_and_unproven_reports() -> None:
     """This was the rule before there were locks."""
     assert _two_certificates(explore(Model(rule=Rule(phases=1))))
 
@@ -39,10 +41,10 @@ def test_one_phase_with_unproven_reports_falls_to_one_liar_of_four() -> None:
     [Rule(remembers=False), Rule(proves=False), Rule(succession=MAJORITY)],
     ids=["locks forgotten on restart", "groups that resume what they like", "a majority"],
 )
-def test_model_finds_what_each_part_of_the_rule_prevents(rule: Rule) -> None:
+def test_model_finds_two_certificates_without_any_single_part_of_the_rule(rule: Rule) -> None:
     assert _two_certificates(explore(Model(rule=rule)))
 
 
-def test_locks_forgotten_on_restart_matter_without_liars_too() -> None:
+def test_locks_forgotten_on_restart_allow_two_certificates_without_liars() -> None:
     rule = Rule(remembers=False, succession=MAJORITY)
     assert _two_certificates(explore(Model(rule=rule, num_members=3, lies=False)))

@@ -1,6 +1,6 @@
-"""The round machine alone: golden traces that replay event by event, and rules that no trace may break.
+"""Tests the round machine alone: golden traces replay event by event, and no trace may break its rules.
 
-Each file in `traces` is one member's life in one step: what happened, what it did, in which phase that left it.
+Each file in `traces` records one member in one step: each event, the actions that followed, and the phase after it.
 """
 
 from __future__ import annotations
@@ -79,22 +79,22 @@ def test_trace_replays_to_the_same_phases_and_actions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_trace_file_is_what_its_script_gives(name: str) -> None:
+def test_trace_file_equals_the_trace_of_its_script(name: str) -> None:
     assert json.loads((TRACES / f"{name}.json").read_text()) == json.loads(json.dumps(trace(name)))
 
 
 # --- single rules ----------------------------------------------------------------------------------------------------
 
 
-def test_step_with_votes_before_the_own_result_waits_for_it() -> None:
-    """Others may still need this member's part, so it does not run off with a certificate."""
+def test_member_waits_for_its_own_result_when_votes_arrive_first() -> None:
+    """Others may still need this member's part, so it must not finish with a certificate."""
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (COORDINATOR, *OTHERS)]
     state, actions = run(script)
     assert (state.phase, actions) == ("reducing", [])
 
 
-def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once() -> None:
+def test_hopeless_vote_ends_at_once_when_members_leave_before_voting() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [
         (2.0, vote_of(ME, FIRST, OUTCOME)),
@@ -105,25 +105,25 @@ def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once
     assert isinstance(actions[0], Announce)
     assert isinstance(actions[1], GiveUp)
     assert state.lock is None, "two prepare votes of four prove nothing"
-    assert state.mine == contribution(ME), "the contribution is kept"
+    assert state.mine == contribution(ME), "the contribution must be kept for the next attempt"
 
 
 @pytest.mark.parametrize("change", [{"sequence": 1}, {"state_digest": b"x" * 32}])
-def test_report_from_another_state_or_resume_order_is_answered_and_in_no_group(change: dict[str, object]) -> None:
+def test_report_from_another_state_or_resume_order_is_answered_and_not_kept(change: dict[str, object]) -> None:
     start = setup(COORDINATOR)
     state, actions = run([(0.0, Reported(peer=ME, ready=ready(**change)))], start)
     assert [(each.peer, each.reply.kind) for each in actions if isinstance(each, Reply)] == [(ME, "behind")]
     assert not state.ready
 
 
-def test_announce_comes_before_the_attempt_is_torn_down() -> None:
+def test_abort_is_announced_before_the_attempt_is_given_up() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     _, actions = run([*script, (2.0, ReduceFailed(attempt=0, reason="bad slice", accused=(OTHERS[0],)))])
     assert [type(action) for action in actions] == [Announce, GiveUp]
     assert actions[0].abort.accused == (OTHERS[0],)  # type: ignore[union-attr]
 
 
-def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard() -> None:
+def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_it_reports() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script.append((2.0, ReduceFailed(attempt=0, reason="x", accused=(OTHERS[0],), unreachable=(OTHERS[1],))))
     state, _ = run([*script, (2.1, Reported(peer=OTHERS[1], ready=ready(2)))])
@@ -132,8 +132,8 @@ def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard
 
 
 @pytest.mark.parametrize("certain", [True, False])
-def test_peer_that_has_ended_the_attempt_before_its_bad_slice_was_proved_is_named_all_the_same(certain: bool) -> None:
-    """Streams that break as an attempt ends say nothing of who was at fault."""
+def test_peer_with_a_bad_slice_is_accused_although_the_attempt_ended_before_the_proof(certain: bool) -> None:
+    """Streams that break as an attempt ends do not show which peer was at fault."""
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, ReduceFailed(attempt=0, reason="it left"))]
     late = ReduceFailed(attempt=0, reason="bad slice", accused=(OTHERS[0],), certain=certain)
     state, actions = run([*script, (2.01, late)])
@@ -141,7 +141,7 @@ def test_peer_that_has_ended_the_attempt_before_its_bad_slice_was_proved_is_name
     assert (state.attempt, actions) == (1, [])
 
 
-def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
+def test_rests_between_failed_attempts_grow_up_to_a_bound() -> None:
     state, _ = run([(0.0, OFFER)])
     now, rests = 0.0, []
     for _ in range(12):
@@ -149,7 +149,7 @@ def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
         due = machine.wake_at(state)
         assert due is not None
         rests.append(due - now)
-        # forget, so that there is always somebody to ask
+        # forget faults, so that there is always a coordinator to ask
         faults, timers = replace(state.faults, unreachable={}), replace(state.timers, deadline=due)
         state = replace(state, faults=faults, timers=timers)
         state, _ = machine.step(state, Tick(), due)
@@ -172,7 +172,7 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], COORDINATOR)], ids=["itself", "others"])
-def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_who_tells_of_it_is_not(
+def test_member_that_leaves_twice_in_a_step_is_left_out_and_the_reporting_peers_are_not(
     tellers: tuple[str, str],
 ) -> None:
     state, _ = run([(0.0, OFFER)])
@@ -187,7 +187,7 @@ def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_
     assert set(state.faults.unreachable) == {OTHERS[0]}
 
 
-def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_itself() -> None:
+def test_attempt_that_a_member_leaves_names_the_missing_peer_and_not_that_member() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     gone = left(OTHERS[1], FIRST, "silent")
     gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
@@ -196,10 +196,10 @@ def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_it
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_coordinator_that_was_missing_in_the_last_attempt_is_asked_as_one_that_may_be_gone_until_it_is_heard(
+def test_coordinator_that_was_missing_before_is_asked_with_a_short_limit_until_it_is_heard(
     heard: bool,
 ) -> None:
-    """It has cost the others its full time once. Who is there and slow is given the full time again later."""
+    """It has cost the others its full time once. A slow but present coordinator is given the full time again later."""
     missing = coordinator_at(1)
     gone = left(next(peer for peer in PEERS if peer not in {ME, missing}), FIRST, "silent")
     gone = replace(gone, abort=replace(gone.abort, accused=(missing,)))
@@ -213,7 +213,7 @@ def test_coordinator_that_was_missing_in_the_last_attempt_is_asked_as_one_that_m
         assert [(each.peer, each.was_missing) for each in actions if isinstance(each, Ask)] == [(missing, is_short)]
 
 
-def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:
+def test_coordinator_names_only_members_that_did_not_answer_as_missing() -> None:
     mine = Offered(contribution=contribution(COORDINATOR))
     state, _ = run([(0.0, mine)], setup(COORDINATOR, min_group=4))
     due = machine.wake_at(state)
@@ -231,7 +231,7 @@ def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_
     assert f"there, and not ready: {short_id(ME)}" in notice.reason
 
 
-def test_grace_follows_the_interval_that_the_member_last_had() -> None:
+def test_grace_follows_from_the_members_last_interval() -> None:
     reports: Script = [(1.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
     mine = Offered(contribution=contribution(COORDINATOR), interval_s=40.0)
     state, _ = run([(0.0, mine), *reports], setup(COORDINATOR))
@@ -241,7 +241,7 @@ def test_grace_follows_the_interval_that_the_member_last_had() -> None:
     assert state.timers.grace_until == 11.0
 
 
-def test_report_that_a_waiting_member_sends_again_changes_nothing() -> None:
+def test_repeated_report_of_a_waiting_member_changes_nothing() -> None:
     state, _ = run([(1.0, Reported(peer=OTHERS[0], ready=ready()))], setup(COORDINATOR))
     again, actions = machine.step(state, Reported(peer=OTHERS[0], ready=ready()), 2.0)
     assert again is state
@@ -250,13 +250,13 @@ def test_report_that_a_waiting_member_sends_again_changes_nothing() -> None:
     assert changed.ready[OTHERS[0]].leaving
 
 
-def test_member_tells_for_whom_it_waits() -> None:
+def test_member_names_the_peers_for_which_it_waits() -> None:
     reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
     state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR))), *reports], setup(COORDINATOR))
     assert awaited_peers(state) == tuple(sorted((ME, OTHERS[1])))
     assert num_lacking(state) == 0
     state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR)))], setup(COORDINATOR, roster=()))
-    assert (awaited_peers(state), num_lacking(state)) == ((), 1), "a run that begins has no members to name"
+    assert (awaited_peers(state), num_lacking(state)) == ((), 1), "a new run has no members to name"
     state, _ = run([(0.0, OFFER)])
     assert (awaited_peers(state), num_lacking(state)) == ((COORDINATOR,), 0)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
@@ -265,7 +265,7 @@ def test_member_tells_for_whom_it_waits() -> None:
     assert awaited_peers(run(script)[0]) == tuple(sorted(OTHERS))
 
 
-def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
+def test_many_strangers_keep_no_member_from_voting_or_reporting() -> None:
     script: Script = [(0.0, replace(vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
     script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [(3.1, vote_of(peer, FIRST, OUTCOME)) for peer in PEERS]
@@ -286,8 +286,8 @@ def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("by_report", [True, False])
-def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowly(by_report: bool) -> None:
-    """The pauses grow until a group fits in between."""
+def test_peer_that_names_one_attempt_after_another_is_followed_more_and_more_slowly(by_report: bool) -> None:
+    """The pauses grow until a group can form between them."""
     state, _ = run([(0.0, OFFER)])
     now, moved_at = 0.0, list[float]()
     while now < 60.0:
@@ -302,7 +302,7 @@ def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowl
     assert moved_at[-1] - moved_at[-2] >= 4.9
 
 
-def test_later_attempt_that_was_named_too_soon_is_gone_to_when_its_time_has_come() -> None:
+def test_later_attempt_that_was_named_too_soon_begins_when_it_is_due() -> None:
     """The peer that named it waits there, and does not repeat it soon."""
     script: Script = [
         (0.0, OFFER),
@@ -327,16 +327,16 @@ def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
     assert (state.attempt, state.phase) == (5, "resting")
 
 
-def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left() -> None:
+def test_attempt_that_a_stranger_names_is_ignored_while_roster_members_are_left() -> None:
     state, _ = run([(0.0, OFFER), (1.0, Reported(peer="stranger", ready=ready(3)))])
     assert state.attempt == 0
     state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(3)), 1.0)
     assert state.attempt == 3
 
 
-def test_member_without_tokens_waits_on_for_those_that_train_and_these_miss_nobody_when_they_are_moved() -> None:
-    """A member that validates reports at once: the others' intervals would look to it like a group that is withheld,
-    and a bare majority would be enough for them once it had moved them."""
+def test_member_without_tokens_waits_for_training_members_and_moves_them_without_shortage() -> None:
+    """A validating member reports at once. The others' long intervals must not look to it like a withheld group, and
+    once it has moved them on, a bare majority must not be enough for them."""
     idle, _ = run([(0.0, Offered(contribution=replace(contribution(ME), num_tokens=0, num_samples=0)))])
     busy, _ = run([(0.0, OFFER)])
     assert (idle.asked, idle.timers.waits_until) == (COORDINATOR, None)
@@ -347,8 +347,8 @@ def test_member_without_tokens_waits_on_for_those_that_train_and_these_miss_nobo
     assert (moved.attempt, moved.attempts.short_since) == (3, 1.0)
 
 
-def test_trainer_outside_the_roster_ends_no_attempt_and_follows_the_roster_to_the_next_one() -> None:
-    """A coordinator that withholds the group has those of the roster move on; the others only wait for these."""
+def test_trainer_outside_the_roster_ends_no_attempt_and_follows_roster_members_to_the_next() -> None:
+    """When a coordinator withholds the group, roster members move on, and the others only wait for them."""
     outside = setup(roster=(COORDINATOR, *OTHERS))
     state, _ = run([(0.0, OFFER), (10_000.0, Tick())], outside)
     assert (state.phase, state.attempt, machine.wake_at(state)) == ("forming", 0, None)
@@ -357,13 +357,13 @@ def test_trainer_outside_the_roster_ends_no_attempt_and_follows_the_roster_to_th
     assert any(isinstance(action, Ask) for action in actions)
 
 
-def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
+def test_attempt_number_that_leaves_no_room_for_later_ones_is_ignored() -> None:
     """One message could otherwise move all members to the last possible attempt."""
     last = limits.MAX_ATTEMPT
     state, _ = run([(0.0, OFFER), (1.0, Reported(peer=OTHERS[0], ready=ready(last)))])
     assert state.attempt == 0
     state, _ = run([(0.0, OFFER), (1.0, Moved(attempt=0, to=last))])
-    assert (state.attempt, state.phase) == (1, "resting"), "another coordinator is asked"
+    assert (state.attempt, state.phase) == (1, "resting"), "the next coordinator must be asked"
     state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], setup(roster=()))
     assert state.attempt == 0
 
@@ -376,7 +376,7 @@ def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
-    """Strangers are unlimited in number, and a report names a limited number of peers."""
+    """The number of strangers is unlimited, and a report can name only a limited number of peers."""
     other = outcome(FIRST, b"t")
     script: Script = [
         (0.0, vote_of(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
@@ -386,7 +386,7 @@ def test_strangers_that_vote_twice_are_not_accused() -> None:
     assert any(isinstance(action, Ask) for action in actions)
 
 
-def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> None:
+def test_report_names_accused_roster_members_before_former_ones() -> None:
     former = [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, 300)]
     state = machine.begin(setup(), accused=dict.fromkeys([*former, OTHERS[0]], "it lied"))
     _, actions = machine.step(state, OFFER, 0.0)
@@ -395,21 +395,21 @@ def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> No
     assert OTHERS[0] in ask.ready.accused
 
 
-def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() -> None:
+def test_coordinator_forms_the_group_without_its_own_work_when_its_interval_takes_long() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
     state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], setup(COORDINATOR))
     assert state.phase == "signing"
     (sign,) = actions
     assert isinstance(sign, Sign)
     assert next(member for member in sign.group.members if member.peer_id == COORDINATOR).num_tokens == 0
-    # its interval ends between signing and hearing of its own group
+    # its interval ends after signing and before it receives its own group
     own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
     state, _ = machine.step(state, Offered(contribution=contribution(COORDINATOR)), 2.0)
     state, actions = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(actions[0], Reduce)
 
 
-def test_coordinator_of_a_full_group_waits_for_its_own_interval() -> None:
+def test_coordinator_waits_for_its_own_interval_when_the_group_is_full() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
     state, actions = run(script, setup(COORDINATOR, max_group=4))
     assert (state.phase, actions) == ("forming", [])
@@ -418,20 +418,20 @@ def test_coordinator_of_a_full_group_waits_for_its_own_interval() -> None:
     assert all(member.num_tokens for member in sign.group.members)
 
 
-def test_coordinator_asks_the_absent_where_they_are_and_then_to_hurry() -> None:
+def test_coordinator_asks_absent_members_where_they_are_and_then_to_hurry() -> None:
     script: Script = [(0.0, Offered(contribution=contribution(COORDINATOR))), (0.5, Reported(peer=ME, ready=ready()))]
     state, actions = run(script, setup(COORDINATOR))
     assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=False)]
     state, actions = machine.step(state, Tick(), 1.5)
     assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=True)]
-    # one is found dead, the other comes: nobody is waited for any more
+    # one is found dead and the other one reports: nobody is missing any more
     state, actions = machine.step(state, Lost(peer=OTHERS[0], reason="gone"), 1.6)
     assert actions == []
     state, actions = machine.step(state, Reported(peer=OTHERS[1], ready=ready()), 1.7)
     assert isinstance(actions[0], Sign)
 
 
-def test_member_behind_is_told_and_an_earlier_attempt_corrected() -> None:
+def test_member_that_is_behind_or_at_an_earlier_attempt_is_answered_so() -> None:
     script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=4))]
     _, actions = run([*script, (2.0, Reported(peer=OTHERS[0], ready=ready(1)))])
     assert [(type(each), each.reply.kind, each.reply.attempt) for each in actions if isinstance(each, Reply)] == [
@@ -441,7 +441,7 @@ def test_member_behind_is_told_and_an_earlier_attempt_corrected() -> None:
     assert actions[0].reply.kind == "behind"  # type: ignore[union-attr]
 
 
-def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -> None:
+def test_coordinator_blames_a_member_that_withholds_the_parts_for_which_it_voted() -> None:
     withheld = {"lock": locked(FIRST), "origin": FIRST.data}
     start, me = setup(COORDINATOR, first_attempt=4), Offered(contribution=contribution(COORDINATOR))
     script: Script = [(0.0, Reported(peer=peer, ready=ready(4))) for peer in OTHERS]
@@ -452,12 +452,12 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
     own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
-    assert recover.is_audited, "the lock shows that honest members have audited it"
+    assert recover.is_audited, "a lock shows that honest members have audited the parts"
     state, _ = machine.step(state, ReduceFailed(attempt=4, reason="cannot be had"), 3.0)
     assert set(state.faults.unreachable) == {ME}
 
 
-def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() -> None:
+def test_member_blames_the_signer_of_an_origin_that_says_falsely_that_the_member_leaves() -> None:
     members = tuple(replace(each, leaving=each.peer_id == ME) for each in FIRST.group.members)
     made_up = replace(FIRST, group=replace(FIRST.group, members=members), signer=OTHERS[0])
     coordinator = machine.begin(setup(ME, first_attempt=1), accused={}).coordinator
@@ -470,7 +470,7 @@ def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() 
     assert [type(each) for each in actions] == [Recover]
 
 
-def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_other() -> None:
+def test_made_up_vote_and_a_missing_one_have_no_honest_member_accused() -> None:
     liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (ME, COORDINATOR)]
@@ -484,7 +484,7 @@ def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_
     ("lost", "words"),
     [((), ""), ((OTHERS[0],), "2 of the 3 members of the last step that the next one needs are there")],
 )
-def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[str, ...], words: str) -> None:
+def test_member_that_loses_too_many_others_reports_how_many_the_run_needs(lost: tuple[str, ...], words: str) -> None:
     script: Script = [(0.0, OFFER), *((0.5, Lost(peer=peer, reason="x")) for peer in lost)]
     _, actions = run([*script, (1.0, Lost(peer=COORDINATOR, reason="x"))])
     (notice,) = [each for each in actions if isinstance(each, GiveUp)]
@@ -492,7 +492,7 @@ def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[
     assert ("waits" in notice.reason) == bool(words)
 
 
-def test_finished_round_ignores_everything() -> None:
+def test_finished_round_ignores_all_events() -> None:
     me, script = member_commits()
     state, actions = run(script[:-1], setup(me))
     (finish,) = actions
@@ -510,7 +510,7 @@ ALL_EVENTS = [event for script in SCRIPTS.values() for _, event in script()[1]]
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ALL_EVENTS), st.floats(0.0, 5.0)), max_size=40), st.sampled_from(PEERS))
-def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
+def test_step_never_raises_and_votes_once_in_an_attempt_for_events_in_any_order(
     script: list[tuple[Event, float]], me: str
 ) -> None:
     state, now, votes = machine.begin(setup(me), accused={}), 0.0, []
@@ -527,7 +527,7 @@ def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
     }
 
 
-def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() -> None:
+def test_suspect_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script.append((2.0, ReduceFailed(attempt=0, reason="x", unreachable=(OTHERS[0],))))
     state, _ = run([*script, (2.1, Reported(peer=OTHERS[0], ready=ready(1)))])
@@ -536,7 +536,7 @@ def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() ->
     assert not state.faults.unreachable
 
 
-def test_peer_that_the_run_does_not_admit_is_told_so_and_counts_for_nothing() -> None:
+def test_peer_that_the_run_does_not_admit_is_refused_with_the_reason_and_not_kept() -> None:
     start = setup(COORDINATOR, roster=(), admission=PEERS[:3])
     stranger = PEERS[3]
     state, _ = machine.step(machine.begin(start, accused={}), Sighted(peer=stranger), 0.0)

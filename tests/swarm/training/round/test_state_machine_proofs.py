@@ -1,4 +1,4 @@
-"""What the round machine does with evidence, and with a result that nobody shows how they made."""
+"""Tests what the round machine does with evidence, and with results that nobody audited."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROOF = Convicted(peer=LIAR, reason="it signed a wrong result")
 UNAUDITED = ReduceFailed(attempt=0, reason="does not show", unreachable=(LIAR,), unaudited=True)
 
 
-def test_evidence_against_a_member_of_the_group_ends_the_attempt_and_names_it() -> None:
+def test_attempt_ends_and_names_a_member_when_there_is_evidence_against_it() -> None:
     state, actions = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, PROOF)])
     assert [type(each) for each in actions][:3] == [ShowEvidence, Announce, GiveUp]
     assert state.attempt == 1
@@ -52,7 +52,7 @@ def test_evidence_against_a_member_of_the_group_ends_the_attempt_and_names_it() 
     assert state.faults.accused[LIAR] == "it signed a wrong result"
 
 
-def test_liar_that_votes_for_its_lie_gets_no_vote_of_who_has_the_evidence() -> None:
+def test_member_with_evidence_against_a_liar_does_not_vote_with_it() -> None:
     lie = outcome(FIRST, b"l")
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.5, vote_of(LIAR, FIRST, lie)), (2.0, PROOF)]
     state, actions = run(script)
@@ -66,10 +66,10 @@ def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_
     (show,) = [each for each in actions if isinstance(each, ShowEvidence)]
     assert set(show.peers) == {COORDINATOR, ME, HONEST}
     assert not any(isinstance(each, Reduce) for each in actions)
-    assert COORDINATOR not in state.faults.failed, "it may not have the evidence"
+    assert COORDINATOR not in state.faults.failed, "the coordinator may not have had the evidence"
 
 
-def test_convicted_member_is_told_so_waited_for_by_nobody_and_in_no_group() -> None:
+def test_convicted_member_is_refused_with_the_reason_and_not_waited_for() -> None:
     script: Script = [(0.0, PROOF), (0.1, Offered(contribution=contribution(COORDINATOR)))]
     script += [(0.2, Reported(peer=LIAR, ready=ready()))]
     state, actions = run(script, setup(COORDINATOR))
@@ -82,7 +82,7 @@ def test_convicted_member_is_told_so_waited_for_by_nobody_and_in_no_group() -> N
     assert LIAR not in sign.group.peer_ids
 
 
-def test_convicted_coordinator_is_asked_no_more() -> None:
+def test_convicted_coordinator_is_not_asked_again() -> None:
     state, actions = run([(0.0, OFFER), (1.0, Convicted(peer=COORDINATOR, reason="a lie"))])
     assert any(isinstance(each, GiveUp) for each in actions)
     state, actions = machine.step(state, Tick(), 2.0)
@@ -97,7 +97,7 @@ def test_conviction_outlives_the_step() -> None:
 
 
 @pytest.mark.parametrize(("voters", "goes_on"), [((), False), ((LIAR,), False), ((LIAR, HONEST), True)])
-def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_voted(
+def test_unaudited_part_gets_a_vote_only_when_more_than_a_third_have_voted_for_it(
     voters: tuple[str, ...], goes_on: bool
 ) -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
@@ -110,7 +110,7 @@ def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_vot
 
 
 @pytest.mark.parametrize("on_probation", [(), (LIAR,), (LIAR, HONEST)])
-def test_votes_of_members_on_probation_do_not_stand_in_for_an_audit(on_probation: tuple[str, ...]) -> None:
+def test_votes_of_members_on_probation_do_not_replace_an_audit(on_probation: tuple[str, ...]) -> None:
     group = FIRST.group
     members = tuple(replace(each, steps_left=3 if each.peer_id in on_probation else 0) for each in group.members)
     state, _ = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST))])
@@ -121,8 +121,8 @@ def test_votes_of_members_on_probation_do_not_stand_in_for_an_audit(on_probation
     assert any(isinstance(each, Recover) for each in actions) == (not on_probation)
 
 
-def test_members_word_against_another_leaves_nobody_out_of_the_first_attempt() -> None:
-    """A tie goes against neither side: evidence convicts, and a word does not."""
+def test_one_members_accusation_leaves_nobody_out_of_the_first_attempt() -> None:
+    """A tie goes against neither side. Only evidence convicts."""
     script: Script = [(0.0, Offered(contribution=contribution(COORDINATOR)))]
     script += [(0.1, Reported(peer=LIAR, ready=ready(accused=(HONEST,))))]
     script += [(0.2, Reported(peer=HONEST, ready=ready())), (0.3, Reported(peer=ME, ready=ready()))]

@@ -1,4 +1,4 @@
-"""Tiny models of several families, and a whole swarm of servers around one client on a simulated internet."""
+"""Tiny models of several families, and a swarm of servers around one client on a simulated internet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROMPT = "def add(a, b):\n    return"
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`model_dirs("llama")`: a directory with a tiny model of that family, written once."""
+    """`model_dirs("llama")` returns a directory with a tiny model of that family, which is written once."""
     written: dict[str, Path] = {}
 
     def get(family: str) -> Path:
@@ -61,7 +61,7 @@ shared_load = sharing_load()
 
 @dataclass
 class Box:
-    """Servers and a client that know each other. `servers` by peer id, in the order of their spans."""
+    """Servers and a client that know each other. `servers` lists peer ids in the order of their spans."""
 
     internet: MemoryInternet
     directory: Path
@@ -75,7 +75,7 @@ class Box:
     async def add(
         self, start: int, end: int, options: ServerOptions | None = None, *, name: str = "tiny", who: str = ""
     ) -> SpanServer:
-        """A server; `who` is what it is called in a fault script."""
+        """Add a server, which fault scripts call `who`."""
         network = self.internet.network()
         self.who[who or f"s{len(self.servers)}"] = network.peer_id
         membership = await self.stack.enter_async_context(Membership(network))
@@ -88,7 +88,7 @@ class Box:
         return server
 
     async def known(self, num_servers: int, name: str = "tiny") -> None:
-        """Wait until the client sees that many servers."""
+        """Wait until the client sees `num` servers."""
         async with asyncio.timeout(60):
             while len(await self.membership.servers(name)) < num_servers:
                 await asyncio.sleep(0.1)
@@ -100,16 +100,16 @@ class Box:
         return [token.token_id async for token in self.generate(num_tokens, **options)]
 
     async def kit(self) -> ModelAssets:
-        """What the client has made of the servers' files."""
+        """Return what the client has made of the servers' files."""
         return await self.client._assets_of("tiny")
 
     async def blocks(self, *, head: bool = False) -> RemoteBlocks:
-        """The client's remote blocks."""
+        """Return the client's remote blocks."""
         chosen = await self.client._catalog.to_use("tiny")
         return await (await self.client._tensors()).blocks(chosen, ForwardOptions(head=head))
 
     def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
-        """What one machine alone answers to PROMPT."""
+        """Return the answer to PROMPT that a single machine computes."""
         return local_tokens(self.directory, byte_tokenizer()(PROMPT)["input_ids"], num_tokens)
 
     async def all_freed(self) -> None:
@@ -146,9 +146,10 @@ async def box(
     checks: SpotCheckOptions | None = None,
     text_at_home: KeptModels | None = None,
 ) -> AsyncIterator[Box]:
-    """Servers s0, s1, … of `spans` and a client that sees them all. Every one of `faults` must have struck by the end.
+    """Servers s0, s1, … of `spans` and a client that sees them all.
 
-    A dead server is noticed after `detection_s`, at once by default, as when a kernel resets its connections.
+    Each of `faults` must have fired by the end. The client notices a dead server after `detection_s`; 0, the default,
+    is a kernel that resets its connections.
     """
     internet = MemoryInternet(detection_s=detection_s)
     script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
@@ -181,19 +182,19 @@ async def box(
 
 @pytest.fixture(scope="session")
 def boxes() -> Any:
-    """`async with boxes(directory, [(0, 3), (3, 6)]) as box:`"""
+    """`async with boxes(directory, [(0, 3), (3, 6)]) as box:` starts such a swarm."""
     return box
 
 
 @pytest.fixture(scope="session", name="local_tokens")
 def local_tokens_fixture() -> Any:
-    """`local_tokens(directory, prompt_ids, num_tokens)`: what transformers generates greedily, on one machine."""
+    """`local_tokens(directory, prompt_ids, num_tokens)` returns what transformers generates greedily on one machine."""
     return local_tokens
 
 
 @pytest.fixture(scope="session")
 def write_tiny() -> Any:
-    """`write_tiny(directory, family, seed=0)`: another model of a family."""
+    """`write_tiny(directory, family, seed=0)` writes another model of a family."""
 
     def write(directory: Path, family: str, seed: int = 0) -> Path:
         return write_model(directory, FAMILIES[family](), seed)
@@ -203,7 +204,7 @@ def write_tiny() -> Any:
 
 @pytest.fixture(scope="session")
 def write_config() -> Callable[[Path, Any], Path]:
-    """`write_config(directory, config)`: a model of any config."""
+    """`write_config(directory, config)` writes a model of any config."""
     return write_model
 
 
@@ -214,6 +215,6 @@ def make_node_record() -> Callable[[], NodeRecord]:
 
 @pytest.fixture(scope="session")
 def tokenize() -> Callable[[str], list[int]]:
-    """Token ids of a prompt, as the tiny models' tokenizer gives them."""
+    """Return the token ids that the tiny models' tokenizer gives for a prompt."""
     tokenizer = byte_tokenizer()
     return lambda prompt: [int(token) for token in tokenizer(prompt)["input_ids"]]

@@ -1,4 +1,4 @@
-"""What a client takes from servers after an answer, and by which tolerance it judges them."""
+"""What a client collects from servers after an answer has ended, and the tolerance by which it judges them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ANSWER = FinishedAnswer(model=MODEL, codec="raw", has_plain_draws=True, was_repl
 
 
 class FakeConnection:
-    """Keeps who listens."""
+    """A connection that records who listens to it."""
 
     is_over = False
 
@@ -73,7 +73,7 @@ class FakeConnection:
 
 
 def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline]:
-    """Return an answer of `num_rows` positions, of whose middle boundary the client knows no row yet."""
+    """Return an answer of `num_rows` positions. The client knows none of the rows at its middle boundary yet."""
     messages = SessionMessages(MODEL, PrefixStore(), session_id="s", max_tokens=1024, codec="raw")
     pipeline = Pipeline(6, messages.new_buffer, max_step_tokens=512)
     stages = [
@@ -107,19 +107,19 @@ async def span_of(answer: ClosedAnswer) -> AnsweredSpan:
     return span
 
 
-def test_server_that_sends_rows_without_end_after_the_answer_fills_no_memory() -> None:
+def test_closed_answer_keeps_bounded_memory_when_a_server_sends_rows_without_end() -> None:
     async def scenario() -> None:
         answer, connection, pipeline = closed_answer(8)
         tracemalloc.start()
         try:
             for index in range(400):
-                connection.take(late(1 + index, 1))  # the answer has eight
+                connection.take(late(1 + index, 1))  # the answer has eight rows
                 connection.take(late(512, 512))
                 connection.take(late(1024, 512))
             kept, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert kept < 2**20, "of 100 MiB"
+        assert kept < 2**20, "100 MiB were sent"
         assert pipeline.buffers[3].length == 8
         connection.take(Commitment(sequence_id=ID, signed=b"signed"))
         span = await span_of(answer)
@@ -137,7 +137,7 @@ def test_server_that_sends_rows_without_end_after_the_answer_fills_no_memory() -
         StepResult(sequence_id=ID, position=8),
     ],
 )
-def test_what_else_comes_before_the_commitment_ends_nothing(between: Any) -> None:
+def test_closed_answer_waits_on_when_other_frames_come_before_the_commitment(between: Any) -> None:
     async def scenario() -> None:
         answer, connection, _ = closed_answer(8)
         connection.take(between)
@@ -148,7 +148,7 @@ def test_what_else_comes_before_the_commitment_ends_nothing(between: Any) -> Non
     virtual_time.run(scenario())
 
 
-def test_slow_server_has_its_time_from_its_last_new_row() -> None:
+def test_closed_answer_extends_the_deadline_when_a_slow_server_sends_a_new_row() -> None:
     async def scenario() -> None:
         answer, connection, _ = closed_answer(8)
         for position in (1, 2):
@@ -162,7 +162,7 @@ def test_slow_server_has_its_time_from_its_last_new_row() -> None:
 
 
 @pytest.mark.parametrize("what", ["lost", "slow", "silent", "ended"])
-def test_server_that_is_cut_off_before_it_signs_is_unchecked_and_a_silent_one_in_a_dispute(what: str) -> None:
+def test_check_is_unchecked_when_the_server_is_cut_off_and_disputed_when_it_stays_silent(what: str) -> None:
     async def scenario() -> None:
         answer, connection, _ = closed_answer(8)
         if what == "lost":
@@ -191,14 +191,14 @@ def context(dtype: str, results: Sequence[Any] = ()) -> CheckContext:
     return CheckContext(network_id="n", now=0.0, dtype=dtype, candidates=names, recompute=recompute)
 
 
-def test_kind_of_the_weights_is_proved_or_said_by_all_and_the_most_tolerant_counts() -> None:
+def test_dtype_is_the_most_tolerant_when_servers_announce_different_ones() -> None:
     digest = b"d" * 32
     revision = manifest_revision(digest, "bfloat16")
     said = [dataclasses.replace(RECORD, dtype=dtype) for dtype in ("float32", "float32")]
     published = dataclasses.replace(RECORD, revision=revision, manifest=digest, dtype="float32")
     assert dtype_of("float32", revision, [said[0], published]) == "bfloat16"
     assert dtype_of("float32", "r", said) == "float32"
-    assert dtype_of("bfloat16", "r", said) == "bfloat16", "others cannot make it fail by what they say"
+    assert dtype_of("bfloat16", "r", said) == "bfloat16", "a server must not fail because of what others claim"
     assert dtype_of("float32", "r", [*said, dataclasses.replace(RECORD, dtype="bfloat16")]) == "bfloat16"
     assert dtype_of("", "r", said) == ""
     assert dtype_of("float32", "r", [RECORD]) == ""
@@ -218,7 +218,7 @@ def test_server_of_unknown_weights_is_unchecked(monkeypatch: pytest.MonkeyPatch)
     virtual_time.run(scenario())
 
 
-def test_checker_that_is_off_by_rounding_alone_is_not_named() -> None:
+def test_checker_is_not_named_when_only_rounding_differs() -> None:
     tolerance = TOLERANCES["float32"].after(3).median_row
     near, far = (np.full((8, COLUMNS), 1.0 + share * tolerance) for share in (0.6, 1.2))
 
@@ -231,9 +231,9 @@ def test_checker_that_is_off_by_rounding_alone_is_not_named() -> None:
     virtual_time.run(scenario())
 
 
-def test_answer_whose_check_fails_here_does_not_end_the_checks_of_others() -> None:
+def test_checks_go_on_when_the_check_of_one_answer_raises() -> None:
     class Answer:
-        """Grows while it waits."""
+        """An answer that grows while it waits."""
 
         num_bytes = 10
 

@@ -1,4 +1,4 @@
-"""A draw follows from logits and the client's seed: noise of the logits explains those draws that it can make."""
+"""How much noise in the logits explains a drawn token, given the client's seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def some_draw(rng: random.Random, temperature: float) -> TokenDraw:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.0])
 @pytest.mark.parametrize("noise", [0.0, 1e-5, 1e-2])
-def test_token_drawn_from_logits_with_noise_needs_no_more_noise_than_that(temperature: float, noise: float) -> None:
+def test_draw_needs_at_most_the_noise_that_was_added_to_its_logits(temperature: float, noise: float) -> None:
     rng, generator = random.Random(f"{temperature} {noise}"), torch.Generator().manual_seed(0)
     for _ in range(150):
         logits_V = torch.randn(rng.choice([10, 100, 1000]), generator=generator)
@@ -42,7 +42,7 @@ def test_token_drawn_from_logits_with_noise_needs_no_more_noise_than_that(temper
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_most_other_tokens_need_more_noise_than_honest_servers_have(temperature: float) -> None:
+def test_most_tokens_that_were_not_drawn_need_more_noise_than_honest_servers_have(temperature: float) -> None:
     rng, generator = random.Random(1), torch.Generator().manual_seed(1)
     needed = []
     for _ in range(200):
@@ -53,9 +53,9 @@ def test_most_other_tokens_need_more_noise_than_honest_servers_have(temperature:
     assert sum(noise > 0.05 for noise in needed) > 120
 
 
-def test_any_draw_of_an_answer_can_be_recomputed_alone() -> None:
+def test_each_draw_of_an_answer_can_be_recomputed_alone() -> None:
     logits_V = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     draws = [TokenDraw(temperature=1.0, seed=99, index=index) for index in range(50)]
     tokens = [pick(logits_V, draw) for draw in draws]
-    assert [pick(logits_V, draw) for draw in reversed(draws)] == tokens[::-1], "a draw depends on no other"
+    assert [pick(logits_V, draw) for draw in reversed(draws)] == tokens[::-1], "a draw must not depend on other draws"
     assert len(set(tokens)) > 30

@@ -1,4 +1,4 @@
-"""Servers that lie, on real small models: each is named by the checks of an answer, and honest ones never are."""
+"""Spot checks of real small models: each server that lies is named, and no honest server is."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ THREE = [(0, 3), (3, 6)] * 3
 
 @pytest.fixture(autouse=True)
 def equal_speeds() -> Iterator[None]:
-    """Let all servers of a span be as fast as when it was loaded, once for all of them.
+    """Give all servers of a span the speed that was measured when it was loaded.
 
-    A pass that the machine held up, or a measurement while idle, would make its server dearer than what a passed check
-    takes off, and the server that lies would never be asked.
+    Routing would otherwise avoid a server that this machine slowed down, and might never choose the server that lies.
     """
     with patch.object(ObservedSpeed, "speed", property(lambda observed: observed._measured)):
         yield
 
 
 async def checked(box: Any, num_answers: int = 1, **options: Any) -> list[CheckReport]:
-    """Ask, and return what the checks of the answers have found."""
+    """Run some requests, and return the reports of the checks of their answers."""
     for _ in range(num_answers):
         await box.tokens(**options)
         await box.client.checks.settled()
@@ -65,13 +64,13 @@ def named(reports: Sequence[CheckReport]) -> set[str]:
 
 
 def answered_by(box: Any, start: int) -> str:
-    """Return the server whose span begins at `start` in the answer that was asked for last."""
+    """Return the server whose span begins at `start` in the last answer."""
     return next(hop["peer_id"] for hop in box.client.trace()["hops"] if hop["start"] == start)
 
 
 @contextmanager
 def lying_session(change: Callable[[ServerSession, Any], Any], who: Callable[[ServerSession], bool]) -> Iterator[None]:
-    """Sessions for which `who` holds give what `change` makes of their outputs."""
+    """Replace the outputs of sessions for which `who` holds by `change` of them."""
     honest = ServerSession._compute
 
     async def compute(self: ServerSession, step: Any) -> Any:
@@ -83,7 +82,7 @@ def lying_session(change: Callable[[ServerSession, Any], Any], who: Callable[[Se
 
 
 def scaled(_session: ServerSession, output: Any) -> Any:
-    """One percent more: far less than other weights make."""
+    """Scale the outputs by 1.01, which is far less than other weights change them."""
     return output if output.output is None else dataclasses.replace(output, output=1.01 * output.output)
 
 
@@ -98,7 +97,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("codec", ["raw", "bf16", "int8"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 5}, {"presence_penalty": 1.0}])
-def test_honest_servers_pass_whatever_is_drawn_and_sent(
+def test_honest_servers_pass_with_any_sampling_and_codec(
     boxes: Any, llama_dir: Path, codec: str, options: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
@@ -130,16 +129,16 @@ def test_server_that_swaps_in_four_bit_weights_is_named(
             assert named(reports) == {liar}
             report = reports[-1] if reports[-1].named else reports[-2]
             assert report.reason == ("draws" if start else "rows")
-            assert report.evidence or report.peer_id != liar, "what it signed"
+            assert report.evidence or report.peer_id != liar, "a named server must be convicted by what it signed"
             for _ in range(20):
                 await box.tokens()
-                assert answered_by(box, start) != liar, "and it is not asked again"
+                assert answered_by(box, start) != liar, "a named server must not be used again"
 
     run(scenario)
 
 
 def _in_four_bits(directory: Path, into: Path) -> Path:
-    """Write the model with the weights of its blocks rounded to four bits, in groups of 32."""
+    """Write the model with the weights of its blocks rounded to four bits in groups of 32."""
     model = LlamaForCausalLM.from_pretrained(directory)
     with torch.no_grad():
         for weight_OI in model.model.layers.parameters():
@@ -152,9 +151,10 @@ def _in_four_bits(directory: Path, into: Path) -> Path:
 
 
 async def trusted(box: Any, start: int) -> str:
-    """Return a server of these blocks that has passed a hundred checks more than others.
+    """Return a server of these blocks that has passed a hundred checks more than the others.
 
-    So it is asked for all answers but those that explore, also when another one passed some checks meanwhile.
+    Routing then chooses it for every answer that does not explore, even if another server has passed some checks
+    meanwhile.
     """
     await checked(box)
     peer_id = answered_by(box, start)
@@ -164,7 +164,7 @@ async def trusted(box: Any, start: int) -> str:
 
 
 async def _until_asked(box: Any, start: int, peer_id: str) -> list[CheckReport]:
-    """Ask until the server has had a share in an answer, and return that answer's reports."""
+    """Run requests until the server takes part in an answer, and return that answer's reports."""
     for _ in range(40):
         before = len(box.client.checks.reports)
         reports = await checked(box, num_tokens=24, temperature=1.0)
@@ -173,7 +173,7 @@ async def _until_asked(box: Any, start: int, peer_id: str) -> list[CheckReport]:
     raise AssertionError("the server was never asked")
 
 
-def test_last_server_that_draws_what_it_likes_is_named(boxes: Any, llama_dir: Path) -> None:
+def test_last_server_is_named_when_it_draws_other_tokens(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
             liar = await trusted(box, 3)
@@ -196,7 +196,7 @@ def test_last_server_that_draws_what_it_likes_is_named(boxes: Any, llama_dir: Pa
     run(scenario)
 
 
-def test_lazy_server_that_gives_another_answers_rows_is_named(boxes: Any, llama_dir: Path) -> None:
+def test_server_is_named_when_it_returns_the_rows_of_another_answer(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
             liar = await trusted(box, 0)
@@ -218,9 +218,7 @@ def test_lazy_server_that_gives_another_answers_rows_is_named(boxes: Any, llama_
     run(scenario)
 
 
-def test_server_that_lies_in_sessions_alone_is_named_and_computes_checks_of_others_rightly(
-    boxes: Any, llama_dir: Path
-) -> None:
+def test_server_is_named_when_it_lies_in_sessions_and_not_in_checks(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
             liar = await trusted(box, 0)
@@ -231,7 +229,7 @@ def test_server_that_lies_in_sessions_alone_is_named_and_computes_checks_of_othe
     run(scenario)
 
 
-def test_server_in_the_middle_that_says_its_inputs_came_from_a_cache_is_named_if_it_lies(
+def test_middle_server_is_named_when_it_lies_and_claims_that_its_inputs_were_cached(
     boxes: Any, llama_dir: Path
 ) -> None:
     honest = AnswerLog.commitment
@@ -251,7 +249,7 @@ def test_server_in_the_middle_that_says_its_inputs_came_from_a_cache_is_named_if
     run(scenario)
 
 
-def test_server_that_takes_over_from_one_with_other_weights_is_not_blamed(
+def test_server_is_not_named_when_it_takes_over_from_one_with_other_weights(
     boxes: Any, llama_dir: Path, tmp_path: Path
 ) -> None:
     wrong = load_span(open_model(_in_four_bits(llama_dir, tmp_path)), 0, 3)
@@ -281,7 +279,7 @@ def test_server_that_takes_over_from_one_with_other_weights_is_not_blamed(
     run(scenario)
 
 
-def test_liar_among_two_is_in_a_dispute_with_an_honest_server_and_nobody_is_barred(boxes: Any, llama_dir: Path) -> None:
+def test_check_is_disputed_and_bars_nobody_when_only_two_servers_can_compare(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, PAIRS, checks=ALL) as box:
             liar = await trusted(box, 0)
@@ -295,7 +293,7 @@ def test_liar_among_two_is_in_a_dispute_with_an_honest_server_and_nobody_is_barr
     run(scenario)
 
 
-def test_server_alone_with_its_blocks_is_counted_as_unchecked(boxes: Any, llama_dir: Path) -> None:
+def test_check_is_counted_as_unchecked_when_no_other_server_has_the_blocks(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)], checks=ALL) as box:
             reports = await checked(box)
@@ -308,10 +306,10 @@ def test_server_alone_with_its_blocks_is_counted_as_unchecked(boxes: Any, llama_
     run(scenario)
 
 
-def test_checker_that_lies_is_named_and_not_the_server_that_it_checks(boxes: Any, llama_dir: Path) -> None:
+def test_checker_is_named_when_it_lies_about_an_honest_server(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
-            # the server that has passed is asked for answers, and the others check it
+            # routing chooses the server with passed checks for answers, so that the others check it
             asked = await trusted(box, 0)
             liar, server = next((who, it) for who, it in box.servers.items() if not it.record.start and who != asked)
             honest = server.calls._forward
@@ -330,7 +328,7 @@ def test_checker_that_lies_is_named_and_not_the_server_that_it_checks(boxes: Any
     run(scenario)
 
 
-def test_server_that_signs_nothing_or_other_outputs_is_noted(boxes: Any, llama_dir: Path) -> None:
+def test_check_fails_when_a_server_signs_nothing_or_other_outputs(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, PAIRS, checks=ALL) as box:
             with patch.object(ServerSession, "sign_answer", lambda _self, _until: None):
@@ -352,9 +350,7 @@ def test_server_that_signs_nothing_or_other_outputs_is_noted(boxes: Any, llama_d
     run(scenario)
 
 
-def test_server_that_pushes_other_rows_than_it_tells_the_client_has_its_neighbour_not_blamed_alone(
-    boxes: Any, llama_dir: Path
-) -> None:
+def test_check_is_disputed_when_a_server_pushes_other_rows_than_it_reports(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)], checks=ALL) as box:
             liar = next(iter(box.servers))
@@ -374,7 +370,7 @@ def test_server_that_pushes_other_rows_than_it_tells_the_client_has_its_neighbou
     run(scenario)
 
 
-def test_server_is_told_the_same_whether_an_answer_is_checked_or_not(boxes: Any, llama_dir: Path) -> None:
+def test_servers_get_the_same_frames_when_an_answer_is_checked_and_when_it_is_not(boxes: Any, llama_dir: Path) -> None:
     seen: list[Any] = []
     honest = ConnectionServer._on_frame
 
@@ -412,7 +408,7 @@ def _without_ids(frame: Any) -> Any:
     return type(frame).__name__
 
 
-def test_failover_in_mid_answer_blames_nobody(boxes: Any, llama_dir: Path) -> None:
+def test_check_names_nobody_after_a_failover_in_mid_answer(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         faults = [Fault(who="*", phase="serve/decode", what="kill", nth=9)]
         async with boxes(llama_dir, [(0, 3), (3, 6), (0, 3), (3, 6), (0, 3), (3, 6)], checks=ALL, faults=faults) as box:
@@ -426,7 +422,7 @@ def test_failover_in_mid_answer_blames_nobody(boxes: Any, llama_dir: Path) -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_server_computes_the_largest_logits_of_the_last_positions(
+def test_last_server_returns_the_largest_logits_of_the_last_positions(
     boxes: Any, llama_dir: Path, temperature: float
 ) -> None:
     async def scenario() -> None:
@@ -454,11 +450,11 @@ def test_server_computes_the_largest_logits_of_the_last_positions(
     run(scenario)
 
 
-def test_answers_that_are_drawn_while_too_many_wait_are_skipped(boxes: Any, llama_dir: Path) -> None:
+def test_check_is_skipped_when_too_many_answers_wait(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, PAIRS, checks=ALL) as box:
             for _ in range(MAX_WAITING + 3):
-                # each answer takes no time by the virtual clock, and a check waits for what servers sign
+                # an answer takes no virtual time, and a check waits for the servers' signatures
                 await box.tokens(num_tokens=2)
             await box.client.checks.settled()
             checks = box.client.checks
@@ -468,7 +464,7 @@ def test_answers_that_are_drawn_while_too_many_wait_are_skipped(boxes: Any, llam
 
 
 @pytest.mark.parametrize("damage", [bytes(127), bytes(128), b"\xff" * 128])
-def test_fingerprint_that_is_none_differs(damage: bytes) -> None:
+def test_malformed_fingerprint_differs(damage: bytes) -> None:
     logits = LargestLogits(values_K=np.arange(64.0)[::-1].copy(), ids_K=np.arange(64), log_sum=70.0)
     if len(damage) == 128:
         assert fingerprint_error(damage, logits) > TOLERANCES["int4"].after(64).fingerprint
@@ -477,6 +473,6 @@ def test_fingerprint_that_is_none_differs(damage: bytes) -> None:
             SampledToken(token_id=1, fingerprint=damage)
 
 
-def test_share_of_no_share_is_refused() -> None:
+def test_share_outside_its_bounds_is_refused() -> None:
     with pytest.raises(ConfigError, match="use a share of 0 to 1"):
         SpotCheckOptions(share=1.5)

@@ -1,4 +1,4 @@
-"""One pass for many sequences, where that is done by an accelerator."""
+"""One pass over several sequences on an accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Prompt:
-    """A span that is given a piece of a prompt, of which nothing is wanted."""
+    """A span that gets a piece of a prompt, and whose caller wants no output."""
 
     start, end, num_blocks, hidden_size, vocab_size, context_tokens = 0, 1, 1, 4, 64, 2**20
 
@@ -22,8 +22,8 @@ class Prompt:
         return [None] * len(batch.pieces)
 
 
-def test_pass_takes_the_time_of_an_accelerator_also_where_nothing_is_wanted() -> None:
-    """It computes after the call that asks it has returned."""
+def test_pass_measures_the_accelerators_time_when_no_output_is_wanted() -> None:
+    """An accelerator computes after the call has returned."""
     now_s = 0.0
 
     def wait(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Many sequences on one server: each gets what it would get alone, and shares what is the same."""
+"""Many sequences on one server: each gets the results that it would get alone, and equal prefixes are shared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from swarm_protocol.session_frames import TokenDraw
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def test_engine_sixteen_sequences_of_mixed_lengths_each_as_alone() -> None:
+def test_engine_gives_sixteen_sequences_of_mixed_lengths_what_each_gets_alone() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompts = [prompt_of(3 + 9 * seed, seed) for seed in range(16)]
 
@@ -48,7 +48,7 @@ def test_engine_sixteen_sequences_of_mixed_lengths_each_as_alone() -> None:
         async with asyncio.TaskGroup() as tasks:
             found = [tasks.create_task(one(prompt)) for prompt in prompts]
         assert [task.result() for task in found] == [answer(prompt, 12) for prompt in prompts]
-        # decodes of all of them ran together
+        # decodes of all sequences ran together
         assert max(len(batch.pieces) for batch in span.batches) == 16
         assert engine.num_done == 16 * 12
         assert engine.num_tokens == sum(len(prompt) + 11 for prompt in prompts)
@@ -58,7 +58,7 @@ def test_engine_sixteen_sequences_of_mixed_lengths_each_as_alone() -> None:
 
 
 @pytest.mark.parametrize("want", [Want.ALL, Want.LAST, Want.NOTHING])
-def test_engine_a_long_step_is_cut_and_its_outputs_are_whole(want: Want) -> None:
+def test_engine_returns_all_outputs_when_a_long_step_is_cut(want: Want) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(100)
         sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=100)
@@ -75,7 +75,7 @@ def test_engine_a_long_step_is_cut_and_its_outputs_are_whole(want: Want) -> None
     with_engine(work, max_step_tokens=32)
 
 
-def test_engine_middle_span_takes_and_gives_hidden_states() -> None:
+def test_engine_takes_and_returns_hidden_states_when_its_span_is_in_the_middle() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=2, end=3, max_tokens=20)
         x = torch.arange(40.0).reshape(10, 4)
@@ -87,7 +87,7 @@ def test_engine_middle_span_takes_and_gives_hidden_states() -> None:
     with_engine(work, span=Sums(start=1, end=3))
 
 
-def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
+def test_engine_draws_the_client_s_tokens_and_returns_probabilities() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         draw = TokenDraw(temperature=0.7, top_p=0.9, seed=5, index=9)
         picks = [GREEDY, Pick(replace(draw, index=3, num_logprobs=4)), Pick(draw)]
@@ -113,7 +113,7 @@ def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
     with_engine(work)
 
 
-def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> None:
+def test_engine_runs_simultaneous_steps_in_one_pass_and_reports_their_wait() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in range(3)]
         done = await asyncio.gather(*(sequence.step(ids(1), Want.LAST) for sequence in sequences))
@@ -137,7 +137,7 @@ def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> N
 # --- sharing prefixes -------------------------------------------------------------------------------------------------
 
 
-def test_engine_prefix_is_shared_between_clients_and_costs_neither_time_nor_room() -> None:
+def test_engine_shares_a_prefix_between_clients_without_time_or_room() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(5 * PAGE_TOKENS + 3)
         keys = page_keys(REVISION, prompt)
@@ -149,11 +149,11 @@ def test_engine_prefix_is_shared_between_clients_and_costs_neither_time_nor_room
         assert second.length == 5 * PAGE_TOKENS
         assert free - engine.free_tokens == 3 * PAGE_TOKENS
         assert await generate(second, prompt[second.length :], 4) == expected == answer(prompt, 4)
-        # what was shared is as it was
+        # the shared pages are unchanged
         assert await generate(first, expected[-1:], 3) == answer([*prompt, *expected], 3)
         first.close()
         second.close()
-        # and stays when nobody holds it, with the answer as far as pages are full
+        # once no sequence holds them, the full pages are kept, with the answer's
         again = page_keys(REVISION, [*prompt, *answer(prompt, 20)])
         third = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=again)
         assert third.length == 5 * PAGE_TOKENS
@@ -163,7 +163,7 @@ def test_engine_prefix_is_shared_between_clients_and_costs_neither_time_nor_room
     with_engine(work)
 
 
-def test_engine_answers_become_prefixes_too() -> None:
+def test_engine_keeps_answers_as_prefixes() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(10)
         sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60)
@@ -181,8 +181,8 @@ def test_engine_answers_become_prefixes_too() -> None:
     with_engine(work)
 
 
-def test_engine_false_keys_fool_nobody_before_block_0() -> None:
-    """What a client says its prompt is names nothing: the tokens that it really sends do."""
+def test_engine_ignores_false_page_keys_when_its_span_begins_at_block_0() -> None:
+    """A client cannot name a prompt's pages by keys of its choice: the server computes them from the tokens."""
 
     async def work(engine: Engine, span: Sums) -> None:
         real, claimed = prompt_of(40, 1), prompt_of(40, 2)
@@ -199,9 +199,10 @@ def test_engine_false_keys_fool_nobody_before_block_0() -> None:
 
 
 @pytest.mark.parametrize("named", [[1], [1, 1]])
-def test_engine_pages_out_of_order_give_others_no_wrong_prefix(named: list[int]) -> None:
-    """Keys and values of a page depend on the pages before it, so what follows pages in another order is nobody's
-    prefix."""
+def test_engine_offers_no_prefix_when_pages_come_out_of_order(named: list[int]) -> None:
+    """The keys and values of a page depend on the pages before it, so a page that follows others in another order is no
+    prefix.
+    """
 
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(3 * PAGE_TOKENS)
@@ -218,7 +219,7 @@ def test_engine_pages_out_of_order_give_others_no_wrong_prefix(named: list[int])
     with_engine(work)
 
 
-def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
+def test_engine_finds_only_the_client_s_own_keys_when_its_span_begins_later() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         keys = page_keys(REVISION, prompt_of(2 * PAGE_TOKENS))
         x = torch.rand(2 * PAGE_TOKENS + 1, 4)
@@ -236,7 +237,7 @@ def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
     with_engine(work, span=Sums(start=1, end=3))
 
 
-def test_engine_rewound_sequence_computes_again_in_pages_of_its_own() -> None:
+def test_engine_recomputes_a_rewound_sequence_in_private_pages() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(3 * PAGE_TOKENS)
         keys = page_keys(REVISION, prompt)

@@ -1,4 +1,4 @@
-"""However busy a server is: nobody waits for more than one short pass, and nothing is lost when clients come and go."""
+"""A busy server: no sequence waits longer than one short pass, and clients that come and go lose and leave nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from swarm_protocol.errors import PeerRefused, SwarmError
 
 
 class Machine:
-    """Takes 10 ms a pass and 1 ms a prompt token, on a clock of its own."""
+    """A machine that takes 10 ms a pass and 1 ms a prompt token, with its own clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -58,7 +58,9 @@ SPEED = SpanSpeed(
 
 
 @pytest.mark.parametrize("speed", [None, SPEED], ids=["unknown speed", "measured speed"])
-def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Machine, speed: SpanSpeed | None) -> None:
+def test_engine_interleaves_decodes_with_a_long_prompt_in_short_passes(
+    machine: Machine, speed: SpanSpeed | None
+) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         talker, reader = (engine.open(client=client, start=0, end=4, max_tokens=500) for client in "ab")
         prompt = prompt_of(400)
@@ -68,10 +70,10 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
         num_passes = len(span.batches)
         assert await talking == answer([1], 30)
         shared = [batch for batch in span.batches[:num_passes] if len(batch.pieces) == 2]
-        # the reader is never alone: the talker's next token is in each pass with its prompt
+        # the reader never runs alone: each of its passes has the talker's next token
         prompts = [batch for batch in span.batches if any(piece.num_tokens > 1 for piece in batch.pieces)]
         assert prompts == shared
-        # but for the first pass with a prompt of a machine of which nothing is known
+        # except the first pass with a prompt, since nothing is known of the machine yet
         assert sorted(machine.passes_ms)[-1 if speed else -2] <= 51
         assert 8 <= len(prompts) <= 14
         for sequence in (talker, reader):
@@ -80,7 +82,7 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, speed=speed)
 
 
-def test_engine_prompt_of_the_only_sequence_takes_longer_passes_until_another_comes(machine: Machine) -> None:
+def test_engine_runs_long_passes_while_a_prompt_is_its_only_sequence(machine: Machine) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         reader = engine.open(client="a", start=0, end=4, max_tokens=500)
         await reader.step(ids(*prompt_of(190)), Want.NOTHING)
@@ -105,7 +107,7 @@ def test_engine_session_over_the_context_is_refused() -> None:
     with_engine(work)
 
 
-def test_engine_one_client_with_many_prompts_holds_nobody_up(machine: Machine) -> None:
+def test_engine_serves_other_clients_in_time_when_one_sends_many_prompts(machine: Machine) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         busy = [engine.open(client="busy", start=0, end=4, max_tokens=96) for _ in range(5)]
         loads = [asyncio.create_task(sequence.step(ids(*prompt_of(90)), Want.NOTHING)) for sequence in busy]
@@ -121,8 +123,8 @@ def test_engine_one_client_with_many_prompts_holds_nobody_up(machine: Machine) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed: int) -> None:
-    """Some answers are read to their end, and right; others are cancelled, closed or refused at random moments."""
+def test_engine_frees_everything_when_clients_come_and_go_at_random(seed: int) -> None:
+    """Some answers are read to their end and are right; others are cancelled, closed or refused at random moments."""
     chance = random.Random(seed)
     prompts = [prompt_of(chance.randrange(1, 70), chance.randrange(3)) for _ in range(60)]
     ended: list[str] = []
@@ -153,7 +155,7 @@ def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed
         async with asyncio.TaskGroup() as tasks:
             for prompt in prompts:
                 tasks.create_task(one(engine, prompt, chance.choice([0.01, 0.05, 0.1, 0.3, 9.0])))
-        await asyncio.sleep(1.0)  # a pass that nobody waits for ends
+        await asyncio.sleep(1.0)  # a pass whose caller has left ends
         assert engine.num_sequences == 0
         assert engine.pages.num_free == NUM_PAGES
         assert engine.pages.num_kept > 0
@@ -164,7 +166,7 @@ def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed
 
 
 def test_engine_batches_never_write_a_page_of_two_sequences() -> None:
-    """In any pass each page that is written belongs to one slice, and none that another one reads."""
+    """In each pass, a page that is written belongs to one slice and is read by no other."""
 
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(40)

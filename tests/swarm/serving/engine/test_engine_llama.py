@@ -1,4 +1,4 @@
-"""A real model in two spans, each with its engine: batches, pages and prefixes change no token."""
+"""A real model in two spans, each with its engine: batches, pages and prefixes do not change any token."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def engines(spans: Sequence[Span]) -> AsyncIterator[list[Engine]]:
 
 
 async def answer(sequences: Sequence[EngineSequence], rows: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy tokens of a chain of two, from the rows that it does not hold yet."""
+    """Return the greedy tokens of a chain of two, fed with the rows that it does not hold yet."""
     found: list[int] = []
     while True:
         hidden = await sequences[0].step(ids(*rows), Want.ALL)
@@ -75,7 +75,7 @@ def opened(running: Sequence[Engine], prompt: Sequence[int], client: str = "a") 
     ]
 
 
-def test_engine_sixteen_sessions_on_llama_answer_as_transformers_does(
+def test_engine_llama_gives_sixteen_sessions_the_tokens_of_transformers(
     spans: list[Span], llama_dir: Path, local_tokens: Any
 ) -> None:
     prompts = [prompt_of(2 + 4 * seed, seed) for seed in range(16)]
@@ -92,14 +92,14 @@ def test_engine_sixteen_sessions_on_llama_answer_as_transformers_does(
 
             found = await asyncio.gather(*map(one, prompts))
             assert found == [local_tokens(llama_dir, prompt, NUM_TOKENS) for prompt in prompts]
-            # together, not one after another
+            # the sessions run together and not one after another
             assert max(engine.num_passes for engine in running) < 48  # of 128 steps
 
     with no_leaks():
         virtual_time.run(run())
 
 
-def test_engine_llama_prefix_that_is_held_changes_no_token(
+def test_engine_llama_gives_the_same_tokens_when_a_prefix_is_cached(
     spans: list[Span], llama_dir: Path, local_tokens: Any
 ) -> None:
     prompt = prompt_of(3 * PAGE_TOKENS, 1)
@@ -117,7 +117,7 @@ def test_engine_llama_prefix_that_is_held_changes_no_token(
     virtual_time.run(run())
 
 
-def test_engine_llama_sequence_moves_in_the_middle_of_an_answer(
+def test_engine_llama_gives_the_same_tokens_when_a_sequence_moves_in_mid_answer(
     spans: list[Span], llama_dir: Path, local_tokens: Any
 ) -> None:
     prompt = prompt_of(21, 2)

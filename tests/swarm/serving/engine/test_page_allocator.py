@@ -1,4 +1,6 @@
-"""Pages are given to one sequence, shared where their content is the same, kept while there is room, and never lost."""
+"""Pages belong to one sequence, are shared where their content is equal, are kept while there is room, and are never
+lost.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def filled(allocator: PageAllocator, *keys: bytes) -> PageTable:
     return page_table
 
 
-def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
+def test_reserve_gives_exactly_the_pages_that_it_promised() -> None:
     allocator = PageAllocator(4)
     first = reserved(allocator, 3)
     assert allocator.num_free == 1
@@ -37,7 +39,7 @@ def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
     assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
 
 
-def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
+def test_num_touched_counts_each_page_once_when_it_is_held_again() -> None:
     allocator = PageAllocator(4)
     first = reserved(allocator, 3)
     assert allocator.num_touched == 0
@@ -71,13 +73,13 @@ def test_release_keeps_registered_pages_until_their_room_is_used() -> None:
     assert (allocator.num_free, allocator.num_kept) == (3, 2)
     page_table = reserved(allocator, 2)
     allocator.grow(page_table, 2)
-    # one blank page was left; the end of the prefix goes before its beginning
+    # one blank page was left; the end of a prefix is dropped before its beginning
     assert reserved(allocator, 1, A, B).num_shared == 1
     allocator.release(page_table)
     assert allocator.num_free == 2
 
 
-def test_release_keeps_what_was_used_last() -> None:
+def test_release_keeps_the_pages_that_were_used_last() -> None:
     allocator = PageAllocator(2)
     allocator.release(filled(allocator, A))
     allocator.release(filled(allocator, B))
@@ -109,7 +111,7 @@ def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -
     assert (page_table.num_shared, page_table.num_promised, allocator.num_free) == (1, 1, 0)
 
 
-def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
+def test_register_leaves_the_page_private_when_its_key_is_taken() -> None:
     allocator = PageAllocator(4)
     first, second = filled(allocator, A), filled(allocator, A)
     allocator.release(second)
@@ -118,7 +120,7 @@ def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
     assert allocator.num_kept == 1
 
 
-def test_num_freed_by_counts_what_nobody_else_holds() -> None:
+def test_num_freed_by_counts_pages_that_no_other_sequence_holds() -> None:
     allocator = PageAllocator(6)
     filled(allocator, A)
     page_table = reserved(allocator, 4, A)
@@ -129,7 +131,7 @@ def test_num_freed_by_counts_what_nobody_else_holds() -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Prefixes are words over two letters: few enough to collide."""
+    """Prefixes are words over two letters, so that many of them collide."""
 
     holdings = Bundle("holdings")
 
@@ -148,7 +150,7 @@ class Pages(RuleBasedStateMachine):
             assert self.pages.num_free == free
             return multiple()
         assert page_table.num_pages == num_pages
-        # a sequence that shares a page finds in it what the key says
+        # a sequence that shares a page finds the content that its key names
         assert [self.content[page] for page in page_table.pages] == keys[: page_table.num_shared]
         computed_from = self.pages.inputs_of(page_table)
         assert [each.before for each in computed_from if each] == keys[: page_table.num_shared]

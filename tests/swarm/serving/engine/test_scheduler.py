@@ -1,4 +1,4 @@
-"""What runs next: never too much, never nothing, and nobody is kept waiting by what others ask for."""
+"""The plan for the next pass: it is bounded, never empty while work waits, and fair between clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ALL = (0, 4)
 
 @dataclass
 class Machine:
-    """Runs plans. `served`: prompt tokens by client; `waits`: the steps since a work came or had its turn."""
+    """Runs plans.
+
+    `served` counts prompt tokens by client; `waits` lists the steps since a work came or had its turn.
+    """
 
     max_batch: int = 4
     budget: int = BUDGET
@@ -54,7 +57,7 @@ def test_plan_nothing_ready_is_empty() -> None:
     assert Machine().step().parts == ()
 
 
-def test_plan_takes_every_decode_and_fills_up_with_a_prompt() -> None:
+def test_plan_takes_every_decode_and_fills_the_rest_with_a_prompt() -> None:
     machine = Machine()
     decodes = [machine.add(client) for client in "abc"]
     prompt = machine.add("d", 500)
@@ -63,8 +66,8 @@ def test_plan_takes_every_decode_and_fills_up_with_a_prompt() -> None:
     assert (plan.num_decodes, plan.num_prefill_tokens, len(plan.parts)) == (3, BUDGET, 4)
 
 
-def test_plan_a_decode_waits_for_no_prompt() -> None:
-    """Whatever is in the queue, one that comes between two steps is in the next."""
+def test_plan_takes_a_decode_at_once_when_prompts_wait() -> None:
+    """A decode that arrives between two steps is in the next one, whatever the queue holds."""
     machine = Machine()
     for client in "abcdefgh":
         machine.add(client, 10_000)
@@ -73,11 +76,11 @@ def test_plan_a_decode_waits_for_no_prompt() -> None:
         assert (decode, 1) in machine.step().parts
 
 
-def test_plan_more_decodes_than_fit_clients_take_turns() -> None:
+def test_plan_lets_clients_take_turns_when_decodes_do_not_fit() -> None:
     machine = Machine(max_batch=2)
     runs: Counter[str] = Counter()
     for _ in range(60):
-        # each has one ready again at once, the first has many
+        # each client has another decode ready at once, and the first one has many
         for client, num_sequences in (("a", 10), ("b", 1), ("c", 1)):
             ready = sum(work.client == client for work in machine.waits)
             for _ in range(num_sequences - ready):
@@ -87,7 +90,7 @@ def test_plan_more_decodes_than_fit_clients_take_turns() -> None:
     assert machine.longest_wait <= 20  # ten sequences of one client that gets two decodes in three steps
 
 
-def test_plan_prompts_of_many_sequences_gain_a_client_nothing() -> None:
+def test_plan_gives_a_client_no_more_when_its_prompts_are_in_many_sequences() -> None:
     machine = Machine()
     for _ in range(10):
         machine.add("greedy", 5_000)
@@ -97,7 +100,7 @@ def test_plan_prompts_of_many_sequences_gain_a_client_nothing() -> None:
     assert abs(machine.served["greedy"] - machine.served["modest"]) <= QUANTUM_TOKENS
 
 
-def test_plan_a_question_is_not_kept_by_a_document() -> None:
+def test_plan_does_not_hold_up_a_short_prompt_when_a_long_one_runs() -> None:
     machine = Machine()
     machine.add("document", 100_000)
     machine.step()
@@ -107,7 +110,7 @@ def test_plan_a_question_is_not_kept_by_a_document() -> None:
     assert question.num_tokens == 0
 
 
-def test_plan_prompts_of_one_client_take_turns_too() -> None:
+def test_plan_lets_prompts_of_one_client_take_turns() -> None:
     machine = Machine()
     machine.add("gateway", 100_000)
     machine.step()
@@ -117,7 +120,7 @@ def test_plan_prompts_of_one_client_take_turns_too() -> None:
     assert question.num_tokens == 0
 
 
-def test_plan_a_step_runs_one_range_and_ranges_take_turns() -> None:
+def test_plan_runs_one_range_a_step_and_lets_ranges_take_turns() -> None:
     machine = Machine()
     first, second = machine.add("a", 1_000, (0, 2)), machine.add("b", 1_000, (2, 4))
     for _ in range(6):
@@ -125,7 +128,7 @@ def test_plan_a_step_runs_one_range_and_ranges_take_turns() -> None:
     assert first.num_tokens == second.num_tokens == 1_000 - 3 * BUDGET
 
 
-def test_plan_many_ranges_gain_a_client_nothing() -> None:
+def test_plan_gives_a_client_no_more_when_it_uses_many_ranges() -> None:
     machine = Machine()
     for end in range(1, 30):
         machine.add("a", 10_000, (0, end))
@@ -135,7 +138,7 @@ def test_plan_many_ranges_gain_a_client_nothing() -> None:
     assert machine.served["b"] == machine.served["a"] == 20 * BUDGET
 
 
-def test_remove_what_is_cancelled_is_not_planned() -> None:
+def test_remove_keeps_cancelled_work_out_of_later_plans() -> None:
     machine = Machine()
     work = machine.add("a", 5)
     machine.scheduler.remove(work)
@@ -157,7 +160,7 @@ ARRIVALS = st.lists(
 
 @settings(deadline=None, max_examples=50)
 @given(ARRIVALS, st.integers(1, 5), st.sampled_from([1, 16, 100, 1000]))
-def test_plan_any_arrivals_within_bounds_and_all_done(
+def test_plan_keeps_its_bounds_and_finishes_all_work_with_any_arrivals(
     arrivals: list[tuple[int, str, int, tuple[int, int]]], max_batch: int, budget: int
 ) -> None:
     machine = Machine(max_batch=max_batch, budget=budget)
@@ -168,7 +171,7 @@ def test_plan_any_arrivals_within_bounds_and_all_done(
         had = len(machine.scheduler)
         plan = machine.step()
         works = [work for work, _ in plan.parts]
-        # work-conserving, one range, each once, and bounded
+        # the plan is work-conserving and bounded, has one range, and has each work once
         assert bool(works) == bool(had)
         assert len({work.blocks for work in works}) <= 1
         assert len(set(works)) == len(works)
@@ -181,7 +184,7 @@ def test_plan_any_arrivals_within_bounds_and_all_done(
             step()
         machine.add(client, wanted, blocks)
         num_tokens += wanted
-    # two ranges, of which a step runs one: all that is left fits into so many steps
+    # there are two ranges, and a step runs one; all remaining work fits into this many steps
     bound = 2 * (num_tokens // min(budget, max_batch) + len(arrivals)) + 2
     for _ in range(bound):
         step()
@@ -191,7 +194,7 @@ def test_plan_any_arrivals_within_bounds_and_all_done(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3000)), min_size=1, max_size=30))
 def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]) -> None:
-    """Neither of two clients that both have prompts waiting is more than a turn and a step ahead of the other."""
+    """Of two clients with waiting prompts, neither is more than a turn and a step ahead of the other."""
     machine = Machine()
     left: Counter[str] = Counter()
     for client, num_tokens in prompts:
@@ -207,7 +210,7 @@ def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]
 
 
 @pytest.mark.parametrize("num_sequences", [1, 7])
-def test_plan_a_sequence_that_decodes_again_and_again_starves_nobody(num_sequences: int) -> None:
+def test_plan_starves_no_sequence_when_one_decodes_without_pause(num_sequences: int) -> None:
     machine = Machine(max_batch=1)
     other = machine.add("b", 300)
     for _ in range(3 * (num_sequences + 1)):

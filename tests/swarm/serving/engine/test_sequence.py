@@ -1,4 +1,4 @@
-"""One sequence among others: its room, what goes wrong with it, and what it gives back."""
+"""One sequence among others: its room, its failures, and what it frees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torch import Tensor
 # --- room -------------------------------------------------------------------------------------------------------------
 
 
-def test_engine_full_refuses_in_type_and_takes_again_what_is_given_back() -> None:
+def test_engine_refuses_a_sequence_when_full_and_accepts_one_when_room_is_freed() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         def open_for(client: str) -> EngineSequence:
             return engine.open(client=client, start=0, end=4, max_tokens=20 * PAGE_TOKENS)
@@ -56,7 +56,7 @@ def test_engine_full_refuses_in_type_and_takes_again_what_is_given_back() -> Non
     with_engine(work)
 
 
-def test_engine_idle_sequences_make_room_for_others_the_longest_unused_first() -> None:
+def test_engine_ends_the_longest_idle_sequences_when_others_need_room() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         ended: list[str] = []
 
@@ -76,10 +76,10 @@ def test_engine_idle_sequences_make_room_for_others_the_longest_unused_first() -
         for sequence in rest:
             await sequence.step(ids(1), Want.NOTHING)
         with pytest.raises(PeerRefused):
-            open_for("e", 25)  # more than all idle ones hold: nobody is ended in vain
+            open_for("e", 25)  # more than all idle sequences hold: none is ended in vain
         assert ended == []
         new = open_for("e")
-        assert ended == ["b PeerRefused"]  # the younger one, but the longest unused
+        assert ended == ["b PeerRefused"]  # the younger sequence, but the longest unused
         with pytest.raises(PeerRefused, match="idle"):
             await young.step(ids(1), Want.NOTHING)
         for sequence in (old, young, new, *rest):
@@ -89,7 +89,7 @@ def test_engine_idle_sequences_make_room_for_others_the_longest_unused_first() -
 
 
 @pytest.mark.parametrize("blocks", [(0, 5), (2, 2), (-1, 3)])
-def test_engine_blocks_that_it_has_not_are_refused(blocks: tuple[int, int]) -> None:
+def test_engine_refuses_blocks_outside_its_span(blocks: tuple[int, int]) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         with pytest.raises(PeerRefused):
             engine.open(client="a", start=blocks[0], end=blocks[1], max_tokens=10)
@@ -97,7 +97,7 @@ def test_engine_blocks_that_it_has_not_are_refused(blocks: tuple[int, int]) -> N
     with_engine(work)
 
 
-def test_engine_absurd_wishes_are_violations_or_refused() -> None:
+def test_engine_refuses_requests_with_impossible_values() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         with pytest.raises(PeerViolation):
             engine.open(client="a", start=0, end=4, max_tokens=0)
@@ -134,7 +134,9 @@ def test_engine_absurd_wishes_are_violations_or_refused() -> None:
         "pick on no last block",
     ],
 )
-def test_engine_input_that_does_not_fit_is_a_violation_and_changes_nothing(x: Tensor, wanted: Pick | None) -> None:
+def test_engine_raises_a_violation_and_changes_nothing_when_an_input_does_not_fit(
+    x: Tensor, wanted: Pick | None
+) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=3, max_tokens=30)
         with pytest.raises(PeerViolation):
@@ -147,7 +149,7 @@ def test_engine_input_that_does_not_fit_is_a_violation_and_changes_nothing(x: Te
     with_engine(work)
 
 
-def test_engine_hidden_states_of_another_width_are_a_violation() -> None:
+def test_engine_raises_a_violation_when_hidden_states_have_another_width() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=1, end=3, max_tokens=30)
         for x in (torch.zeros(1, 5), ids(1), torch.zeros(4), torch.zeros(1, 4, dtype=torch.int64)):
@@ -158,7 +160,7 @@ def test_engine_hidden_states_of_another_width_are_a_violation() -> None:
     with_engine(work)
 
 
-def test_engine_numbers_that_are_not_finite_end_their_sequence_only() -> None:
+def test_engine_ends_only_the_sequence_whose_numbers_are_not_finite() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=1, end=4, max_tokens=30) for _ in range(3)]
         bad = torch.full((1, 4), math.nan)
@@ -179,7 +181,7 @@ def test_engine_numbers_that_are_not_finite_end_their_sequence_only() -> None:
     with_engine(work)
 
 
-def test_engine_pass_that_fails_is_tried_sequence_by_sequence() -> None:
+def test_engine_retries_each_sequence_alone_when_a_pass_fails() -> None:
     def fail(batch: Batch) -> None:
         if 13 in batch.x:
             raise RuntimeError("a bug")
@@ -202,7 +204,7 @@ def test_engine_pass_that_fails_is_tried_sequence_by_sequence() -> None:
 # --- cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_engine_cancelled_step_that_waits_is_never_run_and_its_sequence_goes_on() -> None:
+def test_engine_never_runs_a_step_that_is_cancelled_while_it_waits() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         first, second = (engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2))
         running = asyncio.create_task(first.step(ids(1), Want.NOTHING))
@@ -222,14 +224,14 @@ def test_engine_cancelled_step_that_waits_is_never_run_and_its_sequence_goes_on(
     with_engine(work, compute_s=0.1)
 
 
-def test_engine_cancelled_step_that_runs_frees_its_pages_at_its_end() -> None:
+def test_engine_frees_the_pages_of_a_cancelled_running_step_when_its_pass_ends() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=20)
         stepping = asyncio.create_task(sequence.step(ids(1), Want.NOTHING))
         await asyncio.sleep(0.05)
         stepping.cancel()
         await asyncio.wait({stepping})
-        # the pass still writes them
+        # the running pass still writes them
         assert engine.num_sequences == 0
         assert engine.pages.num_free == NUM_PAGES - 2
         await asyncio.sleep(0.1)
@@ -238,7 +240,7 @@ def test_engine_cancelled_step_that_runs_frees_its_pages_at_its_end() -> None:
     with_engine(work, compute_s=0.1)
 
 
-def test_engine_sequence_closed_while_it_waits_or_runs_fails_its_step() -> None:
+def test_engine_fails_a_step_when_its_sequence_is_closed() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2)]
         running = asyncio.create_task(sequences[0].step(ids(1), Want.NOTHING))
@@ -258,7 +260,7 @@ def test_engine_sequence_closed_while_it_waits_or_runs_fails_its_step() -> None:
     with_engine(work, compute_s=0.1)
 
 
-def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
+def test_engine_fails_waiting_steps_and_refuses_new_ones_when_it_ends() -> None:
     async def run() -> None:
         span = Sums()
         engine = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
@@ -281,7 +283,7 @@ def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
         virtual_time.run(run(), compute_s=lambda function: 0.1)
 
 
-def test_engine_that_is_closed_refuses_work_also_that_which_waited_for_its_thread() -> None:
+def test_closed_engine_refuses_new_work_and_work_that_waited_for_its_thread() -> None:
     async def run() -> None:
         span = Sums()
         engine = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
@@ -307,12 +309,12 @@ async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-def test_sequence_moved_to_another_engine_goes_on_there() -> None:
+def test_sequence_continues_when_it_moves_to_another_engine() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         other = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
         running = asyncio.create_task(other.run())
         prompt = prompt_of(50)
-        # something of others is in the pages that the sequence gets
+        # the pages that the sequence gets hold data of others
         stranger = engine.open(client="z", start=0, end=4, max_tokens=NUM_PAGES * PAGE_TOKENS)
         await stranger.step(ids(*[63] * NUM_PAGES * PAGE_TOKENS), Want.NOTHING)
         stranger.close()
@@ -328,7 +330,7 @@ def test_sequence_moved_to_another_engine_goes_on_there() -> None:
         done = await moved.step(ids(*prompt_of(20, 3)), Want.LAST)
         assert done.output is not None
         assert torch.equal(done.output, alone([*prompt, *prompt_of(20, 3)])[-1:])
-        # nobody checked it, so nobody else gets it, neither as what it was nor as what came after
+        # unchecked pages are shared with nobody, neither under their own key nor as a prefix of later ones
         for tokens in (prompt, prompt_of(20, 3)):
             keys = page_keys(REVISION, tokens)
             assert other.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys).length == 0
@@ -340,8 +342,8 @@ def test_sequence_moved_to_another_engine_goes_on_there() -> None:
     with_engine(work)
 
 
-def test_sequence_that_adopted_more_than_is_known_begins_earlier() -> None:
-    """The client may not have heard of the last rows that its old server computed."""
+def test_sequence_begins_earlier_when_it_adopted_more_rows_than_the_client_knows() -> None:
+    """The client may not have received the last rows that its old server computed."""
 
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(50)
@@ -358,7 +360,7 @@ def test_sequence_that_adopted_more_than_is_known_begins_earlier() -> None:
     with_engine(work)
 
 
-def test_sequence_adopts_nothing_that_is_damaged() -> None:
+def test_sequence_adopts_nothing_when_the_pages_are_damaged() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=40)
         await sequence.step(ids(*prompt_of(40)), Want.NOTHING)

@@ -1,4 +1,4 @@
-"""The bans of servers: until when they hold, and that servers that nobody lists displace no others."""
+"""Bans of servers: how long they last, and that unlisted servers displace no listed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ban(peer_id: str, at: float = 0.0, size: int = 10) -> ServerBan:
     return ServerBan(verdict=verdict, data=bytes(size))
 
 
-def test_ban_holds_for_as_long_after_the_lie_as_a_client_s_own_finding_and_no_longer() -> None:
+def test_ban_lasts_as_long_after_the_lie_as_one_from_a_client_s_own_check() -> None:
     bans = ServerBans()
     bans.add(ban("a", at=1000.0), ())
     assert bans.peers(1000.0 + BAR_S - 1) == {"a"}
@@ -23,7 +23,7 @@ def test_ban_holds_for_as_long_after_the_lie_as_a_client_s_own_finding_and_no_lo
     assert (bans.lapse(1000.0 + BAR_S), bans.is_news("a", 1000.0)) == ({"a"}, True)
 
 
-def test_later_lie_makes_the_ban_longer_and_one_of_the_same_day_is_no_news() -> None:
+def test_ban_is_extended_by_a_later_lie_and_unchanged_by_one_of_the_same_day() -> None:
     bans = ServerBans()
     bans.add(ban("a", at=0.0), ())
     assert not bans.is_news("a", RENEWAL_S - 1)
@@ -32,20 +32,20 @@ def test_later_lie_makes_the_ban_longer_and_one_of_the_same_day_is_no_news() -> 
     assert [each.verdict.until for each in bans.at(0.0)] == [RENEWAL_S + BAR_S]
 
 
-def test_servers_that_nobody_lists_are_few_and_displace_nobody() -> None:
+def test_bans_of_unlisted_servers_are_few_and_displace_no_listed_ones() -> None:
     bans = ServerBans()
     for number in range(MAX_UNLISTED):
         assert bans.add(ban(f"stranger {number}"), ()) == frozenset()
     assert bans.add(ban("another"), ()) is None
-    assert bans.add(ban("stranger 0", at=RENEWAL_S), ()) == frozenset(), "its own place"
+    assert bans.add(ban("stranger 0", at=RENEWAL_S), ()) == frozenset(), "it displaces only its own ban"
     assert bans.add(ban("another"), {"another"}) == frozenset()
     listed = {f"listed {number}" for number in range(limits.MAX_SERVER_BANS)}
     for peer_id in sorted(listed):
         bans.add(ban(peer_id, at=-5.0), listed)
-    assert bans.peers(0.0) == listed, "strangers give way, although their lies are later"
+    assert bans.peers(0.0) == listed, "unlisted servers give way, although their lies are later"
 
 
-def test_bans_are_bounded_in_bytes_and_the_earliest_lie_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bans_are_bounded_in_bytes_and_drop_the_earliest_lie_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EVIDENCE_BYTES", 30)
     bans = ServerBans()
     listed = {"a", "b", "c", "d"}
@@ -55,13 +55,13 @@ def test_bans_are_bounded_in_bytes_and_the_earliest_lie_goes_first(monkeypatch: 
     assert {each.verdict.peer_id for each in bans.unknown_to({"a"}, 0.0)} == {"c", "d"}
 
 
-def test_ban_that_would_give_way_at_once_is_not_added_and_no_two_displace_each_other_in_turn() -> None:
+def test_ban_is_not_added_when_it_would_be_dropped_at_once() -> None:
     bans = ServerBans()
     peers = [f"server {number:03}" for number in range(limits.MAX_SERVER_BANS + 1)]
     for peer_id in peers[1:]:
         bans.add(ban(peer_id, at=5.0), peers)
     assert bans.add(ban("stranger", at=9.0), peers) is None, "all others are listed"
     assert bans.add(ban(peers[0], at=4.0), peers) is None, "its lie is the earliest"
-    assert bans.add(ban(peers[0], at=5.0), peers) is None, "the lies are of one moment"
+    assert bans.add(ban(peers[0], at=5.0), peers) is None, "the lies are equally old"
     assert bans.peers(0.0) == set(peers[1:])
     assert bans.add(ban(peers[0], at=6.0), peers) == {peers[1]}

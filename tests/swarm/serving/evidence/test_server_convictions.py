@@ -1,4 +1,4 @@
-"""Evidence about servers travels from node to node: checked, bounded, kept, and never from a word."""
+"""Evidence about servers passes between nodes: it is checked, bounded and kept, and a mere claim convicts nobody."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORK = "test"
 
 
 class Nodes:
-    """Nodes that announce themselves as servers of MODEL, and what each knows of convicted ones."""
+    """Nodes that announce themselves as servers of MODEL, and what each knows of convicted servers."""
 
     def __init__(self, internet: MemoryInternet, stack: AsyncExitStack) -> None:
         self._internet = internet
@@ -65,7 +65,7 @@ def now(held: ServerConvictions) -> float:
     return held._network.now()
 
 
-def test_evidence_that_one_server_finds_reaches_all_others_and_is_sent_a_bounded_number_of_times(
+def test_evidence_reaches_all_servers_in_a_bounded_number_of_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SPREAD", 3)
@@ -85,7 +85,7 @@ def test_evidence_that_one_server_finds_reaches_all_others_and_is_sent_a_bounded
             await asyncio.sleep(5)
             all_held[0].found(against(LIAR, NETWORK, now(all_held[0])))
             await until(lambda: sum(held.peers == {LIAR.peer_id} for held in all_held) > len(SERVERS) / 2)
-            for held in all_held:  # whom the gossip left out asks, as each server does every few minutes
+            for held in all_held:  # a node that the gossip missed asks, as each server does every few minutes
                 await held.learn(MODEL, {each.peer_id: record() for each in SERVERS})
             await until(lambda: all(held.peers == {LIAR.peer_id} for held in all_held))
             assert len(given) <= 3 * len(SERVERS)
@@ -94,7 +94,7 @@ def test_evidence_that_one_server_finds_reaches_all_others_and_is_sent_a_bounded
     virtual_time.run(scenario())
 
 
-def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_itself() -> None:
+def test_client_learns_evidence_from_servers_and_passes_on_its_own() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
             await swarm.add(LIAR, serves=False, lies=True)
@@ -110,7 +110,7 @@ def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_it
             other = Identity(bytes([51]) * 32)
             client.found(against(other, NETWORK, now(client)))
             await until(lambda: other.peer_id in first.peers & second.peers)
-            assert heard == [LIAR.peer_id], "it has ended its watch"
+            assert heard == [LIAR.peer_id], "its watch has ended"
 
     virtual_time.run(scenario())
 
@@ -141,7 +141,7 @@ def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_it
         (lambda at: bytes(WrongPossession.MAX_BYTES + 1), "more than"),
     ],
 )
-def test_what_proves_nothing_convicts_nobody_and_its_sender_is_not_listened_to_again(
+def test_invalid_evidence_convicts_nobody_and_its_sender_is_ignored_later(
     made: Callable[[float], bytes], why: str
 ) -> None:
     async def scenario() -> None:
@@ -169,7 +169,9 @@ def test_evidence_is_kept_over_a_restart_and_forgotten_when_the_ban_is_over(monk
         async with nodes() as swarm:
             first = await swarm.add(SERVERS[0], store=store)
             assert await first.take(against(LIAR, NETWORK, now(first)), SERVERS[1].peer_id)
-            assert not await first.take(against(LIAR, NETWORK, now(first) + 1), SERVERS[1].peer_id), "no news"
+            assert not await first.take(against(LIAR, NETWORK, now(first) + 1), SERVERS[1].peer_id), (
+                "known evidence must not count as new"
+            )
             again = await swarm.add(SERVERS[2], store=store)
             store["broken"] = b"no evidence"
             await again.recall()
@@ -184,7 +186,7 @@ def test_evidence_is_kept_over_a_restart_and_forgotten_when_the_ban_is_over(monk
     virtual_time.run(scenario())
 
 
-def test_old_evidence_and_such_from_the_future_change_nothing_and_blame_nobody() -> None:
+def test_evidence_from_long_ago_or_from_the_future_changes_nothing_and_blames_nobody() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
             held, sender = await swarm.add(SERVERS[0]), SERVERS[1].peer_id
@@ -196,8 +198,10 @@ def test_old_evidence_and_such_from_the_future_change_nothing_and_blame_nobody()
     virtual_time.run(scenario())
 
 
-def test_evidence_that_has_no_place_is_neither_told_nor_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would come back as news to every node, again and again."""
+def test_evidence_is_neither_reported_nor_passed_on_when_there_is_no_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such evidence would otherwise return to every node as news, again and again."""
     monkeypatch.setattr(limits, "MAX_SERVER_BANS", 1)
 
     async def scenario() -> None:
@@ -214,12 +218,12 @@ def test_evidence_that_has_no_place_is_neither_told_nor_passed_on(monkeypatch: p
             assert not await held.take(against(stranger, NETWORK, now(held)), SERVERS[2].peer_id)
             await asyncio.sleep(5)
             assert (heard, held.peers, set(store)) == ([], {LIAR.peer_id}, {LIAR.peer_id})
-            assert other._taken[SERVERS[0].peer_id][1] == 1, "evidence that it was given"
+            assert other._taken[SERVERS[0].peer_id][1] == 1, "it must count as evidence that this peer gave"
 
     virtual_time.run(scenario())
 
 
-def test_file_about_a_ban_that_ended_while_no_process_ran_is_forgotten() -> None:
+def test_evidence_file_is_deleted_at_start_when_its_ban_has_ended() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
             store = KeptEvidence()
@@ -235,8 +239,8 @@ def strangers(num: int) -> Sequence[Identity]:
     return [Identity(number.to_bytes(32, "big")) for number in range(1000, 1000 + num)]
 
 
-def test_keys_that_convict_themselves_are_few_and_leave_room_for_servers() -> None:
-    """Each of a peer is checked; beyond its share it is refused, and beyond theirs strangers are not kept."""
+def test_strangers_that_convict_themselves_leave_room_for_evidence_about_servers() -> None:
+    """Evidence from one peer is checked up to its share; beyond the strangers' share, none of theirs is kept."""
 
     async def scenario() -> None:
         async with nodes() as swarm:
@@ -276,8 +280,8 @@ def test_peer_that_asks_again_at_once_is_refused() -> None:
     virtual_time.run(scenario())
 
 
-def test_peer_that_opens_a_stream_and_asks_for_nothing_is_let_go() -> None:
-    """Streams are bounded in number, and those that nobody ends would keep others out."""
+def test_stream_is_closed_when_its_peer_asks_for_nothing() -> None:
+    """Streams are bounded in number, and idle ones would keep others out."""
 
     async def scenario() -> None:
         async with nodes() as swarm:
@@ -292,7 +296,7 @@ def test_peer_that_opens_a_stream_and_asks_for_nothing_is_let_go() -> None:
     virtual_time.run(scenario())
 
 
-def test_fresh_keys_that_convict_themselves_have_a_models_servers_looked_up_once_a_minute(
+def test_servers_are_looked_up_once_a_minute_when_fresh_keys_convict_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lookups: list[float] = []
@@ -313,12 +317,12 @@ def test_fresh_keys_that_convict_themselves_have_a_models_servers_looked_up_once
                 await held.take(against(key, NETWORK, now(held)), sender._network.peer_id)
                 await asyncio.sleep(15)
             assert len(held.peers) == 12
-            assert 0 < len(lookups) <= 2 * 3, "by the two of them, in three minutes"
+            assert 0 < len(lookups) <= 2 * 3, "two clients in three minutes"
 
     virtual_time.run(scenario())
 
 
-def test_model_that_nobody_seemed_to_serve_is_looked_up_again_soon() -> None:
+def test_servers_are_looked_up_again_soon_when_none_were_found() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
             held = await swarm.add(SERVERS[0], serves=False)
@@ -331,7 +335,7 @@ def test_model_that_nobody_seemed_to_serve_is_looked_up_again_soon() -> None:
     virtual_time.run(scenario())
 
 
-def test_failed_lookup_of_a_models_servers_is_made_again_soon_and_what_was_known_counts_meanwhile(
+def test_servers_stay_known_and_are_looked_up_again_soon_when_a_lookup_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     servers, fails = Membership.servers, False

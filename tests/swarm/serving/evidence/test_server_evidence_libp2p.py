@@ -31,7 +31,7 @@ from swarm_protocol.served_evidence_messages import SERVER_EVIDENCE_METHOD
 
 
 async def prove(network: Network, identity: Identity, *, lies: bool) -> None:
-    """Answer challenges about the made-up model, from its chunks or from others, as a server does."""
+    """Answer challenges about the made-up model as a server does, from its own chunks or from others."""
 
     async def answer(peer_id: str, data: bytes) -> bytes:
         request = PossessionRequest.from_bytes(data)
@@ -60,7 +60,7 @@ async def prove(network: Network, identity: Identity, *, lies: bool) -> None:
     await network.serve(f"{POSSESSION_METHOD}/{MODEL}", answer)
 
 
-def test_libp2p_liar_that_one_server_challenges_is_convicted_by_all_that_hear_or_ask(tmp_path: Path) -> None:
+def test_libp2p_evidence_from_one_challenge_convicts_a_liar_at_nodes_that_receive_or_ask(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
 
@@ -93,10 +93,10 @@ def test_libp2p_liar_that_one_server_challenges_is_convicted_by_all_that_hear_or
                 while honest.peer_id not in await found._membership.servers(MODEL):
                     await asyncio.sleep(0.1)
                 found.found(asked.evidence)
-                while not heard.peers == found.peers == {liar.peer_id}:  # the evidence was given to it
+                while not heard.peers == found.peers == {liar.peer_id}:  # the evidence was sent to it
                     await asyncio.sleep(0.05)
             client, _, learned = await node("client", addrs)
-            await learned.learn(MODEL, {honest.peer_id: record()}, within_s=10.0)  # and shown to who asks
+            await learned.learn(MODEL, {honest.peer_id: record()}, within_s=10.0)  # and returned to a peer that asks
             assert learned.peers == {liar.peer_id}
             nothing = against_nobody(Identity(b"x" * 32), client.network_id, client.now())
             for reason in ("the statement is correct", "earlier evidence proved nothing"):

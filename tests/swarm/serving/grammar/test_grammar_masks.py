@@ -1,4 +1,4 @@
-"""The real process: what grammars allow, and what becomes of those that mean harm."""
+"""The real grammar process: which tokens grammars allow, and what happens to hostile ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ids(text: str) -> list[int]:
 
 
 def written(process: GrammarProcess, seed: int) -> str:
-    """A text that somebody writes who takes any token that is allowed, until the end."""
+    """Return the text of a writer that takes random allowed tokens until the grammar ends."""
     choose, tokens = random.Random(seed), list[int]()
     while len(tokens) < 2000:
         mask = process.mask(tokens)
@@ -78,7 +78,7 @@ def written(process: GrammarProcess, seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: GrammarForkServer, seed: int) -> None:
+def test_grammar_of_a_schema_gives_valid_json_with_any_allowed_tokens(processes: GrammarForkServer, seed: int) -> None:
     with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
         found = json.loads(written(process, seed))
     assert set(found) == {"city", "days"}
@@ -86,8 +86,8 @@ def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: Gramm
     assert 1 <= found["days"] <= 9
 
 
-def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarForkServer) -> None:
-    """All of its state follows from the grammar and the tokens."""
+def test_grammar_continues_in_another_process_from_its_tokens(processes: GrammarForkServer) -> None:
+    """Its whole state follows from the grammar and the tokens."""
     tokens = ids('{"city": "Ro')
     schema = json.dumps(SCHEMA)
     with following(processes, "json_schema", schema) as first, following(processes, "json_schema", schema) as second:
@@ -123,10 +123,10 @@ def test_grammar_that_cannot_be_used_is_refused_in_one_line(
             process.mask([])
 
 
-def test_grammar_that_takes_too_long_holds_up_no_other(
+def test_grammar_does_not_delay_others_when_it_takes_too_long(
     processes: GrammarForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has stopped stands for a grammar that never comes to an end."""
+    """A stopped process stands for a grammar that never terminates."""
     monkeypatch.setattr(grammar_masks, "ANSWER_S", 600.0)
     with ThreadPoolExecutor(1) as thread, following(processes, "json_schema", "{}") as endless:
         endless.mask([])
@@ -142,7 +142,7 @@ def test_grammar_that_takes_too_long_holds_up_no_other(
             working.result()
 
 
-def test_grammar_that_is_late_is_given_up(processes: GrammarForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_is_given_up_when_it_is_late(processes: GrammarForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with following(processes, "json_schema", "{}") as late:
         late.mask([])
         forks(processes)[0].suspend()
@@ -154,7 +154,7 @@ def test_grammar_that_is_late_is_given_up(processes: GrammarForkServer, monkeypa
 
 
 def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: GrammarForkServer) -> None:
-    """So none outlives a server that was killed, and one that has much to do outlives nobody."""
+    """So no process outlives a killed server by more than that, even if it is busy."""
     with processes.fork() as pipe:
         [fork] = forks(processes)
         asked = {"kind": "json_schema", "grammar": "{}", "tokens": []}
@@ -170,7 +170,7 @@ HARMFUL = json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for
 
 
 def test_schema_of_many_patterns_is_refused_in_time(processes: GrammarForkServer) -> None:
-    """It took all grammars of a server 4 s, and some more until their process had started anew."""
+    """Without the bound, one such schema holds up all grammars of a server for 4 s."""
     with (
         following(processes, "json_schema", HARMFUL) as harmful,
         pytest.raises(ConfigError, match="too much time or memory"),
@@ -203,7 +203,7 @@ def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(
     ],
     ids=["states", "product", "ambiguous", "long", "complements"],
 )
-def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: GrammarForkServer, text: str) -> None:
+def test_hostile_grammar_stays_within_its_time_and_memory(processes: GrammarForkServer, text: str) -> None:
     slowest, tokens, held = 0.0, list[int](), 0
     with following(processes, "lark", text) as harmful:
         try:
@@ -228,7 +228,7 @@ def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: 
         assert int(limits.split("Max address space")[1].split()[0]) <= fork.memory_info().vms + GRAMMAR_BYTES
 
 
-def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
+def test_grammars_are_bounded_in_number_and_freed_when_closed(tokenizer: Path) -> None:
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
         fine = Grammar(kind="json_schema", text="{}")
@@ -250,7 +250,7 @@ def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
     asyncio.run(main())
 
 
-def test_one_peer_gets_half_of_the_grammars_while_another_wants_one(tokenizer: Path) -> None:
+def test_peer_gets_half_of_the_grammars_when_another_wants_one(tokenizer: Path) -> None:
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
         fine = Grammar(kind="json_schema", text="{}")
@@ -266,10 +266,10 @@ def test_one_peer_gets_half_of_the_grammars_while_another_wants_one(tokenizer: P
     asyncio.run(main())
 
 
-def test_grammar_that_is_closed_has_its_place_until_its_last_mask_is_done(
+def test_closed_grammar_keeps_its_place_until_its_last_mask_is_done(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that opens and closes one session after another does not have the server compute any number of them."""
+    """Otherwise a client that opens and closes sessions in a loop could have the server compute without bound."""
     go_on = threading.Event()
 
     async def main() -> None:
@@ -291,7 +291,7 @@ def test_grammar_that_is_closed_has_its_place_until_its_last_mask_is_done(
     asyncio.run(main())
 
 
-def test_grammars_of_a_model_without_a_fit_tokenizer_are_refused(tmp_path: Path) -> None:
+def test_grammar_is_refused_when_the_model_has_no_suitable_tokenizer(tmp_path: Path) -> None:
     processes = GrammarForkServer(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         processes.fork()

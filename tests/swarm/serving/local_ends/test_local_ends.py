@@ -1,6 +1,6 @@
-"""A client that keeps text at home, on a simulated internet: the same tokens as ordinarily, whatever befalls servers.
+"""A client that keeps text at home gets the same tokens as with ordinary serving, whatever happens to servers.
 
-What servers are told meanwhile is in `test_text_stays_home`.
+`test_text_stays_home` tests what servers learn.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_token_is_that_of_ordinary_serving(boxes: Any, llama_dir: Path, way: str) -> None:
+def test_text_at_home_gives_the_tokens_of_ordinary_serving(boxes: Any, llama_dir: Path, way: str) -> None:
     async def answer(**options: Any) -> list[Any]:
         async with boxes(llama_dir, HALVES, **options) as box:
             tokens = [token async for token in box.generate(**WAYS[way])]
@@ -67,12 +67,12 @@ def test_every_token_is_that_of_ordinary_serving(boxes: Any, llama_dir: Path, wa
 
     with no_leaks():
         at_home = virtual_time.run(answer(text_at_home={"tiny": llama_dir}))
-        assert at_home == virtual_time.run(answer()), "texts and probabilities, too"
+        assert at_home == virtual_time.run(answer()), "texts and probabilities must be equal, too"
     assert len(at_home) > 1
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
-def test_families_whose_ends_are_special_answer_as_one_machine(
+def test_text_at_home_gives_local_tokens_when_a_family_has_special_ends(
     boxes: Any, model_dirs: Callable[[str], Path], family: str
 ) -> None:
     directory = model_dirs(family)
@@ -91,17 +91,19 @@ def test_families_whose_ends_are_special_answer_as_one_machine(
     virtual_time.run(scenario())
 
 
-def test_activations_are_encoded_as_those_between_servers(boxes: Any, llama_dir: Path) -> None:
+def test_text_at_home_encodes_activations_as_servers_do(boxes: Any, llama_dir: Path) -> None:
     async def answer(spans: list[tuple[int, int]], **options: Any) -> list[int]:
         async with boxes(llama_dir, spans, session=SessionOptions(codec="int8"), **options) as box:
             found: list[int] = await box.tokens(24)
             return found
 
     at_home = virtual_time.run(answer([(0, 6)], text_at_home={"tiny": llama_dir}))
-    assert at_home == virtual_time.run(answer([(0, 1), (1, 5), (5, 6)])), "a chain that is cut at the same places"
+    assert at_home == virtual_time.run(answer([(0, 1), (1, 5), (5, 6)])), (
+        "must equal a chain that is cut at the same places"
+    )
 
 
-def test_servers_need_neither_embedding_nor_head(boxes: Any, llama_dir: Path) -> None:
+def test_text_at_home_works_when_servers_hold_neither_embedding_nor_head(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(1, 3), (3, 5)], text_at_home={"tiny": llama_dir}) as box:
             status = await box.client.model("tiny")
@@ -114,7 +116,9 @@ def test_servers_need_neither_embedding_nor_head(boxes: Any, llama_dir: Path) ->
 @pytest.mark.parametrize(
     ("phase", "what", "nth"), [("serve/prefill", "kill", 2), ("serve/decode", "stall", 8), ("serve/reply", "raise", 13)]
 )
-def test_lost_server_costs_no_token(boxes: Any, llama_dir: Path, phase: str, what: Any, nth: int) -> None:
+def test_text_at_home_loses_no_token_when_a_server_dies(
+    boxes: Any, llama_dir: Path, phase: str, what: Any, nth: int
+) -> None:
     faults = [Fault(who="*", phase=phase, what=what, nth=nth)]
 
     async def scenario() -> None:
@@ -123,13 +127,13 @@ def test_lost_server_costs_no_token(boxes: Any, llama_dir: Path, phase: str, wha
             tokens = [token.token_id async for token in generation]
             (replay,) = generation.trace()["replays"]
             assert not replay["lost_peer"].startswith("home/")
-            assert tokens == await box.tokens(**WAYS["seeded"]), "as undisturbed"
+            assert tokens == await box.tokens(**WAYS["seeded"]), "must equal the undisturbed answer"
             await box.all_freed()
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.02)
 
 
-def test_server_that_leaves_hands_its_cache_over(boxes: Any, llama_dir: Path) -> None:
+def test_leaving_server_hands_over_its_cache_when_text_is_at_home(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         spans = [(0, 3), (3, 6), (3, 6)]
         async with boxes(llama_dir, spans, text_at_home={"tiny": llama_dir}) as box, asyncio.TaskGroup() as tasks:
@@ -171,7 +175,7 @@ def extra_rows(rows: Rows) -> Rows:
     return dataclasses.replace(rows, num_rows=rows.num_rows + 9, payload=bytes(rows.payload) * (rows.num_rows + 9))
 
 
-def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_server(
+def test_rows_are_dropped_and_come_from_another_server_when_home_cannot_compute_with_them(
     boxes: Any, model_dirs: Callable[[str], Path]
 ) -> None:
     directory = model_dirs("gpt2")
@@ -185,7 +189,7 @@ def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_
         output, peer_id = await honest(self, step), self._link._push_connections.peer_id
         if self.sequence.blocks == (1, 5) and output.output is not None and peer_id in (liars or {peer_id}):
             liars.add(peer_id)
-            # finite, and nobody can compute with it
+            # finite numbers with which the next block cannot compute
             return dataclasses.replace(output, output=torch.full_like(output.output, 3e38))
         return output
 
@@ -198,12 +202,12 @@ def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_
                 assert tokens == [token.token_id async for token in second]
             (liar,) = liars
             assert liar in {replay["lost_peer"] for replay in first.trace()["replays"]}
-            assert not second.trace()["replays"], "neither home nor the client has kept anything of it"
+            assert not second.trace()["replays"], "neither home nor the client may keep pages from it"
             assert liar not in {hop["peer_id"] for hop in second.trace()["hops"]}
             pages = box.client._state.prefixes._pages
             pages.update({name: np.full(len(page) // 4, 3e38, "<f4").tobytes() for name, page in pages.items()})
             with patch.object(PageAllocator, "reserve", reserve_without_keys):
-                assert tokens == await box.tokens(prompt=prompt), "also if an earlier session has left such rows"
+                assert tokens == await box.tokens(prompt=prompt), "also when an earlier session has left such rows"
                 assert box.client.trace()["replays"]
                 assert tokens == await box.tokens(prompt=prompt)
                 assert not box.client.trace()["replays"]
@@ -218,7 +222,7 @@ def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_
     [(nan_rows, "not all finite"), (narrow_rows, "16 columns"), (extra_rows, "")],
     ids=["NaN", "narrow", "more rows than positions"],
 )
-def test_hidden_states_that_make_no_sense_end_in_another_server(
+def test_server_is_replaced_when_its_hidden_states_are_malformed(
     boxes: Any, llama_dir: Path, change: Callable[[Rows], Rows], reason: str
 ) -> None:
     async def scenario() -> None:
@@ -276,7 +280,7 @@ def test_spot_checks_check_servers_and_not_home(boxes: Any, llama_dir: Path) -> 
             honest, liars = ServerSession._compute, list[str]()
 
             async def compute(self: ServerSession, step: Any) -> Any:
-                """Let the first server of blocks 3 to 5 that is asked lie: the next answer's, whichever it is."""
+                """Make the first server of blocks 3 to 5 that the next answer uses lie."""
                 output, me = await honest(self, step), self._link._push_connections.peer_id
                 if not liars and self.sequence.blocks == (3, 5):
                     liars.append(me)
@@ -305,7 +309,7 @@ def test_trace_has_the_times_of_home_and_of_servers(boxes: Any, llama_dir: Path)
     virtual_time.run(scenario())
 
 
-def test_what_would_give_a_text_to_servers_is_refused(boxes: Any, llama_dir: Path) -> None:
+def test_requests_that_would_show_text_to_servers_are_refused(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             await box.add(0, 6, name="other")
@@ -324,7 +328,7 @@ def test_what_would_give_a_text_to_servers_is_refused(boxes: Any, llama_dir: Pat
     virtual_time.run(scenario())
 
 
-def test_forward_from_the_first_block_is_refused_and_from_later_ones_is_not(boxes: Any, llama_dir: Path) -> None:
+def test_forward_is_refused_only_when_it_begins_at_the_first_block(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             with pytest.raises(ConfigError, match="first block"):
@@ -345,7 +349,9 @@ def test_files_of_another_revision_are_refused(boxes: Any, llama_dir: Path, writ
 
 
 @pytest.mark.parametrize(("num_first", "is_refused"), [(4, False), (5, True)])
-def test_no_block_left_for_servers_is_refused(boxes: Any, llama_dir: Path, num_first: int, is_refused: bool) -> None:
+def test_local_ends_that_leave_no_block_for_servers_are_refused(
+    boxes: Any, llama_dir: Path, num_first: int, is_refused: bool
+) -> None:
     async def scenario() -> None:
         kept = KeptModel(source=llama_dir, num_first_blocks=num_first)
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": kept}) as box:
@@ -359,7 +365,7 @@ def test_no_block_left_for_servers_is_refused(boxes: Any, llama_dir: Path, num_f
     virtual_time.run(scenario())
 
 
-def test_model_too_large_for_home_is_refused_with_what_it_takes(boxes: Any, llama_dir: Path) -> None:
+def test_model_too_large_for_home_is_refused_with_the_memory_that_it_needs(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             free = psutil.virtual_memory()._replace(available=2**10)
@@ -368,7 +374,7 @@ def test_model_too_large_for_home_is_refused_with_what_it_takes(boxes: Any, llam
                 pytest.raises(ConfigError, match=r"embedding, head and 2 blocks of tiny take \d+ MiB.*0 MiB are free"),
             ):
                 await box.tokens()
-            assert await box.tokens() == box.expected(), "once there is room"
+            assert await box.tokens() == box.expected(), "works once there is memory"
 
     virtual_time.run(scenario())
 
@@ -397,7 +403,7 @@ def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path:
             name="tiny", revision=local_ends.open_model(llama_dir).revision(), published=None
         )
         with pytest.raises(ConfigError, match="not of the revision"):
-            local_ends.find_parts(kept, wanted)  # a directory's revision is none of a hub's
+            local_ends.find_parts(kept, wanted)  # the revision of a directory differs from that of a hub
         served = next((tmp_path / "cache").glob("*/*/"))
         revision = local_ends.open_model(served).revision("bfloat16")
         parts = local_ends.find_parts(kept, dataclasses.replace(wanted, revision=revision))
@@ -409,7 +415,7 @@ def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path:
         assert 0 < len(came) < len(list(llama_dir.glob("*.safetensors")))
 
 
-def test_download_for_local_ends_ends_with_its_client(llama_dir: Path, tmp_path: Path) -> None:
+def test_download_for_local_ends_stops_when_its_client_closes(llama_dir: Path, tmp_path: Path) -> None:
     began, goes_on, calls = threading.Event(), threading.Event(), list[int]()
 
     def hold(num_bytes: int, _total_bytes: int) -> None:
@@ -443,12 +449,14 @@ def test_download_for_local_ends_ends_with_its_client(llama_dir: Path, tmp_path:
         ({"source": "someone/model"}, "no cache to download it to"),
     ],
 )
-def test_kept_model_refuses_what_makes_no_sense(settings: dict[str, Any], message: str) -> None:
+def test_kept_model_refuses_invalid_values(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KeptModel(**settings)
 
 
-def test_request_over_the_room_at_home_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
+def test_request_that_exceeds_the_room_at_home_is_refused_with_the_setting_to_raise(
+    boxes: Any, llama_dir: Path
+) -> None:
     async def scenario() -> None:
         with patch.object(local_ends, "MAX_SESSIONS", 1):
             async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
@@ -463,7 +471,7 @@ def test_request_over_the_room_at_home_is_refused_by_name(boxes: Any, llama_dir:
     virtual_time.run(scenario())
 
 
-def test_defect_at_home_is_named_and_ends_no_other_client(boxes: Any, llama_dir: Path) -> None:
+def test_defect_at_home_is_reported_and_spares_other_clients(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             assert await box.tokens() == box.expected()
@@ -477,7 +485,7 @@ def test_defect_at_home_is_named_and_ends_no_other_client(boxes: Any, llama_dir:
     virtual_time.run(scenario())
 
 
-def test_request_that_is_cancelled_while_home_is_loaded_spoils_no_other(boxes: Any, llama_dir: Path) -> None:
+def test_other_requests_succeed_when_one_is_cancelled_while_home_loads(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             first, second = asyncio.create_task(box.tokens()), asyncio.create_task(box.tokens())

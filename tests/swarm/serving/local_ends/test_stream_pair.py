@@ -1,4 +1,4 @@
-"""A stream within one process behaves as one between two."""
+"""A stream within one process behaves like one between two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _send(stream: LocalStream, num_messages: int) -> None:
         await stream.send(bytes([number]))
 
 
-def test_end_is_told_after_what_waits_and_ends_a_sender_that_waits() -> None:
+def test_close_is_seen_after_waiting_messages_and_ends_a_blocked_sender() -> None:
     async def scenario() -> None:
         near, far = LocalStream.pair()
         sending = asyncio.create_task(_send(near, MAX_WAITING + 1))
@@ -47,7 +47,7 @@ def test_end_is_told_after_what_waits_and_ends_a_sender_that_waits() -> None:
     virtual_time.run(scenario())
 
 
-def test_finish_lets_the_other_side_go_on() -> None:
+def test_finish_lets_the_other_side_keep_sending() -> None:
     async def scenario() -> None:
         near, far = LocalStream.pair()
         await near.finish()

@@ -1,7 +1,7 @@
-"""What servers get of a client that keeps text at home: no token, no draw, no name that follows from tokens.
+"""What servers learn from a client that keeps text at home: no token, no draw, and no name that follows from tokens.
 
-And what remains possible: a server that has the model's first blocks, as anyone has of a public model, computes the
-prompt from its activations. The last test does it.
+The last test shows what remains possible: a server that has the model's first blocks, as anyone has of a public model,
+computes the prompt from its activations.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ STEERED: dict[str, Any] = {
 
 
 @contextmanager
-def heard_by_servers(box: Any) -> Iterator[list[Frame]]:
-    """Collect every frame that a server gets. What runs in the client's process is on the client's own network."""
+def received_by_servers(box: Any) -> Iterator[list[Frame]]:
+    """Collect every frame that a server receives. What runs in the client's process is on the client's own network."""
     heard: list[Frame] = []
     take = ConnectionServer._on_frame
 
@@ -66,7 +66,7 @@ def rows_to(heard: list[Frame], start: int) -> np.ndarray:
     )
 
 
-def test_no_token_and_no_draw_reaches_a_server(boxes: Any, llama_dir: Path) -> None:
+def test_servers_receive_no_token_and_no_draw(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         checks = SpotCheckOptions(share=1.0)
         async with boxes(llama_dir, HALVES * 2, checks=checks, text_at_home={"tiny": llama_dir}) as box:
@@ -78,11 +78,11 @@ def test_no_token_and_no_draw_reaches_a_server(boxes: Any, llama_dir: Path) -> N
                     sent.append(request)
                 return await call(self, peer_id, method, request, **options)
 
-            with heard_by_servers(box) as heard, patch.object(MemoryNetwork, "call", calling):
+            with received_by_servers(box) as heard, patch.object(MemoryNetwork, "call", calling):
                 await box.tokens(24, **STEERED)
                 await box.client.checks.settled()
             steps = [frame for frame in heard if isinstance(frame, StepRequest | Push)]
-            assert len(steps) >= 2 * 24, "of the client, and of the first server"
+            assert len(steps) >= 2 * 24, "methods of the client, and of the first server"
             assert {frame.rows.codec for frame in steps} == {"raw"}
             assert {(frame.want, frame.draw) for frame in steps} == {("nothing", None)}
             opened = [frame for frame in heard if isinstance(frame, OpenSequence)]
@@ -95,8 +95,8 @@ def test_no_token_and_no_draw_reaches_a_server(boxes: Any, llama_dir: Path) -> N
     virtual_time.run(scenario())
 
 
-def test_home_is_linked_to_no_server(boxes: Any, llama_dir: Path) -> None:
-    """Its rows pass through the client anyway; a server that named no such neighbour would refuse a push."""
+def test_servers_are_not_linked_to_home(boxes: Any, llama_dir: Path) -> None:
+    """Its rows pass through the client anyway, and a server whose link does not name the sender refuses the push."""
     pushed_to: list[str] = []
     push = PushConnections.push
 
@@ -108,24 +108,24 @@ def test_home_is_linked_to_no_server(boxes: Any, llama_dir: Path) -> None:
                     pushed_to.append(peer_id)
                 push(self, peer_id, frame)
 
-            with heard_by_servers(box) as heard, patch.object(PushConnections, "push", pushing):
+            with received_by_servers(box) as heard, patch.object(PushConnections, "push", pushing):
                 assert await box.tokens() == box.expected()
             neighbours = [
                 named for frame in heard if isinstance(frame, OpenSequence) for named in (frame.previous, frame.next)
             ]
             assert {named.peer_id for named in neighbours if named is not None} <= box.servers.keys()
-            assert any(isinstance(frame, Push) for frame in heard), "among servers they are"
+            assert any(isinstance(frame, Push) for frame in heard), "servers are linked to each other"
 
     virtual_time.run(scenario())
     assert not pushed_to
 
 
-def test_ordinary_serving_does_tell_servers_all_of_it(boxes: Any, llama_dir: Path) -> None:
-    """Otherwise the test above would find nothing because it looks in the wrong place."""
+def test_servers_receive_tokens_and_draws_in_ordinary_serving(boxes: Any, llama_dir: Path) -> None:
+    """Without this, the test above could pass because it looks in the wrong place."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
-            with heard_by_servers(box) as heard:
+            with received_by_servers(box) as heard:
                 await box.tokens(24, **STEERED)
             steps = [frame for frame in heard if isinstance(frame, StepRequest)]
             assert TOKENS in {frame.rows.codec for frame in steps}
@@ -135,13 +135,13 @@ def test_ordinary_serving_does_tell_servers_all_of_it(boxes: Any, llama_dir: Pat
     virtual_time.run(scenario())
 
 
-def test_names_of_kept_pages_say_nothing_of_tokens(boxes: Any, llama_dir: Path) -> None:
-    """A server could otherwise try prompts that it suspects against the names."""
+def test_names_of_kept_pages_do_not_depend_on_tokens_alone(boxes: Any, llama_dir: Path) -> None:
+    """A server could otherwise compare the names with those of prompts that it suspects."""
 
     async def keys_of(**options: Any) -> list[tuple[bytes, ...]]:
         async with boxes(llama_dir, HALVES, **options) as box:
             await box.tokens(2, prompt=PROMPT)
-            with heard_by_servers(box) as heard:
+            with received_by_servers(box) as heard:
                 await box.tokens(2, prompt=PROMPT)
             return [frame.page_keys for frame in heard if isinstance(frame, OpenSequence)]
 
@@ -151,20 +151,22 @@ def test_names_of_kept_pages_say_nothing_of_tokens(boxes: Any, llama_dir: Path) 
     ordinary = virtual_time.run(keys_of())
     assert {key for keys in ordinary for key in keys} <= guessed
     first, second = (virtual_time.run(keys_of(text_at_home={"tiny": llama_dir})) for _ in range(2))
-    assert all(len(keys) == 4 for keys in (*first, *second)), "and are used"
+    assert all(len(keys) == 4 for keys in (*first, *second)), "the kept pages are used"
     for keys in (*first, *second):
         assert not guessed & set(keys)
     assert not set(first[0]) & set(second[0]), "another process has another secret"
 
 
 @pytest.mark.parametrize("num_first", [1, 3])
-def test_server_with_the_first_blocks_computes_the_prompt_back(boxes: Any, llama_dir: Path, num_first: int) -> None:
-    """The limit of all this, which SECURITY.md states: it takes V passes over the first blocks for each token."""
+def test_server_with_the_first_blocks_can_compute_the_prompt(boxes: Any, llama_dir: Path, num_first: int) -> None:
+    """This is the limit of text at home that SECURITY.md states; the attack takes V passes over the first blocks for
+    each token.
+    """
 
     async def scenario() -> np.ndarray:
         kept = KeptModel(source=llama_dir, num_first_blocks=num_first)
         async with boxes(llama_dir, [(0, 6)], text_at_home={"tiny": kept}) as box:
-            with heard_by_servers(box) as heard:
+            with received_by_servers(box) as heard:
                 await box.tokens(1, prompt=SECRET)
             return rows_to(heard, num_first)
 

@@ -1,4 +1,4 @@
-"""What a client asks servers for, and says of it, when they announce manifests that nobody gives."""
+"""What a client requests and reports when servers announce manifests that no server sends."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def announcing(number: int) -> ServeRecord:
     )
 
 
-def test_manifests_that_nobody_gives_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Anyone can announce ever new ones: each would be a line, or several for each request."""
+def test_missing_manifests_are_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Anyone can announce ever new manifests, and each would otherwise add lines to the log for each request."""
 
     async def main() -> None:
         network: Any = NobodyAnswers()

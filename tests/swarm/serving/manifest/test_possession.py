@@ -1,4 +1,4 @@
-"""Proofs of possession: what is drawn, what an honest answer shows, and how each lie is found out."""
+"""Proofs of possession: which chunks are drawn, what an honest answer contains, and how each lie is detected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ask(
     *,
     identity: Identity = SERVER,
 ) -> bytes:
-    """Have a server answer, and check what comes. Returns the signed statement."""
+    """Have a server answer, check the answer, and return the signed statement."""
 
     async def scenario() -> bytes:
         network = MemoryInternet().network(identity=identity)
@@ -92,7 +92,7 @@ def ask(
 
 
 def convicted(published: PublishedManifest, statement: bytes) -> str:
-    """What somebody finds who was not there; "" if it convicts nobody."""
+    """Return what a third party finds in the evidence, or "" if it convicts nobody."""
     wrong = WrongPossession(manifest=published.signed, statement=statement)
     try:
         return check_possession(wrong, MemoryInternet().network().network_id).peer_id
@@ -100,7 +100,7 @@ def convicted(published: PublishedManifest, statement: bytes) -> str:
         return ""
 
 
-def test_every_byte_of_a_span_is_drawn_and_no_other() -> None:
+def test_request_can_draw_every_byte_of_a_span_and_no_other() -> None:
     file = WeightFile(name="weights", num_bytes=40 * CHUNK_BYTES, sha256=bytes(32), root=bytes(32))
     blocks = tuple(
         BlockBytes(ranges=(ByteRange(file=0, start=start * CHUNK_BYTES, num_bytes=size * CHUNK_BYTES),))
@@ -127,17 +127,17 @@ def test_every_byte_of_a_span_is_drawn_and_no_other() -> None:
     assert {each.index for _ in range(500) for each in draw(manifest, 2, 3, rng)} - {39} == set(range(15, 20))
 
 
-def test_honest_server_proves_what_it_holds_to_all_that_have_the_manifest(
+def test_honest_server_proves_its_files_to_any_peer_with_the_manifest(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     for seed in range(20):
         assert convicted(published, ask(loaded, request_of(published, seed))) == ""
 
 
-def test_server_with_one_tensor_changed_fails_and_convicts_itself(
+def test_server_fails_and_convicts_itself_when_one_tensor_is_changed(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
-    """It answers with its own bytes and a tree over them, as honest software over its changed file would."""
+    """Like honest software over a changed file, it answers with its own bytes and a tree over them."""
     statements: list[bytes] = []
 
     def kept(answer: bytes) -> bytes:
@@ -155,7 +155,7 @@ def test_server_with_one_tensor_changed_fails_and_convicts_itself(
         ask(lying, replace(request_of(published), drawn=drawn), kept)
     assert convicted(published, statements[0]) == SERVER.peer_id
     with pytest.raises(PeerViolation, match="is not what was signed"):
-        ask(loaded, replace(request_of(published), drawn=drawn))  # its old tree over the changed bytes
+        ask(loaded, replace(request_of(published), drawn=drawn))  # the old tree over the changed bytes
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,12 @@ def test_server_with_one_tensor_changed_fails_and_convicts_itself(
         (lambda sent: replace(sent, statement=b""), "malformed"),
     ],
 )
-def test_answer_that_was_made_up_proves_nothing(
-    loaded: LoadedSpan, published: PublishedManifest, lie: Any, why: str
-) -> None:
+def test_made_up_answer_is_no_evidence(loaded: LoadedSpan, published: PublishedManifest, lie: Any, why: str) -> None:
     with pytest.raises((PeerViolation, IntegrityError), match=why):
         ask(loaded, request_of(published), lambda answer: lie(PossessionResponse.from_bytes(answer)).to_bytes())
 
 
-def test_answer_to_another_request_or_by_another_key_proves_nothing(
+def test_answer_to_another_request_or_by_another_key_is_no_evidence(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     earlier: list[bytes] = []
@@ -187,8 +185,8 @@ def test_answer_to_another_request_or_by_another_key_proves_nothing(
         ask(loaded, fresh, identity=STRANGER)
 
 
-def test_answer_that_is_dated_back_proves_nothing(loaded: LoadedSpan, published: PublishedManifest) -> None:
-    """Its signer would be convicted for a shorter time by it."""
+def test_backdated_answer_is_no_evidence(loaded: LoadedSpan, published: PublishedManifest) -> None:
+    """Its signer would be barred for a shorter time because of it."""
 
     def dated_back(answer: bytes) -> bytes:
         sent = PossessionResponse.from_bytes(answer)
@@ -210,10 +208,10 @@ def test_answer_that_is_dated_back_proves_nothing(loaded: LoadedSpan, published:
 
 
 @pytest.mark.parametrize("ahead_s", [60.0, -MAX_AGE_S - 60.0])
-def test_server_whose_clock_differs_has_given_no_answer_and_has_not_failed(
+def test_check_is_unanswered_and_not_failed_when_the_servers_clock_differs(
     loaded: LoadedSpan, published: PublishedManifest, ahead_s: float
 ) -> None:
-    """The clock of the one that asks may be the wrong one, and no server would be left."""
+    """The asking peer's clock may be the wrong one, and then no server would remain."""
 
     async def scenario() -> AskedProof:
         internet = MemoryInternet()
@@ -230,7 +228,7 @@ def test_server_whose_clock_differs_has_given_no_answer_and_has_not_failed(
     assert "clock" in asked.error.message
 
 
-def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(
+def test_server_refuses_a_request_and_reads_no_file_when_it_does_not_serve_the_model(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     request = request_of(published)
@@ -243,7 +241,7 @@ def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(
         ask(loaded, replace(request, manifest=bytes(32)))
 
 
-def test_budget_bounds_what_one_peer_and_all_peers_get_and_comes_back() -> None:
+def test_budget_bounds_one_peer_and_all_peers_and_refills() -> None:
     budget = ChunkBudget()
     got = sum(not budget.take("a", 4, now_s=float(second)) for second in range(int(HOUR_S))) * 4
     assert PEER_CHUNKS <= got <= 2 * PEER_CHUNKS + 4
@@ -257,7 +255,7 @@ def test_budget_bounds_what_one_peer_and_all_peers_get_and_comes_back() -> None:
     assert got == ALL_CHUNKS
 
 
-def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
+def test_peers_with_a_session_get_proofs_when_strangers_use_up_the_budget(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     async def scenario() -> None:
@@ -276,7 +274,7 @@ def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
     virtual_time.run(scenario())
 
 
-def test_server_that_announces_blocks_beyond_the_manifest_s_has_failed_without_being_asked() -> None:
+def test_check_fails_without_a_request_when_a_server_announces_blocks_beyond_the_manifest() -> None:
     announced = replace(wrong_possession.record(), num_blocks=9, start=7, end=8)
 
     async def scenario() -> None:
@@ -285,6 +283,6 @@ def test_server_that_announces_blocks_beyond_the_manifest_s_has_failed_without_b
         assert (asked.outcome, asked.evidence, type(asked.error)) == ("failed", b"", PeerViolation)
         one = replace(announced, start=0, end=1)
         asked = await ask_for_proof(network, SERVER.peer_id, one, wrong_possession.manifest(), random.Random(0))
-        assert asked.outcome == "unanswered", "it is asked, and is not there"
+        assert asked.outcome == "unanswered", "it was asked and did not answer"
 
     virtual_time.run(scenario())

@@ -1,4 +1,4 @@
-"""Manifests of real checkpoints: what they cover, that equal files give equal ones, and what is refused."""
+"""Manifests of real checkpoints: what they cover, that equal files give equal manifests, and what is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sign(directory: Path, name: str = "tiny") -> ModelManifest:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranges_of_any_span_are_the_bytes_of_the_tensors_that_its_server_reads(
+def test_ranges_of_a_span_are_the_bytes_of_the_tensors_that_its_server_reads(
     family: str, model_dirs: Callable[[str], Path]
 ) -> None:
     files = open_model(model_dirs(family))
@@ -62,9 +62,7 @@ def test_manifest_names_every_file_by_its_sha256(llama_dir: Path) -> None:
         assert hashlib.sha256((llama_dir / each.name).read_bytes()).digest() == each.sha256
 
 
-def test_equal_files_give_equal_manifests_and_another_name_file_or_publisher_another(
-    llama_dir: Path, tmp_path: Path
-) -> None:
+def test_manifests_are_equal_only_when_files_name_and_publisher_are_equal(llama_dir: Path, tmp_path: Path) -> None:
     one, same = (published_copy(llama_dir, tmp_path / place) for place in ("one", "same"))
     assert one.signed == same.signed
     renamed = published_copy(llama_dir, tmp_path / "renamed", name="other")
@@ -102,14 +100,14 @@ def test_manifest_that_was_changed_or_signed_by_another_is_refused(llama_dir: Pa
         ({"name": "../etc"}, "not a name"),
     ],
 )
-def test_manifest_without_sense_cannot_be_made(llama_dir: Path, change: dict[str, Any], why: str) -> None:
+def test_manifest_with_invalid_values_is_refused(llama_dir: Path, change: dict[str, Any], why: str) -> None:
     manifest = sign(llama_dir)
     with pytest.raises(ValueError, match=why):
         replace(manifest, **change)
 
 
 @pytest.mark.parametrize("name", ["sub/model.safetensors", "../model.safetensors", ".hidden", "/etc/passwd", ""])
-def test_manifest_names_no_file_outside_of_its_directory(llama_dir: Path, name: str) -> None:
+def test_manifest_that_names_a_file_outside_its_directory_is_refused(llama_dir: Path, name: str) -> None:
     manifest = sign(llama_dir)
     with pytest.raises(ValueError, match="name"):
         replace(manifest.weights[0], name=name)
@@ -135,12 +133,12 @@ def test_largest_manifest_can_be_signed_and_read(llama_dir: Path) -> None:
     assert sign_manifest(largest, PUBLISHER).manifest == largest
 
 
-def test_name_that_no_model_can_have_is_refused(llama_dir: Path) -> None:
+def test_invalid_model_name_is_refused(llama_dir: Path) -> None:
     with pytest.raises(ConfigError, match="no model can be published as 'my model'"):
         sign(llama_dir, "my model")
 
 
-def test_ranges_that_touch_become_one() -> None:
+def test_adjacent_ranges_are_merged() -> None:
     ranges = [(0, 10, 5), (0, 0, 10), (0, 20, 5), (1, 25, 5), (0, 22, 8), (0, 0, 10)]
     found = merged(ByteRange(file=file, start=start, num_bytes=num) for file, start, num in ranges)
     assert [(each.file, each.start, each.num_bytes) for each in found] == [(0, 0, 15), (0, 20, 10), (1, 25, 5)]

@@ -1,4 +1,4 @@
-"""A published model's files are checked by name, in whole or as far as a span needs them, and before it is served."""
+"""A published model's files are checked by name before they are served, all of them or those that a span needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(place: Path) -> None:
     check_directory(place, published_in(place), lambda _num: None)
 
 
-def test_directory_as_it_was_published_is_whole_and_is_served_from_its_files(place: Path) -> None:
+def test_unchanged_published_directory_is_whole_and_is_served_from_its_files(place: Path) -> None:
     check(place)
     loaded = load(place, 0, 2, ServerOptions())
     manifest = published_in(place).manifest
@@ -68,14 +68,14 @@ def test_one_flipped_bit_of_the_weights_is_refused_by_the_file_s_name(place: Pat
     for refuse in (lambda: check(place), lambda: load(place, 3, 4, ServerOptions())):
         with pytest.raises(IntegrityError, match=f"{name} is not the file in the manifest"):
             refuse()
-    assert load(place, 0, 2, ServerOptions()).held, "other blocks are in files that are intact"
+    assert load(place, 0, 2, ServerOptions()).held, "the files of other blocks are intact"
     published = published_in(place)
     (place / name).unlink()
     with pytest.raises(IntegrityError, match=f"{name} is missing"):
         check_directory(place, published, lambda _num: None)
 
 
-def test_span_beyond_the_model_is_refused_as_before(place: Path) -> None:
+def test_published_model_refuses_a_span_beyond_it(place: Path) -> None:
     with pytest.raises(ConfigError, match="are not within this model"):
         load(place, 0, NUM_BLOCKS + 1, ServerOptions())
 

@@ -1,5 +1,4 @@
-"""The check whether a model can be served, from its config alone: families that can be, that cannot, and hostile
-files."""
+"""Whether a model can be served, judged from its config alone: supported, unsupported and hostile ones."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SERVED = ["llama", "gemma3_text", "deepseek_v3", "gpt_neo", "gpt_oss", "nanochat
 
 
 @pytest.mark.parametrize("family", SERVED)
-def test_check_of_a_served_family_of_any_size_says_so(family: str) -> None:
+def test_check_accepts_a_supported_family_of_any_size(family: str) -> None:
     config = CONFIG_MAPPING[family]()
     before = config.to_dict()
     found = check_config(config)
@@ -43,7 +42,7 @@ def test_check_of_another_family_names_it_and_the_reason(family: str, reason: st
         check_config(CONFIG_MAPPING[family]())
 
 
-def test_check_notices_a_cut_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_a_family_whose_cut_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     check_config(OPTConfig())
     _untried.cache_clear()
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
@@ -60,8 +59,8 @@ def test_check_of_a_model_that_lies_in_another_directory_does_not_try_it_again(t
     assert _untried.cache_info().misses == num_tried
 
 
-def test_check_of_what_has_no_miniature_says_why_it_was_not_tried() -> None:
-    found = check_config(CONFIG_MAPPING["deepseek_v2"]())  # which names no number of experts
+def test_check_says_why_a_model_without_a_miniature_was_not_tried() -> None:
+    found = check_config(CONFIG_MAPPING["deepseek_v2"]())  # it names no number of experts
     assert "topk" in found.untried
 
 

@@ -1,4 +1,4 @@
-"""Decodes past a family's modules give what transformers' own code does, and what is in the pool is as it leaves it."""
+"""Fused decodes, which bypass a family's modules, give what transformers gives, and leave the same in the pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = {
 
 
 def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[SequenceRows, ...]:
-    """One row each, on pages that do not follow one another."""
+    """Return one row for each sequence, on pages that are not adjacent."""
     pages = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(1)).tolist()
     pieces, used = [], 0
     for position in positions:
@@ -45,7 +45,10 @@ def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[SequenceRows, ...]:
 
 
 def filled_pool(span: Span, *, behind: float | None = None) -> KVPool:
-    """The same numbers each time. `behind`: in the pages that POSITIONS' rows begin, left by a sequence that failed."""
+    """Return a pool of the same numbers each time.
+
+    `behind` fills the pages after POSITIONS with what a failed sequence left.
+    """
     pool = span.new_pool(NUM_PAGES)
     generator = torch.Generator().manual_seed(2)
     for tensor in (*pool.keys_SKD, *pool.values_SKD):
@@ -66,7 +69,7 @@ def span(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path]) -> S
     return load_span(open_model(model_dirs(request.param)), 1, 4)
 
 
-def test_run_fused_gives_what_transformers_does_and_remembers_the_same(span: Span) -> None:
+def test_run_fused_gives_and_caches_what_transformers_does(span: Span) -> None:
     assert span.is_fused
     pieces, x = decodes(), rows(span, len(POSITIONS))
     pools = [filled_pool(span) for _ in range(2)]
@@ -96,7 +99,7 @@ def test_run_fused_computes_layers_of_the_same_rows_together(
     monkeypatch.setattr(PackedLinear, "forward", counted)
     with torch.inference_mode():
         span.run_fused(rows(span, len(POSITIONS)), decodes(), filled_pool(span))
-    assert len(widths) == 3 * 4  # queries, keys and values; what gathers them; gate and up; down
+    assert len(widths) == 3 * 4  # queries, keys and values; the output projection; gate and up; down
 
 
 def test_run_fused_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:
@@ -112,9 +115,7 @@ def test_run_fused_of_some_of_the_blocks_gives_what_transformers_does(span: Span
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_run_fused_beyond_the_positions_whose_rotation_is_kept_gives_the_same(
-    span: Span, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_fused_gives_the_same_beyond_the_precomputed_rotations(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces, x = decodes(), rows(span, len(POSITIONS))
     with torch.inference_mode():
         expected = span.run_fused(x, pieces, filled_pool(span))
@@ -148,7 +149,7 @@ def test_run_fused_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None
             assert torch.equal(alone, together[row])
 
 
-def test_run_fused_on_a_page_that_a_failed_sequence_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
+def test_run_fused_ignores_and_clears_what_a_failed_sequence_left_on_a_page(span: Span) -> None:
     pieces, x = decodes(), rows(span, len(POSITIONS))
     pools = filled_pool(span), filled_pool(span, behind=torch.nan)
     with torch.inference_mode():
@@ -158,7 +159,7 @@ def test_run_fused_on_a_page_that_a_failed_sequence_left_reads_and_leaves_nothin
     assert all(tensor.isfinite().all() for tensor in (*pools[1].keys_SKD, *pools[1].values_SKD))
 
 
-def test_run_fused_keeps_what_is_not_finite_in_its_own_row(span: Span) -> None:
+def test_run_fused_confines_numbers_that_are_not_finite_to_their_row(span: Span) -> None:
     pieces, x = decodes(), rows(span, len(POSITIONS))
     x[1, 3] = torch.inf
     with torch.inference_mode():
@@ -228,7 +229,7 @@ def test_load_of_a_family_like_llama_is_fused(write_config: Callable[[object], P
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_is_not_fused(
+def test_load_is_not_fused_when_a_family_combines_the_same_parts_differently(
     write_config: Callable[[object], Path],
 ) -> None:
     span = load_span(open_model(write_config(GraniteConfig(**SMALL, residual_multiplier=0.5))), 0, 3)
@@ -237,10 +238,10 @@ def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_
     assert not span.is_fused
 
 
-def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_fused(
+def test_load_is_not_fused_when_the_config_has_a_window_that_the_blocks_ignore(
     write_config: Callable[[object], Path],
 ) -> None:
-    """Files that were another family's have it so: seen where positions behind the window are few among many."""
+    """Checkpoints converted from another family have such configs. The difference shows at few of many positions."""
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, sliding_window=4096)
     span = load_span(open_model(write_config(config)), 0, 3)
     assert span.fused is not None
@@ -248,7 +249,7 @@ def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_fus
     assert not span.is_fused
 
 
-def test_load_of_a_family_that_is_another_one_far_on_is_not_fused(write_config: Callable[[object], Path]) -> None:
+def test_load_is_not_fused_when_a_family_differs_only_at_late_positions(write_config: Callable[[object], Path]) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
     config = Ministral3Config(**SMALL, head_dim=8, rope_parameters={**rope, "llama_4_scaling_beta": 0.5})
     span = load_span(open_model(write_config(config)), 0, 3)
@@ -263,7 +264,7 @@ def test_load_without_compiled_loops_is_not_fused(
     assert not load_span(open_model(model_dirs("llama")), 1, 4).is_fused
 
 
-def test_load_with_parts_that_are_something_else_is_not_fused(
+def test_load_is_not_fused_when_a_part_is_of_another_class(
     model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LlamaAttention, "sliding_window", [8, 8], raising=False)
@@ -272,7 +273,7 @@ def test_load_with_parts_that_are_something_else_is_not_fused(
     assert not span.is_fused
 
 
-def test_kernels_without_a_library_that_numba_needs_are_none(
+def test_kernels_are_none_when_a_library_that_numba_needs_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fused_decode, "_compiled_kernels", Mock(side_effect=OSError("no libllvmlite")))

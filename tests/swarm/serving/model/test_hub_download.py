@@ -1,4 +1,4 @@
-"""Downloads of some blocks from a hub on this machine."""
+"""Downloads of some blocks from a hub that runs on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shards_of(directory: Path, *blocks: int) -> set[str]:
     }
 
 
-def test_download_brings_only_the_shards_of_the_blocks(hub: Hub, find: Callable[[], HubModel], llama_dir: Path) -> None:
+def test_download_gets_only_the_shards_of_the_blocks(hub: Hub, find: Callable[[], HubModel], llama_dir: Path) -> None:
     seen: list[tuple[int, int]] = []
     model = find()
     files = download_blocks(model, 2, 4, lambda *progress: seen.append(progress))
@@ -69,7 +69,9 @@ def test_download_brings_only_the_shards_of_the_blocks(hub: Hub, find: Callable[
         load_span(files, 0, 6)
 
 
-def test_download_again_brings_nothing_and_more_blocks_bring_the_rest(hub: Hub, find: Callable[[], HubModel]) -> None:
+def test_download_gets_nothing_when_repeated_and_only_the_rest_for_more_blocks(
+    hub: Hub, find: Callable[[], HubModel]
+) -> None:
     download_blocks(find(), 2, 4, lambda *_: None)
     before = {name: num for name, num in hub.sent.items() if name.endswith(".safetensors")}
     download_blocks(find(), 2, 4, lambda *_: None)
@@ -82,7 +84,7 @@ def test_download_again_brings_nothing_and_more_blocks_bring_the_rest(hub: Hub, 
     load_span(open_model(model.directory), 0, 6)
 
 
-def test_download_can_be_planned_with_before_any_shard_is_there(
+def test_found_model_can_be_planned_with_before_any_shard_is_downloaded(
     hub: Hub, find: Callable[[], HubModel], llama_dir: Path
 ) -> None:
     model = find()
@@ -95,7 +97,7 @@ def test_download_can_be_planned_with_before_any_shard_is_there(
     assert open_model(model.directory).revision() == revision != whole.revision()
 
 
-def test_download_that_broke_off_goes_on_where_it_stopped(
+def test_download_resumes_where_it_stopped(
     hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = min(shards_of(hub.directory, 2, 3))
@@ -114,7 +116,7 @@ def test_download_that_broke_off_goes_on_where_it_stopped(
     assert 700 not in seen[:1]
 
 
-def test_download_that_its_caller_ends_is_not_tried_again(hub: Hub, find: Callable[[], HubModel]) -> None:
+def test_download_is_not_retried_when_its_caller_ends_it(hub: Hub, find: Callable[[], HubModel]) -> None:
     seen: list[int] = []
 
     def end(done: int, _total: int) -> None:
@@ -137,9 +139,7 @@ def test_download_survives_a_connection_that_breaks(hub: Hub, find: Callable[[],
     assert digest(model.directory / shard) == digest(hub.directory / shard)
 
 
-def test_download_that_broke_off_begins_anew_at_a_hub_that_gives_whole_files(
-    hub: Hub, find: Callable[[], HubModel]
-) -> None:
+def test_download_starts_again_when_the_hub_ignores_ranges(hub: Hub, find: Callable[[], HubModel]) -> None:
     hub.ignores_ranges = True
     hub.cuts = {"config.json": 200}
     model = find()
@@ -147,7 +147,7 @@ def test_download_that_broke_off_begins_anew_at_a_hub_that_gives_whole_files(
     assert digest(model.directory / "config.json") == digest(hub.directory / "config.json")
 
 
-def test_download_of_an_empty_file_is_one(hub: Hub, find: Callable[[], HubModel]) -> None:
+def test_download_of_an_empty_file_gives_an_empty_file(hub: Hub, find: Callable[[], HubModel]) -> None:
     (hub.directory / "added_tokens.json").touch()
     assert (find().directory / "added_tokens.json").read_bytes() == b""
 
@@ -161,7 +161,7 @@ def test_download_waits_for_a_hub_that_is_busy(hub: Hub, find: Callable[[], HubM
     assert digest(model.directory / shard) == digest(hub.directory / shard)
 
 
-def test_download_of_other_bytes_is_refused_by_name(hub: Hub, find: Callable[[], HubModel]) -> None:
+def test_download_is_refused_by_name_when_the_bytes_differ(hub: Hub, find: Callable[[], HubModel]) -> None:
     model = find()
     shard = min(shards_of(hub.directory, 2))
     data = bytearray((hub.directory / shard).read_bytes())
@@ -172,7 +172,7 @@ def test_download_of_other_bytes_is_refused_by_name(hub: Hub, find: Callable[[],
     assert not (model.directory / shard).exists()
 
 
-def test_download_of_a_file_that_vanished_is_one_line(hub: Hub, find: Callable[[], HubModel]) -> None:
+def test_download_fails_with_one_line_when_a_file_has_vanished(hub: Hub, find: Callable[[], HubModel]) -> None:
     model = find()
     hub.vanished = shards_of(hub.directory, 2)
     with pytest.raises(ConfigError, match=f"a file of {MODEL} has vanished from the hub") as caught:
@@ -181,7 +181,7 @@ def test_download_of_a_file_that_vanished_is_one_line(hub: Hub, find: Callable[[
 
 
 def test_download_of_a_truncated_shard_is_refused_by_name(hub: Hub, find: Callable[[], HubModel]) -> None:
-    """Truncated on the hub itself, so that its size and digest are as announced."""
+    """It is truncated on the hub itself, so that its size and digest are as announced."""
     shard = min(shards_of(hub.directory, 2))
     (hub.directory / shard).write_bytes((hub.directory / shard).read_bytes()[:-8])
     with pytest.raises(IntegrityError, match=shard):
@@ -206,7 +206,7 @@ def test_download_of_a_shard_that_does_not_end_is_given_up(hub: Hub, find: Calla
         download_blocks(model, 2, 3, lambda *_: None)
 
 
-def test_download_without_room_is_refused_before_it_starts(
+def test_download_is_refused_before_it_starts_when_the_disk_has_no_room(
     hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = find()
@@ -228,7 +228,7 @@ def test_download_without_room_is_refused_before_it_starts(
 @pytest.mark.parametrize(
     ("name", "num_bytes"), [("tokenizer.json", 49 << 20), ("model.safetensors.index.json", 33 << 20)]
 )
-def test_small_files_that_are_not_small_are_refused_before_they_are_downloaded(
+def test_oversized_small_files_are_refused_before_they_are_downloaded(
     hub: Hub, find: Callable[[], HubModel], name: str, num_bytes: int
 ) -> None:
     with (hub.directory / name).open("ab") as file:
@@ -239,7 +239,7 @@ def test_small_files_that_are_not_small_are_refused_before_they_are_downloaded(
 
 
 @pytest.mark.parametrize("bound", ["limits.MAX_WEIGHT_FILES", "MAX_TENSORS"])
-def test_headers_of_too_many_shards_or_tensors_are_not_all_read(
+def test_headers_are_not_all_read_when_there_are_too_many_shards_or_tensors(
     hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(f"swarm.serving.model.hub_download.{bound}", 1)
@@ -249,7 +249,7 @@ def test_headers_of_too_many_shards_or_tensors_are_not_all_read(
     assert len({name for name, _ in hub.asked} & shards) < 2 < len(shards)
 
 
-def test_download_onto_a_disk_that_fills_up_is_one_line(
+def test_download_fails_with_one_line_when_the_disk_fills_up(
     find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = find()
@@ -262,13 +262,13 @@ def test_download_onto_a_disk_that_fills_up_is_one_line(
         download_blocks(model, 2, 3, lambda *_: None)
 
 
-def test_find_unknown_model_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
+def test_find_refuses_an_unknown_model_with_a_clear_message(hub: Hub, tmp_path: Path) -> None:
     for name in ("nobody/nothing", "not a name"):
         with pytest.raises(ConfigError, match=f"the hub has no model {name}"):
             find_model(name, tmp_path, endpoint=hub.endpoint)
 
 
-def test_find_at_a_hub_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_find_fails_with_one_line_when_the_hub_is_unreachable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="failed") as caught:
         find_model(MODEL, tmp_path, endpoint="http://127.0.0.1:9")
     assert "\n" not in str(caught.value)

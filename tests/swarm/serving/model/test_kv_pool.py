@@ -52,7 +52,7 @@ def test_write_of_some_blocks_leaves_the_others() -> None:
     assert theirs.read([2], 0, 1) + theirs.read([2], 2, 3) == others
 
 
-def test_layout_tells_apart_what_has_the_same_number_of_bytes() -> None:
+def test_layout_differs_between_caches_of_equal_size() -> None:
     pool = filled(torch.bfloat16)
     assert pool.layout(0, 1) == pool.layout(2, 3) == filled(torch.bfloat16, seed=1).layout(0, 1)
     assert pool.layout(0, 2) != pool.layout(1, 3)
@@ -71,7 +71,7 @@ def test_write_of_other_sizes_is_refused_and_changes_nothing(change: int) -> Non
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_write_of_numbers_that_are_not_finite_is_refused(number: float) -> None:
+def test_write_refuses_numbers_that_are_not_finite(number: float) -> None:
     pool, donor = filled(), filled(seed=1)
     donor.values_SKD[2][17, 1, 3] = number
     before = pool.read([1], 0, 3)
@@ -86,7 +86,7 @@ def test_read_and_write_of_no_pages_are_empty() -> None:
     pool.write([], 0, 3, b"")
 
 
-def test_pool_larger_than_memory_is_refused_in_words() -> None:
+def test_pool_larger_than_memory_is_refused_with_a_clear_message() -> None:
     with pytest.raises(ConfigError, match="not enough memory for a cache of"):
         KVPool(SHAPES, 2**45, torch.float32, "cpu")
 
@@ -95,7 +95,7 @@ NUM_PREFAULT_PAGES = 100
 
 
 class RecordingPool:
-    """A pool of which the system gives 10 pages at a time."""
+    """A pool for which the system provides 10 pages at a time."""
 
     num_pages = NUM_PREFAULT_PAGES
     num_pages_at_once = 10
@@ -139,7 +139,7 @@ def test_engine_asks_at_its_start_and_as_its_sequences_grow(monkeypatch: pytest.
         await generate(sequence, prompt_of(PAGE_TOKENS), 2 * PAGE_TOKENS)
         assert engine.pages.num_touched == 3
         sequence.close()
-        # its thread takes requests in their order, and an engine that closes drops those that still wait
+        # its thread handles requests in order, and an engine that closes drops the waiting ones
         engine._prefault._thread.submit(lambda: None).result()
 
     with_engine(work, num_pages=20)

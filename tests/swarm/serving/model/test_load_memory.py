@@ -1,4 +1,7 @@
-"""What loading a span leaves in memory, seen from the system: each in a process of its own, for a heap remembers."""
+"""What loading a span leaves in memory, as the system reports it.
+
+Each load has its own process, since a heap keeps what it once allocated.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ FILE_BYTES = 101e6
 CASES = [["int8", "12"], ["int4", "12"], ["float32", "8"], ["bfloat16", "8-fp8"]]
 """Type of the weights; number of blocks, and what they are stored in if it is not bfloat16."""
 
-# the processes are forks of one that has imported what all need, has compiled the kernels and tried the families of all
-# models out, and has loaded nothing
+# the processes are forks of one that has imported everything, has compiled the kernels and tried the families of all
+# models, and has loaded nothing
 LOAD = """
 import json
 import os
@@ -72,7 +75,9 @@ for case in cases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Bytes held after, most bytes resident meanwhile, bytes that the weights take, and more of them while loading."""
+    """Bytes held afterwards, most bytes resident while loading, bytes of the weights, and their most bytes while
+    loading.
+    """
 
     held: int
     peak: int
@@ -118,25 +123,26 @@ def test_load_of_8_bit_weights_leaves_little_more_in_memory_than_they_take(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_load_of_few_bits_takes_at_no_time_the_bytes_of_the_files(
-    loaded: dict[tuple[str, str], Loaded], dtype: str
-) -> None:
-    """A block of 12 is counted for loading. Beside it there is what the heap and the system have not taken back yet,
-    which on a busy machine is that of several blocks, and never that of all."""
+def test_load_of_few_bits_never_takes_as_much_as_the_files(loaded: dict[tuple[str, str], Loaded], dtype: str) -> None:
+    """Loading counts one block of 12.
+
+    Resident memory also has what the heap and the system have not taken back yet: that of several blocks on a busy
+    machine, and never that of all.
+    """
     one = loaded[dtype, "12"]
     assert 0 < one.loading < 15e6
     assert one.peak < one.needed + FILE_BYTES / 2
 
 
-def test_load_takes_at_no_time_much_more_than_the_weights(loaded: dict[tuple[str, str], Loaded]) -> None:
+def test_load_never_takes_much_more_than_the_weights(loaded: dict[tuple[str, str], Loaded]) -> None:
     """The files' own bytes, half as many as these weights take, are not in memory beside them."""
     one = loaded["float32", "8"]
     assert one.needed > 120e6
     assert one.peak < one.needed + 3 * SPARE_BYTES
 
 
-def test_load_of_fp8_takes_at_no_time_much_more_than_what_is_made_of_it(loaded: dict[tuple[str, str], Loaded]) -> None:
-    """A weight is read and dequantized alone: neither all codes nor all floats are in memory twice."""
+def test_load_of_fp8_never_takes_much_more_than_the_dequantized_weights(loaded: dict[tuple[str, str], Loaded]) -> None:
+    """Each weight is read and dequantized alone, so memory holds neither all codes nor all floats twice."""
     one = loaded["bfloat16", "8-fp8"]
     assert one.needed > 60e6
     assert one.peak < one.needed + 2 * SPARE_BYTES

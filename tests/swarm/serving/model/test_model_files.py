@@ -26,7 +26,7 @@ def test_open_reads_the_shape(llama_dir: Path) -> None:
     assert weight_sizes(files)["model.embed_tokens.weight"] == 256 * 32
 
 
-def test_whole_model_is_built_once_for_all_that_is_read_from_it(
+def test_whole_model_is_built_once_however_often_it_is_inspected(
     llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
@@ -42,7 +42,7 @@ def test_revision_of_a_copy_is_the_same(llama_dir: Path, copied: Path) -> None:
     assert open_model(llama_dir).revision() == open_model(copied).revision()
 
 
-def test_revision_tells_apart_what_servers_compute_in(llama_dir: Path) -> None:
+def test_revision_differs_by_dtype(llama_dir: Path) -> None:
     files = open_model(llama_dir)
     assert len({files.revision(dtype) for dtype in ("float32", "bfloat16", "float16", "int8", "int4")}) == 5
 
@@ -56,7 +56,7 @@ def test_revision_of_other_weights_differs(copied: Path) -> None:
     assert open_model(copied).revision() != before
 
 
-def test_small_files_are_the_known_ones_only(copied: Path) -> None:
+def test_small_files_include_only_known_names(copied: Path) -> None:
     (copied / "secret.txt").write_text("no")
     (copied / "modeling_evil.py").write_text("no")
     names = set(open_model(copied).small_files())
@@ -76,7 +76,7 @@ def test_small_files_names_a_damaged_tokenizer(copied: Path, text: str) -> None:
         open_model(copied).small_files()
 
 
-def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None:
+def test_open_says_which_directory_to_name_when_there_is_no_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         open_model(tmp_path)
 
@@ -93,28 +93,28 @@ def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None
         '{"model_type": "gpt2", "torch_dtype": "none"}',
     ],
 )
-def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None:
+def test_open_fails_with_one_clear_line_when_the_config_is_unusable(copied: Path, text: str) -> None:
     (copied / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json is not usable") as caught:
         open_model(copied)
     assert "\n" not in str(caught.value)
 
 
-def test_open_config_of_a_newer_model_says_that_transformers_does_not_know_it(copied: Path) -> None:
+def test_open_says_that_transformers_does_not_know_a_newer_model(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "gpt99"}')
     with pytest.raises(ConfigError, match=r"transformers 5\S+ does not know models of type 'gpt99': ") as caught:
         open_model(copied)
     assert "a newer transformers" in caught.value.remedy
 
 
-def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) -> None:
+def test_open_fails_with_one_clear_line_when_the_model_is_of_another_kind(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(ConfigError, match=r"^clip is not a language model with transformer blocks") as caught:
         open_model(copied)
     assert "\n" not in str(caught.value)
 
 
-def test_open_config_that_would_steer_the_terminal_is_quoted_without_that(copied: Path) -> None:
+def test_open_quotes_a_config_without_its_terminal_codes(copied: Path) -> None:
     (copied / "config.json").write_text(json.dumps({"model_type": "\x1b[31mred\u202e"}))
     with pytest.raises(ConfigError, match="red") as caught:
         open_model(copied)
@@ -124,7 +124,7 @@ def test_open_config_that_would_steer_the_terminal_is_quoted_without_that(copied
 @pytest.mark.parametrize(
     ("name", "size"), [("num_hidden_layers", 0), ("num_hidden_layers", -1), ("hidden_size", 0), ("vocab_size", -5)]
 )
-def test_open_config_with_an_impossible_size_names_it(copied: Path, name: str, size: int) -> None:
+def test_open_names_an_impossible_size_in_a_config(copied: Path, name: str, size: int) -> None:
     settings = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**settings, name: size}))
     with pytest.raises(ConfigError, match=rf"^{name} is {size}\b"):
@@ -151,7 +151,7 @@ def test_open_missing_shard_is_named(copied: Path) -> None:
         open_model(copied)
 
 
-def test_open_index_that_points_elsewhere_is_refused(copied: Path) -> None:
+def test_open_refuses_an_index_that_points_outside_the_directory(copied: Path) -> None:
     (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
     with pytest.raises(ConfigError, match="passwd"):
         open_model(copied)

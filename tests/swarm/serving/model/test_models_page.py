@@ -1,4 +1,6 @@
-"""docs/reference/models.md holds every family of transformers, and what it says of some is so. All: tests/bench."""
+"""docs/reference/models.md lists every family of transformers, and is right about those tried here. tests/bench tries
+all of them.
+"""
 
 from __future__ import annotations
 

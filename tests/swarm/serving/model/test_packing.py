@@ -1,4 +1,4 @@
-"""Packed linear layers compute what the plain ones do, and take no more memory."""
+"""Packed linear layers compute what plain ones compute, and take no more memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (13, 64), (16, 64), (2, 300, 64)])
-def test_packed_linear_any_rows_are_those_of_the_plain_one(
+def test_packed_linear_gives_the_rows_of_the_plain_layer(
     shape: tuple[int, ...], bias: bool, dtype: torch.dtype, error: float
 ) -> None:
     plain = linear(64, 37, bias=bias, dtype=dtype)
@@ -37,8 +37,8 @@ def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
         assert torch.equal(packed(x[row : row + 1])[0], together[row])
 
 
-def test_packed_linear_rows_of_a_wide_input_do_not_depend_on_how_many_they_are() -> None:
-    """One alone may differ in the last bit."""
+def test_packed_linear_rows_of_a_wide_input_do_not_depend_on_their_number() -> None:
+    """A row alone may differ in the last bit."""
     packed = PackedLinear(linear(1704, 512, bias=False).weight, None)
     x = torch.randn(64, 1704)
     together = packed(x)
@@ -47,8 +47,8 @@ def test_packed_linear_rows_of_a_wide_input_do_not_depend_on_how_many_they_are()
     torch.testing.assert_close(packed(x[:1]), together[:1])
 
 
-def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library keeps one for each number of rows that it is asked for, and takes milliseconds to make it."""
+def test_packed_linear_uses_few_programs_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps a program for each number of rows that it meets, and takes milliseconds to make one."""
     sizes = set[int]()
 
     def product(rows: torch.Tensor, *_: object) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch:
     assert max(sizes) == 512
 
 
-def test_packed_linear_gradient_of_its_input_is_that_of_the_plain_one() -> None:
+def test_packed_linear_gives_the_input_gradient_of_the_plain_layer() -> None:
     plain = linear(48, 80, bias=True)
     packed = PackedLinear(plain.weight, plain.bias)
     x = torch.randn(3, 5, 48)
@@ -76,9 +76,9 @@ def test_packed_linear_gradient_of_its_input_is_that_of_the_plain_one() -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
-def test_pack_linears_leaves_what_is_shared_and_what_is_no_plain_layer() -> None:
+def test_pack_linears_leaves_shared_and_special_layers_as_they_are() -> None:
     class Own(nn.Linear):
-        """May read its weight as it likes."""
+        """A layer that may use its weight in any other form."""
 
     embedding = nn.Embedding(32, 16)
     head = nn.Linear(16, 32, bias=False)
@@ -97,7 +97,9 @@ def attention(num_in: int, *, bias: bool = False) -> nn.ModuleDict:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_pack_linears_layers_of_the_same_rows_are_one_product(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_linears_computes_layers_of_the_same_rows_in_one_product(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = attention(32, bias=bias)
     packed = copy.deepcopy(plain)
     pack_linears(packed)
@@ -121,7 +123,7 @@ def test_pack_linears_layers_of_the_same_rows_are_one_product(bias: bool, monkey
     assert num_products == 2
 
 
-def test_pack_linears_layers_that_are_given_other_rows_compute_these() -> None:
+def test_pack_linears_computes_the_right_rows_when_layers_get_different_ones() -> None:
     plain = attention(32)
     packed = copy.deepcopy(plain)
     pack_linears(packed)
@@ -130,7 +132,7 @@ def test_pack_linears_layers_that_are_given_other_rows_compute_these() -> None:
         torch.testing.assert_close(packed[name](rows), plain[name](rows))
 
 
-def test_pack_linears_gradient_through_layers_of_the_same_rows_is_the_plain_ones() -> None:
+def test_pack_linears_gives_plain_gradients_through_layers_of_the_same_rows() -> None:
     plain = attention(32)
     packed = copy.deepcopy(plain)
     pack_linears(packed)
@@ -143,8 +145,8 @@ def test_pack_linears_gradient_through_layers_of_the_same_rows_is_the_plain_ones
     torch.testing.assert_close(grads[1], grads[0])
 
 
-def test_pack_linears_large_layers_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copied together they would be in memory once more while they are packed."""
+def test_pack_linears_leaves_large_layers_separate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory would hold their copies as well while they are packed."""
     monkeypatch.setattr(packing, "_JOINED_BYTES", 4 * 32 * (48 + 16 + 16) - 1)
     packed = attention(32)
     pack_linears(packed)

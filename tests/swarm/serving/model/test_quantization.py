@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: how far off they are, and how many bytes they really take."""
+"""Weights of 8 and 4 bits: how far their outputs deviate, and how many bytes they take."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 
 def weight_bytes(span: Span) -> int:
-    """Return a tensor's bytes, of a quantized one those of its parts; packed ones are counted as if they were not."""
+    """Return a tensor's bytes; for a quantized tensor, those of its parts, as if packed parts were not packed."""
     total = sum(buffer.nbytes for buffer in span._model.buffers() if buffer.dtype == torch.int8)
     for parameter in span._model.parameters():
         parts = [parameter.to_dense() if parameter.is_mkldnn else parameter]
@@ -55,7 +55,7 @@ def test_load_with_few_bits_takes_less_and_stays_close(llama_dir: Path, bits: Bi
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_load_with_few_bits_takes_layers_of_any_size(write_config: Any, tmp_path: Path, bits: Bits) -> None:
-    """A layer of 8 outputs has no product in 4 bits."""
+    """A layer of 8 outputs has no 4-bit product."""
     config = FAMILIES["llama"]()
     config.num_key_value_heads = 1
     files = open_model(write_config(tmp_path / "model", config))
@@ -111,7 +111,9 @@ def test_load_without_the_library_says_what_to_install(llama_dir: Path, monkeypa
         load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int4")
 
 
-def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_on_a_device_without_kernels_is_refused_with_a_clear_message(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def without(*_arguments: Any, **_options: Any) -> None:
         raise RuntimeError("no kernel for\nthis device")
 
@@ -121,7 +123,7 @@ def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, m
 
 
 def test_load_of_tied_ends_shares_them(model_dirs: Callable[[str], Path]) -> None:
-    """Read with the first block, and the last block's too."""
+    """The weight is read with the first block, and the last block uses it too."""
     files = open_model(model_dirs("llama-tied"))
     span = load_span(files, 0, files.num_blocks, dtype=torch.bfloat16, bits="int8")
     assert span._model.get_input_embeddings().weight is span._model.get_output_embeddings().weight
@@ -152,7 +154,7 @@ def layers(*, bias: bool = False) -> tuple[nn.Linear, Int8Linear]:
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most values of a floating-point tensor that any operation gave."""
+    """Records the most values in any floating-point tensor that an operation returned."""
 
     num_values = 0
 
@@ -165,7 +167,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 100])
-def test_product_is_near_that_of_the_weights(num_rows: int, bias: bool) -> None:
+def test_quantized_product_is_near_that_of_the_weights(num_rows: int, bias: bool) -> None:
     linear, int8 = layers(bias=bias)
     x = torch.randn(2, num_rows, NUM_IN).to(torch.bfloat16)
     expected = linear(x).float()
@@ -176,7 +178,7 @@ def test_product_is_near_that_of_the_weights(num_rows: int, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 100])
-def test_no_step_makes_floats_of_a_whole_weight(num_rows: int) -> None:
+def test_quantized_product_never_dequantizes_a_whole_weight(num_rows: int) -> None:
     _, int8 = layers()
     x = torch.randn(num_rows, NUM_IN).to(torch.bfloat16)
     with Largest() as largest, torch.inference_mode():
@@ -185,7 +187,7 @@ def test_no_step_makes_floats_of_a_whole_weight(num_rows: int) -> None:
     assert 1024 * NUM_IN < NUM_OUT * NUM_IN / 2
 
 
-def test_gradient_of_the_input_is_near_that_through_the_weights() -> None:
+def test_quantized_input_gradient_is_near_that_through_the_weights() -> None:
     linear, int8 = layers(bias=True)
     gradients = []
     for layer in (linear, int8):

@@ -52,7 +52,7 @@ def test_stored_tensor_of_a_file_that_became_shorter_is_named(tmp_path: Path) ->
         stored[...]
 
 
-def test_stored_tensors_of_a_kind_not_known_are_refused(tmp_path: Path) -> None:
+def test_stored_tensors_of_an_unknown_dtype_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(4).to(torch.complex64)}, path)
     with pytest.raises(ConfigError, match="C64"):

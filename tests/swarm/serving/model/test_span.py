@@ -34,7 +34,7 @@ ROOM = list(range(NUM_PAGES))
 
 
 def run(span: Span, pool: KVPool, x: torch.Tensor, position: int = 0, want: Want = Want.ALL) -> torch.Tensor | None:
-    """One sequence's rows, alone in a batch."""
+    """Run one sequence's rows alone in a batch."""
     piece = SequenceRows(num_tokens=len(x), position=position, pages=ROOM, want=want)
     (output,) = span.run(Batch(x=x, pieces=(piece,), start=span.start, end=span.end), pool)
     return output
@@ -53,7 +53,7 @@ def run_chain(spans: Sequence[Span], pools: Sequence[KVPool], tokens: Sequence[i
 def test_spans_with_chunked_prefill_give_the_tokens_of_local_generate(
     model_dirs: Callable[[str], Path], family: str
 ) -> None:
-    """Batches of other splits are in `test_span_loading`."""
+    """`test_span_loading` has batches that are split otherwise."""
     directory = model_dirs(family)
     files = open_model(directory)
     spans = [load_span(files, start, end) for start, end in itertools.pairwise((0, 1, 4, 6))]
@@ -86,7 +86,7 @@ def test_load_middle_span_reads_only_its_own_tensors(
     assert (span.is_first, span.is_last) == (False, False)
 
 
-def test_load_middle_span_leaves_out_what_lies_around_the_module_with_the_blocks(
+def test_load_middle_span_leaves_out_modules_around_the_blocks(
     tmp_path: Path, write_config: Callable[[Path, Any], Path]
 ) -> None:
     shape = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
@@ -94,7 +94,11 @@ def test_load_middle_span_leaves_out_what_lies_around_the_module_with_the_blocks
     files = open_model(write_config(tmp_path / "model", config))
     spans = [load_span(files, start, end) for start, end in ((0, 2), (2, 4), (4, 6))]
     held = [{name.split(".")[1] for name, _ in span._model.named_parameters()} for span in spans]
-    assert held == [{"embeddings", "encoder"}, {"encoder"}, {"embeddings", "encoder", "predictions"}]  # tied
+    assert held == [
+        {"embeddings", "encoder"},
+        {"encoder"},
+        {"embeddings", "encoder", "predictions"},
+    ]  # its ends are tied
 
 
 def test_load_last_span_of_tied_model_reads_the_embedding_for_its_head(model_dirs: Callable[[str], Path]) -> None:
@@ -138,7 +142,7 @@ def test_run_part_of_a_span_equals_that_part_loaded_alone_and_leaves_the_span_as
     assert torch.equal(before, after)  # type: ignore[arg-type]
 
 
-def test_run_wanting_nothing_still_fills_the_cache(llama_dir: Path) -> None:
+def test_run_fills_the_cache_when_no_output_is_wanted(llama_dir: Path) -> None:
     span = load_span(open_model(llama_dir), 4, 6)
     pools = [span.new_pool(NUM_PAGES) for _ in range(2)]
     x = torch.randn(4, 32)
@@ -165,7 +169,7 @@ def test_load_span_outside_the_model_is_refused(llama_dir: Path, span: tuple[int
 def test_load_family_whose_ends_cannot_be_told_apart_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
 ) -> None:
-    """These families would be such, had nobody read their code."""
+    """These families would have such ends if their layout were not known."""
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="where it cannot be split"):
@@ -216,7 +220,7 @@ def test_load_tensor_missing_everywhere_is_named(copied: Path) -> None:
     path.write_text(json.dumps(index))
     with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj\.weight"):
         load_span(open_model(copied), 3, 4)
-    load_span(open_model(copied), 0, 3)  # who does not need it is not bothered
+    load_span(open_model(copied), 0, 3)  # a span that does not need the tensor loads
 
 
 def test_load_tensor_of_wrong_shape_is_refused(copied: Path) -> None:
@@ -246,7 +250,9 @@ def test_load_spans_at_once_leaves_transformers_as_it_was(model_dirs: Callable[[
     assert PreTrainedModel.tie_weights is tie_weights
 
 
-def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_uses_the_number_of_threads_found_for_steps_of_its_kind(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -268,7 +274,7 @@ def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkey
         torch.set_num_threads(before)
 
 
-def test_threads_are_as_before_also_after_a_failure() -> None:
+def test_number_of_threads_is_restored_after_a_failure() -> None:
     usual = torch.get_num_threads()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""Blocks as a stateless function for autograd: values and gradients against the local model's."""
+"""Blocks as a stateless function for autograd: values and gradients against those of the local model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_forward_without_head_ends_with_the_last_norm(spans: tuple[Path, list[Sp
 
 
 @pytest.mark.parametrize("spans", ["llama", "gpt2"], indirect=True)
-def test_run_of_embeddings_is_run_of_their_tokens_and_forward_between_leaves_it(spans: tuple[Path, list[Span]]) -> None:
+def test_run_of_embeddings_equals_run_of_tokens_and_is_unaffected_by_a_forward_between(
+    spans: tuple[Path, list[Span]],
+) -> None:
     _, (first, _) = spans
     piece = SequenceRows(num_tokens=len(TOKENS[0]), position=0, pages=[0], want=Want.ALL)
 

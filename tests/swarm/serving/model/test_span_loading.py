@@ -1,4 +1,4 @@
-"""Batches of many sequences through spans of every family, against transformers alone on one machine."""
+"""Batches of many sequences through spans of every family, compared with transformers on one machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROMPTS = [[(7 * sequence + 3 * i) % 250 + 2 for i in range(3 + 7 * sequence)] f
 
 
 class FedPrompt:
-    """A prompt that is fed in uneven chunks, then its own greedy tokens."""
+    """A prompt that is fed in uneven chunks, followed by its own greedy tokens."""
 
     def __init__(self, prompt: Sequence[int], pages: Sequence[int], chunk: int) -> None:
         self.tokens = list(prompt)
@@ -63,7 +63,7 @@ class FedPrompt:
 
 @functools.cache
 def loaded(directory: Path, start: int, end: int) -> Span:
-    """A span whose load is not what the test is about."""
+    """Load a span for a test that is not about loading."""
     return load_span(open_model(directory), start, end)
 
 
@@ -87,7 +87,7 @@ def run_step(spans: Sequence[Span], pools: Sequence[KVPool], sequences: Sequence
 
 
 def generate(spans: Sequence[Span], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Sequences take pages that lie scattered, or one after another."""
+    """Generate with sequences on scattered or on adjacent pages."""
     num_pages = -(-(max(map(len, prompts)) + NUM_TOKENS) // PAGE_TOKENS)
     order = torch.randperm(num_pages * len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
     sequences = []
@@ -143,7 +143,7 @@ def test_run_batch_on_pages_that_a_failed_sequence_left_gives_the_same_tokens(
 
 
 def whole_batch(span: Span, x: torch.Tensor, *, start: int, end: int, want: Want = Want.ALL) -> torch.Tensor:
-    """One sequence alone on a pool of its own, from position 0."""
+    """Run one sequence alone on its own pool, from position 0."""
     pages = range(-(-len(x) // PAGE_TOKENS))
     piece = SequenceRows(num_tokens=len(x), position=0, pages=pages, want=want)
     (output,) = span.run(Batch(x=x, pieces=(piece,), start=start, end=end), span.new_pool(len(pages)))
@@ -165,7 +165,7 @@ def test_run_some_blocks_of_a_span_equals_a_span_of_those(model_dirs: Callable[[
     assert torch.equal(whole_batch(whole, tokens, start=0, end=6), logits)
 
 
-def test_run_gives_each_piece_what_it_wants(llama_dir: Path) -> None:
+def test_run_gives_each_piece_the_output_that_it_wants(llama_dir: Path) -> None:
     for start in (0, 4):
         for end in (5, 6):
             span = loaded(llama_dir, start, 6)
@@ -183,8 +183,8 @@ def test_run_gives_each_piece_what_it_wants(llama_dir: Path) -> None:
             torch.testing.assert_close(last, alone[1][-1:], rtol=1e-4, atol=1e-4)
 
 
-def test_run_sequence_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> None:
-    """Short decodes share a call, whose padding must not let them see each other."""
+def test_run_does_not_change_a_sequence_when_another_has_numbers_that_are_not_finite(llama_dir: Path) -> None:
+    """Short decodes share a call, and its padding must not mix them."""
     span = load_span(open_model(llama_dir), 2, 4)
     x = torch.randn(2, 32)
     pieces = tuple(
@@ -194,7 +194,7 @@ def test_run_sequence_is_not_changed_by_anothers_broken_numbers(llama_dir: Path)
     for number in (0.0, torch.nan):
         pool = span.new_pool(4)
         for tensor in (*pool.keys_SKD, *pool.values_SKD):
-            tensor[PAGE_TOKENS] = number  # the second sequence's
+            tensor[PAGE_TOKENS] = number  # the page of the second sequence
         outputs.append(span.run(Batch(x=x, pieces=pieces, start=2, end=4), pool))
     (ours, theirs), (ours_after, theirs_after) = outputs
     assert ours is not None
@@ -206,8 +206,8 @@ def test_run_sequence_is_not_changed_by_anothers_broken_numbers(llama_dir: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_pool_of_a_span_takes_what_it_says(llama_dir: Path, dtype: torch.dtype) -> None:
-    """Theory: keys and values of 2 heads of width 8 on 3 blocks."""
+def test_pool_of_a_span_takes_the_bytes_that_it_announces(llama_dir: Path, dtype: torch.dtype) -> None:
+    """In theory: keys and values of 2 heads of width 8 on 3 blocks."""
     span = load_span(open_model(llama_dir), 1, 4, dtype=dtype)
     assert span.kv_bytes_per_token == 2 * 2 * 8 * 3 * dtype.itemsize
     pool = span.new_pool(5)
@@ -266,7 +266,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_run_families_that_differ_in_one_pass_or_sequence_by_sequence_gives_the_tokens_of_local_generate(
+def test_run_gives_the_tokens_of_local_generate_when_a_family_needs_one_pass_or_one_sequence(
     tmp_path: Path, write_config: Callable[[Path, Any], Path], what: str
 ) -> None:
     is_ragged, config = OTHERS[what]
@@ -285,10 +285,10 @@ def test_context_ends_where_rotary_embeddings_would_change_for_all_positions(
     assert (files.context_tokens, load_span(files, 0, 2).context_tokens) == (40, 40)
 
 
-def test_load_of_a_span_whose_cache_gives_something_else_names_family_and_block(
+def test_load_names_family_and_block_when_the_cache_changes_the_result(
     llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ways through the cache are wrong alike, as where a family keeps what the cache does not."""
+    """All calls with a cache are wrong in the same way, as for a family that keeps state outside the cache."""
     seen = GatheredCache.update
 
     def shifted(cache: GatheredCache, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: Any) -> Any:
@@ -302,7 +302,7 @@ def test_load_of_a_span_whose_cache_gives_something_else_names_family_and_block(
         load_span(open_model(llama_dir), 2, 4)
 
 
-def test_load_of_a_span_that_does_not_run_says_why(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_says_why_a_span_does_not_run(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_span: Span, *_others: Any) -> None:
         raise IndexError("list index out of range")
 
@@ -320,10 +320,10 @@ def test_load_keeps_all_blocks_of_a_span_that_passes_the_check(
     assert span._chosen == (2, 6)
 
 
-def test_load_of_a_family_that_is_cut_wrongly_is_refused_by_every_span_of_it(
+def test_load_of_every_span_is_refused_when_its_family_is_cut_wrongly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_config: Callable[[Path, Any], Path]
 ) -> None:
-    """Also by one whose own blocks compute rightly."""
+    """This includes a span whose own blocks compute correctly."""
     config = OPTConfig(vocab_size=256, hidden_size=32, num_hidden_layers=4, ffn_dim=64, num_attention_heads=4)
     directory = write_config(tmp_path / "model", config)
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})

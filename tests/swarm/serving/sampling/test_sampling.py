@@ -65,7 +65,7 @@ def test_seed_gives_the_same_tokens_again_from_any_position() -> None:
 
 
 def drawn_from_all(logits_V: Tensor, draw: TokenDraw) -> int:
-    """Draw from all tokens in order, without a look at the likeliest first."""
+    """Draw from all sorted tokens, without trying the likeliest first."""
     sorted_V, ids_V = torch.sort(logits_V.double() / draw.temperature, descending=True, stable=True)
     if draw.min_p:
         sorted_V = sorted_V[sorted_V >= sorted_V[0] + math.log(draw.min_p)]
@@ -82,18 +82,20 @@ def drawn_from_all(logits_V: Tensor, draw: TokenDraw) -> int:
     [{}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5}, {"top_k": 300}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 40}],
     ids=str,
 )
-def test_draw_looks_among_the_likeliest_first_and_gives_the_same_token(
+def test_draw_among_the_likeliest_gives_the_token_of_a_draw_from_all(
     how: dict[str, Any], spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "NUM_LIKELIEST", 30)
     generator = torch.Generator().manual_seed(0)
-    # of few numbers, so that some are equal
+    # few different numbers, so that some are equal
     logits = [(spread * torch.randn(1000, generator=generator)).bfloat16() for _ in range(40)]
     draws = [TokenDraw(temperature=0.8, seed=1, index=index, **how) for index in range(40)]
     assert [*map(pick, logits, draws)] == [*map(drawn_from_all, logits, draws)]
 
 
-def test_draw_sorts_no_vocabulary_for_a_token_among_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_does_not_sort_the_vocabulary_when_the_token_is_among_the_likeliest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sort, sizes = torch.argsort, []
     monkeypatch.setattr(torch, "argsort", lambda values, **how: (sizes.append(len(values)), sort(values, **how))[1])
     logits = 8 * torch.randn(100_000, generator=torch.Generator().manual_seed(0))
@@ -104,13 +106,13 @@ def test_draw_sorts_no_vocabulary_for_a_token_among_the_likeliest(monkeypatch: p
 
 
 def test_seed_draws_are_pinned() -> None:
-    """The same on every machine and with every torch: a change here changes everyone's seeded answers."""
+    """Draws are the same on every machine and with every torch. A change here changes all seeded answers."""
     draw = TokenDraw(temperature=1.0, seed=7)
     assert [pick(LOGITS, replace(draw, index=index)) for index in range(12)] == PINNED
 
 
 class OnApplesDevice(Tensor):
-    """Stands for a tensor of a device that has no float64."""
+    """A stand-in for a tensor of a device without float64."""
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +137,7 @@ def test_seed_draws_are_the_same_on_a_device_without_float64() -> None:
     st.integers(0, 30),
     st.integers(-(2**63) + 1, 2**63 - 1),
 )
-def test_pick_any_logits_and_settings_is_a_token(
+def test_pick_gives_a_token_for_any_logits_and_settings(
     logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
 ) -> None:
     draw = TokenDraw(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, index=3)
@@ -175,12 +177,12 @@ def test_pick_any_logits_and_settings_is_a_token(
     ],
     ids=str,
 )
-def test_settings_without_meaning_are_refused(values: dict[str, Any]) -> None:
+def test_sampling_settings_outside_their_bounds_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Sampling(**values)
 
 
-def test_penalty_out_of_its_bounds_is_told_those() -> None:
+def test_penalty_outside_its_bounds_is_refused_with_these() -> None:
     with pytest.raises(ConfigError, match="up to 100"):
         Sampling(repetition_penalty=101)
     Sampling(repetition_penalty=100)
@@ -193,7 +195,7 @@ def picked_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledT
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pick_all_gives_what_each_would_get_alone(dtype: torch.dtype) -> None:
+def test_pick_all_gives_each_row_what_it_gets_alone(dtype: torch.dtype) -> None:
     logits = torch.randn(12, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     draws = [TokenDraw(temperature=0.7 * (row % 3), seed=row, top_p=0.8, index=row) for row in range(12)]
     found = [picked.token_id for picked in picked_all(list(logits), list(map(Pick, draws)))]
@@ -205,7 +207,7 @@ def test_pick_all_of_equal_logits_takes_the_first() -> None:
 
 
 def test_pick_all_probabilities_are_of_the_models_own_logits() -> None:
-    """Whatever temperature and cuts were asked for."""
+    """They do not depend on temperature and cuts."""
     expected = torch.log_softmax(LOGITS, dim=0).tolist()
     for num_logprobs, ids in ((0, []), (2, [1, 3]), (3, [1, 3, 2]), (20, [1, 3, 2, 0, 4])):
         picked = picked_all([LOGITS], [Pick(TokenDraw(temperature=2.0, top_k=1, num_logprobs=num_logprobs))])[0]
@@ -215,7 +217,7 @@ def test_pick_all_probabilities_are_of_the_models_own_logits() -> None:
         assert [value for _, value in picked.top] == pytest.approx([expected[token_id] for token_id in ids])
 
 
-def test_pick_all_tells_no_probabilities_unasked() -> None:
+def test_pick_all_returns_no_probabilities_unless_asked() -> None:
     picked = picked_all([LOGITS], [Pick(TokenDraw())])[0]
     assert (picked.logprob, picked.top) == (None, ())
 
@@ -235,14 +237,14 @@ def ids(*token_ids: int) -> bytes:
     return np.array(token_ids, dtype="<i4").tobytes()
 
 
-def test_repetition_penalty_is_transformers_own_over_prompt_and_answer() -> None:
+def test_repetition_penalty_equals_transformers_over_prompt_and_answer() -> None:
     sampler = Sampler(repetition_penalty=1.7, prompt_ids=ids(3, 4, 3))
     found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, counts={4: 2, 9: 1}))
     seen = torch.tensor([[3, 4, 3, 4, 4, 9]])
     assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, VOCAB_LOGITS[None].clone())[0])
 
 
-def test_presence_and_frequency_penalties_are_openais_formula() -> None:
+def test_presence_and_frequency_penalties_follow_openais_formula() -> None:
     sampler = Sampler(presence_penalty=0.5, frequency_penalty=-0.25, prompt_ids=ids(1))
     found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, counts={4: 3, 9: 1}))
     expected = VOCAB_LOGITS.clone()
@@ -251,17 +253,17 @@ def test_presence_and_frequency_penalties_are_openais_formula() -> None:
     assert torch.equal(found, expected)
 
 
-def test_bias_is_added_and_what_may_not_come_never_does() -> None:
+def test_bias_is_added_and_forbidden_tokens_never_come() -> None:
     sampler = Sampler(bias_ids=(7, 8), bias_values=(100.0, -100.0))
     found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, banned=(7,)))
     assert found[7] == -torch.inf
     assert found[8] == VOCAB_LOGITS[8] - 100
     only = edited(VOCAB_LOGITS, LogitEdits(sampler=Sampler(), allowed=bytes([0, 0b100, 0, 0, 0])))
     assert only.isfinite().nonzero().flatten().tolist() == [10]
-    assert VOCAB_LOGITS.isfinite().all(), "the model's own logits are left as they are"
+    assert VOCAB_LOGITS.isfinite().all(), "the model's own logits must stay as they are"
 
 
-def test_edited_draws_keep_to_what_is_left_and_probabilities_to_the_model() -> None:
+def test_edited_draws_use_the_remaining_tokens_and_report_the_models_probabilities() -> None:
     edits = LogitEdits(sampler=Sampler(), allowed=bytes([0b1110, 0, 0, 0, 0]))
     for temperature in (0.0, 1.5):
         picks = [
@@ -274,17 +276,17 @@ def test_edited_draws_keep_to_what_is_left_and_probabilities_to_the_model() -> N
             assert picked.logprob == pytest.approx(float(VOCAB_LOGITS.log_softmax(0)[picked.token_id]))
 
 
-def test_draw_where_nothing_is_left_finds_no_token() -> None:
+def test_draw_finds_no_token_when_none_is_left() -> None:
     logits = torch.tensor([1.0, -torch.inf])
     edits = LogitEdits(sampler=Sampler(), allowed=bytes([0b10]))
     assert pick_all([logits], [Pick(TokenDraw(), edits)]) == [None]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.3])
-def test_min_p_keeps_what_transformers_keeps(temperature: float) -> None:
+def test_min_p_keeps_the_tokens_that_transformers_keeps(temperature: float) -> None:
     kept = MinPLogitsWarper(0.1)(torch.empty(1, 0), VOCAB_LOGITS[None] / temperature)[0].isfinite().nonzero().flatten()
     draw = TokenDraw(temperature=temperature, min_p=0.1, seed=5)
     drawn = {pick(VOCAB_LOGITS, replace(draw, index=index)) for index in range(2000)}
     assert drawn <= set(kept.tolist())
-    assert len(drawn) >= len(kept) - 1, "and all of it"
+    assert len(drawn) >= len(kept) - 1, "all of them must be kept"
     assert pick(VOCAB_LOGITS, TokenDraw(temperature=1.0, min_p=1.0, seed=5, index=3)) == int(VOCAB_LOGITS.argmax())

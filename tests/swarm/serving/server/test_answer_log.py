@@ -1,4 +1,4 @@
-"""A server signs only inputs that it has computed its cache from, however clients name the pages of it."""
+"""A server signs only inputs from which it computed its cache, whatever names a client gives to the pages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KEYS = [bytes([number]) * 16 for number in range(1, 6)]
 
 
 def page(number: float) -> Rows:
-    """One page of hidden states, which are those of no other number."""
+    """Return one page of hidden states that are unique to `number`."""
     return hidden_rows(torch.full((PAGE_TOKENS, COLUMNS), float(number)))
 
 
 async def signed(world: World, talk: Talk, number: int) -> AnswerCommitment:
-    """Close a session, and return what its server has signed of it."""
+    """Close a session, and return what its server signed."""
     talk.connection.send(CloseSequence(sequence_id=bytes([number]) * 16, commit_to=4 * PAGE_TOKENS))
     return signed_by((await talk.next(Commitment)).signed, world.client.network_id)[1]
 
@@ -37,8 +37,8 @@ def digest(rows: Sequence[Rows]) -> bytes:
     return digests.digest(digests.end)
 
 
-def test_server_signs_the_inputs_of_its_cache_and_not_those_that_came_under_their_names() -> None:
-    """A client that could have it sign others would have evidence against an honest server."""
+def test_server_signs_the_inputs_of_its_cache_when_a_client_sends_others_under_their_keys() -> None:
+    """A client that could make it sign others would have evidence against an honest server."""
 
     async def work(world: World) -> None:
         talk, names = await world.talk(), tuple(page_keys(REVISION, TRUE))
@@ -57,7 +57,7 @@ def test_server_signs_the_inputs_of_its_cache_and_not_those_that_came_under_thei
     with_servers(work)
 
 
-def test_page_of_another_prefix_has_inputs_that_the_server_does_not_sign() -> None:
+def test_server_does_not_sign_the_inputs_of_a_page_under_another_prefix() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1, page_keys=tuple(KEYS[:2]))

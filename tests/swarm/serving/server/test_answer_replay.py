@@ -1,5 +1,6 @@
-"""Evidence of a wrong answer proves itself to all that have the published model, and honest servers' work proves
-nothing."""
+"""Evidence of a wrong answer can be verified with the published model's files, and an honest server's work is never
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SPANS = [(0, 3), (3, 6)]
 
 @dataclasses.dataclass
 class Found:
-    """What the checks of some answers saw: `wrong` is the evidence against `liar`, `right` that of honest spans."""
+    """The results of checks: `wrong` is the evidence against `liar`, `right` that about honest spans."""
 
     directory: Path
     liar: str = ""
@@ -43,14 +44,14 @@ class Found:
 
 @pytest.fixture(scope="module", params=[0, 3], ids=["rows", "draws"])
 def found(request: pytest.FixtureRequest, boxes: Any, llama_dir: Path, tmp_path_factory: Any) -> Found:
-    """Ask servers of a published model, of whom one computes with other weights than it announces."""
+    """Run requests on servers of a published model. One of them computes with other weights than it announces."""
     folder: Path = tmp_path_factory.mktemp("replay")
     result, start = Found(directory=folder / "model"), int(request.param)
     published_copy(llama_dir, result.directory)
     other = _scaled(llama_dir, folder / "other")
 
     async def noting(answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> CheckReport:
-        # were the liar found out as a checker, nobody would ask it for an answer
+        # if the liar were named as a checker, routing would never choose it for an answer
         others = tuple(peer_id for peer_id in context.candidates if peer_id != result.liar)
         report = await check_span(answer, span, dataclasses.replace(context, candidates=others))
         if report.result == "passed" and span.peer_id != result.liar:
@@ -93,20 +94,20 @@ def _scaled(directory: Path, into: Path) -> Path:
     return into
 
 
-def test_answer_with_other_weights_is_proved_wrong_by_the_published_files(found: Found) -> None:
+def test_answer_replay_proves_other_weights_with_the_published_files(found: Found) -> None:
     verdict = replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
     assert (verdict.peer_id, verdict.model) == (found.liar, "tiny")
     assert "times the tolerance" in verdict.reason
 
 
-def test_answers_of_honest_servers_prove_nothing(found: Found) -> None:
+def test_answer_replay_proves_nothing_when_the_server_is_honest(found: Found) -> None:
     assert found.right
     for each in found.right:
         with pytest.raises(PeerViolation, match="that an honest server may give"):
             replay_answer(ServedEvidence.from_bytes(each), NETWORK, found.directory)
 
 
-def test_evidence_that_was_changed_proves_nothing(found: Found) -> None:
+def test_answer_replay_proves_nothing_when_the_evidence_was_changed(found: Found) -> None:
     genuine = ServedEvidence.from_bytes(found.right[0])
     changed = [
         dataclasses.replace(genuine, inputs=bytes([genuine.inputs[0] ^ 1]) + genuine.inputs[1:]),
@@ -121,17 +122,17 @@ def test_evidence_that_was_changed_proves_nothing(found: Found) -> None:
         replay_answer(genuine, "other", found.directory)
 
 
-def test_outputs_that_move_as_far_by_rounding_alone_prove_nothing(
+def test_answer_replay_proves_nothing_when_rounding_explains_the_difference(
     found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An accuser that chooses the inputs may choose some for which an honest server's rounding changes everything."""
+    """An accuser that chooses the inputs can choose ones with which an honest server's rounding changes everything."""
     monkeypatch.setattr(answer_replay, "ROUNDING", {"float32": 0.2})
     with pytest.raises(PeerViolation, match="for a rounding of the inputs"):
         replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
 
 
 @pytest.mark.parametrize("number", [1e20, float("inf"), float("nan")])
-def test_inputs_that_no_model_computes_with_prove_nothing(
+def test_answer_replay_proves_nothing_when_no_model_has_such_inputs(
     found: Found, number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The squares of large numbers overflow in one implementation of a norm and not in another."""
@@ -151,7 +152,9 @@ def test_inputs_that_no_model_computes_with_prove_nothing(
         replay_answer(evidence, NETWORK, found.directory)
 
 
-def test_files_that_are_not_the_published_ones_judge_nobody(found: Found, llama_dir: Path, tmp_path: Path) -> None:
+def test_answer_replay_refuses_files_that_are_not_the_published_ones(
+    found: Found, llama_dir: Path, tmp_path: Path
+) -> None:
     evidence = ServedEvidence.from_bytes(found.wrong)
     with pytest.raises(ConfigError, match="no signed manifest"):
         replay_answer(evidence, NETWORK, llama_dir)

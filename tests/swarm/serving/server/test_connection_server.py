@@ -1,5 +1,6 @@
-"""What a server does with a client's frames: sessions opened, steps run, wrong ones refused, and everything given
-back."""
+"""How a server handles a client's frames: sessions open, steps run, invalid frames are refused, and everything is
+freed.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ PROMPT = prompt_of(21)
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_session_runs_a_prompt_in_steps_and_answers_each_with_what_was_wanted() -> None:
+def test_session_answers_each_step_of_a_prompt_with_the_wanted_output() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         ready = await talk.open()
@@ -111,12 +112,12 @@ def test_sessions_of_many_clients_share_one_pass() -> None:
     with_servers(work)
 
 
-def test_session_drops_rows_that_have_run_and_runs_only_those_that_are_missing() -> None:
+def test_session_runs_only_the_rows_that_it_has_not_run() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
         await talk.step(token_rows(*PROMPT[:10]), 0)
-        talk.send_step(token_rows(*PROMPT[2:8]), 2, want="all")  # nothing new: not answered
+        talk.send_step(token_rows(*PROMPT[2:8]), 2, want="all")  # nothing new, so no answer
         result = await talk.step(token_rows(*PROMPT[6:14]), 6, want="all")
         assert result.position == 14
         assert torch.equal(floats(result.rows), alone(PROMPT[:14])[10:])
@@ -140,7 +141,7 @@ def test_session_begins_after_the_prefix_that_the_server_still_has() -> None:
 
 
 @pytest.mark.parametrize("want", ["all", "last", "nothing"])
-def test_middle_session_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) -> None:
+def test_middle_session_returns_the_wanted_output_or_all_rows_to_pass_on(want: str) -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -156,7 +157,7 @@ def test_middle_session_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) 
     with_servers(work, [(1, 3)])
 
 
-def test_session_speaks_the_codec_that_was_asked_for_and_tells_its_error() -> None:
+def test_session_uses_the_requested_codec_and_reports_its_error() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         x_TH = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
@@ -196,7 +197,7 @@ WRONG_HIDDEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", [*WRONG_TOKENS, *WRONG_HIDDEN])
-def test_wrong_step_ends_its_session_in_type_and_no_other(case: str) -> None:
+def test_wrong_step_ends_only_its_session_with_a_violation(case: str) -> None:
     is_first = case in WRONG_TOKENS
     changes, message = {**WRONG_TOKENS, **WRONG_HIDDEN}[case]
     right = token_rows(1, 2) if is_first else hidden_rows(torch.ones(2, COLUMNS))
@@ -221,7 +222,7 @@ def test_wrong_step_ends_its_session_in_type_and_no_other(case: str) -> None:
     with_servers(work, [(0, 4) if is_first else (1, 3)])
 
 
-def test_steps_without_end_that_nobody_waited_for_end_the_session() -> None:
+def test_session_ends_when_a_client_sends_steps_without_waiting() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -247,7 +248,7 @@ def test_steps_of_all_sessions_of_a_client_together_are_bounded() -> None:
     with_servers(work, max_backlog_bytes=300)
 
 
-def test_step_for_a_session_that_is_none_is_refused_and_others_ids_are_none() -> None:
+def test_step_is_refused_when_its_session_is_unknown_or_of_another_client() -> None:
     async def work(world: World) -> None:
         own, foreign = await world.talk(), await world.talk(client=world.internet.network())
         await own.open()
@@ -256,7 +257,7 @@ def test_step_for_a_session_that_is_none_is_refused_and_others_ids_are_none() ->
         foreign.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         foreign.connection.send(LinkUpdate(sequence_id=sequence_id(1)))
         assert isinstance((await foreign.next(SequenceEnded)).error(""), PeerRefused)
-        assert (await foreign.open()).length == 0  # an id of its own
+        assert (await foreign.open()).length == 0  # an unknown id
         assert (await own.step(token_rows(1), len(PROMPT))).position == len(PROMPT) + 1
 
     with_servers(work)
@@ -271,7 +272,7 @@ def test_step_for_a_session_that_is_none_is_refused_and_others_ids_are_none() ->
     ],
     ids=lambda frame: type(frame).__name__,
 )
-def test_frame_that_only_servers_say_ends_the_connection(frame: Any) -> None:
+def test_connection_ends_when_a_client_sends_a_frame_of_servers(frame: Any) -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk()
         await talk.open(1)
@@ -301,7 +302,7 @@ BROKEN: dict[str, Callable[[Server], bytes]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_message_that_is_none_ends_its_connection_with_all_sessions_and_no_other(case: str) -> None:
+def test_malformed_message_ends_only_its_connection_with_all_sessions(case: str) -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk()
         await talk.open(1)
@@ -325,7 +326,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
+def test_open_is_refused_for_good_when_the_blocks_are_not_served(case: str) -> None:
     changes, message = REFUSED[case]
 
     async def work(world: World) -> None:
@@ -341,7 +342,7 @@ def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
     with_servers(work)
 
 
-def test_open_more_than_there_is_room_for_is_refused_until_a_session_is_closed() -> None:
+def test_open_is_refused_without_room_until_a_session_is_closed() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
@@ -369,7 +370,7 @@ def test_thousands_of_sessions_on_one_connection_are_bounded_by_admission() -> N
     with_servers(work, max_sessions=8)
 
 
-def test_open_twice_ends_the_connection() -> None:
+def test_connection_ends_when_a_sequence_id_is_opened_twice() -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk(client=world.internet.network())
         await talk.open()
@@ -389,7 +390,7 @@ async def silent(world: World, client: Any) -> tuple[MultiplexedConnection, asyn
     return connection, asyncio.create_task(connection.run(lambda frame: None))
 
 
-def test_connections_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() -> None:
+def test_connections_are_bounded_by_peer_and_in_all_and_silent_ones_end() -> None:
     async def work(world: World) -> None:
         server = world.servers[0].connections
         greedy = [await silent(world, world.client) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
@@ -397,7 +398,7 @@ def test_connections_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() ->
         await asyncio.sleep(1.0)
         refused = [connection.error for connection, _ in greedy if isinstance(connection.error, PeerRefused)]
         assert server.num_connections == 16
-        # one was too many from the start, and four more have made room for others
+        # one connection was too many from the start, and four more displaced others
         assert len(refused) == 1 + (MAX_CONNECTIONS_PER_PEER + 12 - 16)
         assert all(error.retry_after_s > 0 for error in refused)
         assert server.num_refused["connections"] == 1
@@ -410,7 +411,7 @@ def test_connections_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() ->
     with_servers(work, max_connections=16)
 
 
-def test_connections_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> None:
+def test_connections_without_sessions_are_ended_to_admit_others() -> None:
     async def work(world: World) -> None:
         server = world.servers[0].connections
         attackers = [await silent(world, world.internet.network()) for _ in range(4)]
@@ -432,7 +433,7 @@ def test_connections_that_hold_nothing_keep_nobody_out_however_often_they_speak(
         assert isinstance(refused.error, PeerRefused)
         late, late_running = await silent(world, world.internet.network())
         await asyncio.sleep(1.0)
-        assert isinstance(late.error, PeerRefused), "connections that hold sessions are not ended for others"
+        assert isinstance(late.error, PeerRefused), "connections with sessions must not be ended to admit others"
         await asyncio.wait([running, late_running, *(task for _, task in attackers)])
 
     with_servers(work, max_connections=4)
@@ -469,7 +470,7 @@ def test_close_frees_the_session_at_once_and_is_not_answered() -> None:
     with_servers(work)
 
 
-def test_client_that_dies_is_forgotten() -> None:
+def test_sessions_end_when_their_client_dies() -> None:
     async def work(world: World) -> None:
         client = world.internet.network()
         talk = await world.talk(client=client)
@@ -502,7 +503,9 @@ def test_silent_session_and_then_its_connection_are_ended() -> None:
     with_servers(work, idle_s=10.0)
 
 
-def test_session_that_is_ready_when_its_connection_has_failed_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_ends_without_a_defect_when_its_connection_fails_as_it_becomes_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def prepare(_: ConnectionServer, session: ServerSession, _wanted: OpenSequence) -> None:
         session.connection.fail(PeerTimeout("the peer does not read what it is sent"))
 
@@ -516,7 +519,7 @@ def test_session_that_is_ready_when_its_connection_has_failed_is_no_defect(monke
     with_servers(work)
 
 
-def test_session_that_the_engine_evicts_is_told() -> None:
+def test_client_is_notified_when_the_engine_evicts_its_session() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
@@ -528,7 +531,7 @@ def test_session_that_the_engine_evicts_is_told() -> None:
     with_servers(work, evict_idle_s=5.0)
 
 
-def test_engine_that_fails_one_session_tells_it_and_goes_on() -> None:
+def test_engine_failure_ends_only_its_session() -> None:
     async def work(world: World) -> None:
         def fail(batch: Any) -> None:
             raise ValueError("no such luck")
@@ -556,7 +559,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
             open_stream(world.internet.network(), world.servers[0].peer_id, MODEL)
         )
         await stream.send(Frames((opening(world.servers[0], 1),)).to_bytes())
-        # nothing of what the server answers is ever read
+        # the server's answers are never read
         for position in itertools.count():
             await stream.send(message)
             if position < 50:
@@ -574,7 +577,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
 
 
 @pytest.mark.parametrize("phase", ["serve/prefill", "serve/decode", "serve/reply"])
-def test_server_killed_in_a_phase_takes_its_connections_along(phase: str) -> None:
+def test_connections_end_when_a_fault_kills_their_server(phase: str) -> None:
     async def listen(talk: Talk) -> None:
         while True:
             await talk.next(StepResult)
@@ -590,12 +593,12 @@ def test_server_killed_in_a_phase_takes_its_connections_along(phase: str) -> Non
     with_servers(work, faults=[Fault(who="s0", phase=phase, what="kill")], dead=[0])
 
 
-def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_session() -> None:
+def test_client_waits_and_keeps_its_session_when_it_sends_faster_than_the_server_computes() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
         backlog = world.servers[0].connections.backpressure
-        backlog.take(world.client.peer_id, 160)  # of other sessions of this client
+        backlog.take(world.client.peer_id, 160)  # steps of other sessions of this client
         await talk.step(token_rows(*[1] * 16), 0)
         backlog.take(world.client.peer_id, 130)
         talk.send_step(token_rows(*[1] * 16), 16)  # 128 bytes, for which there is no room

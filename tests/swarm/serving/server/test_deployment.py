@@ -18,7 +18,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 
-def test_load_while_another_span_steps_with_fewer_threads_may_use_all(llama_dir: Path) -> None:
+def test_load_may_use_all_threads_while_another_span_uses_fewer(llama_dir: Path) -> None:
     usual = torch.get_num_threads()
 
     async def load() -> int:
@@ -34,10 +34,10 @@ def test_load_while_another_span_steps_with_fewer_threads_may_use_all(llama_dir:
             stepping.submit(torch.set_num_threads, usual).result()
 
 
-def test_measure_again_at_first_and_seldom_later_chooses_the_threads_anew(
+def test_measure_again_chooses_threads_anew_at_first_and_seldom_later(
     llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine, as when several servers load at once, makes a second thread look worthless while loading."""
+    """On a busy machine, as when several servers load at once, a second thread looks useless while loading."""
     worth = 0.5
 
     def step_ms(_trials: StepTrials, _num_rows: int, num_threads: int | None = None, *, num_steps: int) -> float:
@@ -89,10 +89,10 @@ def test_load_model_too_wide_for_one_row_is_refused(llama_dir: Path, monkeypatch
         load(llama_dir, 0, 3, ServerOptions())
 
 
-def test_load_files_too_large_for_one_message_are_refused_before_any_client_asks(
+def test_load_refuses_files_that_are_together_too_large_for_one_message(
     llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them is within its own bound."""
+    """Each file is within its own bound."""
     directory = shutil.copytree(llama_dir, tmp_path / "model")
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 2**20)
     for name in ("vocab.json", "vocab.txt"):

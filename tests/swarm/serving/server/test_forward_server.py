@@ -1,4 +1,4 @@
-"""The server's side of calls on whole sequences: what it refuses, how it cuts work, who comes between."""
+"""The server's side of calls on whole sequences: what it refuses, how it cuts work, and what runs in between."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cut_covers_the_blocks_in_pieces_of_bounded_time(
             assert cut.num_sequences * (high - low) * block_ms <= PIECE_MS * 1.001
 
 
-def test_pace_follows_what_was_measured() -> None:
+def test_pace_follows_the_measured_times() -> None:
     pace = ForwardPace(1.0)
     assert pace.ms == {"forward": 1.0, "backward": 3.0}
     for _ in range(40):
@@ -75,7 +75,7 @@ def test_pace_follows_what_was_measured() -> None:
 
 
 def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
-    """An accelerator computes after the call that asks it has returned; whoever wants a number of it waits."""
+    """An accelerator computes after the call has returned; reading a number of the result waits for it."""
     now_s = 0.0
 
     class OnAccelerator:
@@ -90,7 +90,7 @@ def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
     assert elapsed_ms == 250.0
 
 
-def test_room_is_shared_and_given_back() -> None:
+def test_room_is_shared_and_freed() -> None:
     room = ForwardAdmission(max_bytes=100, max_calls=3, max_client_calls=2)
     with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
         pass
@@ -136,7 +136,7 @@ def deployment(span: Span, forward_ms: float) -> Deployment:
 
 
 class Rig:
-    """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
+    """A server of blocks [3, 6) of the tiny model, and a peer that sends anything."""
 
     def __init__(self, directory: Path, room: ForwardAdmission | None, forward_ms: float) -> None:
         internet = MemoryInternet()
@@ -146,7 +146,7 @@ class Rig:
         self.server = ForwardServer("tiny", lambda: self.deployed, room=room)
 
     async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
-        """The bytes that came back."""
+        """Return the response's bytes."""
         async with self.client.stream(self.network.peer_id, f"{method}/tiny", timeout_s=300) as stream:
             for message in (asked, *messages):
                 await stream.send(message)
@@ -225,7 +225,7 @@ def test_call_that_breaks_the_rules_is_answered_by_a_typed_error_and_frees_all(
         ask(llama_dir, scenario, room=ForwardAdmission(max_bytes=2**24))
 
 
-def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_dir: Path) -> None:
+def test_call_gets_a_typed_error_when_its_opening_is_malformed_or_missing(llama_dir: Path) -> None:
     async def scenario(rig: Rig) -> None:
         with pytest.raises(PeerViolation):
             await rig.ask(b"\x01\xff")
@@ -252,7 +252,7 @@ def test_result_that_is_not_finite_and_a_pass_that_fails_are_session_errors(llam
     ask(llama_dir, scenario)
 
 
-def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Path) -> None:
+def test_call_is_refused_with_a_retry_time_when_its_client_has_too_much_in_flight(llama_dir: Path) -> None:
     async def scenario(rig: Rig) -> None:
         async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60) as stream:
             await stream.send(GOOD.to_bytes())
@@ -266,8 +266,8 @@ def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Pat
     ask(llama_dir, scenario, room=ForwardAdmission(max_client_calls=1))
 
 
-def test_server_that_was_slow_for_a_while_takes_calls_again(llama_dir: Path) -> None:
-    """Calls that are refused measure nothing, so an old pace would be the last one."""
+def test_server_accepts_calls_again_after_it_was_slow(llama_dir: Path) -> None:
+    """Refused calls measure nothing, so an outdated pace would otherwise stay."""
 
     async def scenario(rig: Rig) -> None:
         assert await rig.call(X) == 8 * 32 * 4
@@ -281,8 +281,8 @@ def test_server_that_was_slow_for_a_while_takes_calls_again(llama_dir: Path) -> 
     ask(llama_dir, scenario)
 
 
-def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:
-    """Its thread is shut down while one piece runs and another client's waits."""
+def test_call_is_refused_when_the_engine_ends_during_it(llama_dir: Path) -> None:
+    """Its thread is shut down while one piece runs and another client's piece waits."""
 
     async def scenario(rig: Rig) -> None:
         begun = asyncio.Event()
@@ -316,8 +316,9 @@ async def served(rig: Rig, scenario: Callable[[Rig], Awaitable[Any]]) -> None:
 
 @pytest.mark.parametrize("num_calls", [1, 3])
 def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_calls: int) -> None:
-    """Sequences so long that each block is a piece of its own: a session that decodes waits for one, however many
-    call."""
+    """Each block is a piece, since sequences are long: a decoding session waits for one piece, however many calls there
+    are.
+    """
     log: list[str] = []
     timed = forward_server._timed
 
@@ -343,7 +344,7 @@ def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_call
         rigs(llama_dir, forward_ms=PIECE_MS / 8) as rig,
     ):
         asyncio.run(served(rig, scenario))
-    # of each sequence two blocks are run again, and three back
+    # two blocks of each sequence are run again, and three run backwards
     assert log.count("piece") == num_calls * 4 * 5
     begun = log[log.index("step") :]
     assert ("piece", "piece") not in itertools.pairwise(begun)
@@ -357,7 +358,7 @@ async def drip(stream: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [FORWARD_METHOD, BACKWARD_METHOD])
-def test_client_that_drips_rows_holds_no_room_for_long(llama_dir: Path, method: str) -> None:
+def test_room_is_freed_soon_when_a_client_drips_rows(llama_dir: Path, method: str) -> None:
     asked = dataclasses.replace(GOOD, num_sequences=1, num_positions=64, deadline_s=3600.0)
 
     async def scenario(rig: Rig) -> float:

@@ -1,4 +1,4 @@
-"""A session that goes on at another server where it stood, and every way in which that may fail."""
+"""A session that continues at another server where it stopped, and every way in which a handover can fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPANS = [(0, 4), (0, 4)]
 
 
 async def begun(world: World, **changes: Any) -> list[Talk]:
-    """A session at s0 that has run all but the last token of PROMPT."""
+    """Open a session at s0 that has run all but the last token of PROMPT."""
     talks = [await world.talk(index) for index in range(2)]
     await talks[0].open(1, **changes)
     await talks[0].step(token_rows(*PROMPT[:30]), 0)
@@ -32,7 +32,7 @@ def source(world: World) -> SequenceRef:
     return SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1))
 
 
-def test_session_is_handed_over_and_goes_on_where_it_stood() -> None:
+def test_session_continues_where_it_stopped_after_a_handover() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
         talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
@@ -41,14 +41,14 @@ def test_session_is_handed_over_and_goes_on_where_it_stood() -> None:
         result = await talks[1].step(token_rows(PROMPT[39]), 39, 2, want="last")
         assert torch.equal(floats(result.rows), alone(PROMPT)[-1:])
         assert world.servers[1].engine.num_tokens == 1
-        # what was taken over is not for others
+        # the taken pages are not offered as prefixes
         assert world.servers[1].engine.pages.num_kept == 0
         assert world.servers[0].engine.num_sequences == 1
 
     with_servers(work, SPANS)
 
 
-def test_session_is_split_over_two_servers_that_take_its_place() -> None:
+def test_session_can_be_handed_over_to_two_servers() -> None:
     async def work(world: World) -> None:
         talks = [await world.talk(index) for index in range(3)]
         await talks[0].open(1)
@@ -71,7 +71,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_take_over_that_cannot_be_ends_the_new_session_only(case: str) -> None:
+def test_failed_handover_ends_only_the_new_session(case: str) -> None:
     wrong = REFUSED[case]
 
     async def work(world: World) -> None:
@@ -90,7 +90,7 @@ def test_take_over_that_cannot_be_ends_the_new_session_only(case: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["kill", "raise"])
-def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None:
+def test_handover_leaves_nothing_when_its_server_dies(what: Any) -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
         talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
@@ -103,7 +103,7 @@ def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None
     with_servers(work, SPANS, faults=[fault], dead=[0] if what == "kill" else [])
 
 
-def test_client_that_leaves_during_a_hand_over_leaves_nothing() -> None:
+def test_handover_leaves_nothing_when_its_client_leaves() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
         talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
@@ -119,7 +119,7 @@ def test_client_that_leaves_during_a_hand_over_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("case", ["garbage", "too much", "too little", "not finite", "nothing"])
-def test_server_that_hands_over_nonsense_is_found_out(case: str) -> None:
+def test_handover_is_refused_when_the_data_are_malformed(case: str) -> None:
     async def give(peer_id: str, stream: Any) -> None:
         KvRequest.from_bytes(await stream.receive())
         if case == "nothing":
@@ -141,11 +141,11 @@ def test_server_that_hands_over_nonsense_is_found_out(case: str) -> None:
     with_servers(work)
 
 
-def test_kv_of_a_session_is_for_nobody_but_whom_the_client_named() -> None:
+def test_handover_is_refused_to_peers_that_the_client_did_not_name() -> None:
     async def work(world: World) -> None:
         await begun(world)
         request = KvRequest(client_peer_id=world.client.peer_id, sequence_id=sequence_id(1), start=0, end=4)
-        # not even for the client itself, which has not asked for it
+        # not even to the client itself, which did not allow it
         async with world.client.stream(world.servers[0].peer_id, f"{KV_METHOD}/{MODEL}", timeout_s=5) as stream:
             await stream.send(request.to_bytes())
             with pytest.raises(PeerRefused):
@@ -154,7 +154,7 @@ def test_kv_of_a_session_is_for_nobody_but_whom_the_client_named() -> None:
     with_servers(work, SPANS)
 
 
-def test_client_that_names_peers_to_take_over_from_has_only_so_many_dialled() -> None:
+def test_handover_dials_a_bounded_number_of_peers_for_a_client() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         dead = [world.internet.network().peer_id for _ in range(MAX_PEERS_PER_CLIENT + 1)]

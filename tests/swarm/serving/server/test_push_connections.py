@@ -1,4 +1,4 @@
-"""Rows that go from server to server, the client's copies of them, and what is told when they do not arrive."""
+"""Rows that servers push to each other, the client's copies of them, and the reports when they do not arrive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SOURCE = sequence_id(99)
 
 
 @pytest.mark.parametrize("codec", ["raw", "bf16", "int8"])
-def test_step_goes_down_the_chain_and_the_client_gets_copies_and_the_token(codec: str) -> None:
+def test_step_is_pushed_down_the_chain_and_the_client_gets_copies_and_the_token(codec: str) -> None:
     async def work(world: World) -> None:
         talks = await world.chain(codec=codec)
         copies: list[list[Rows]] = [[], []]
@@ -65,10 +65,10 @@ def test_step_goes_down_the_chain_and_the_client_gets_copies_and_the_token(codec
         if codec == "raw":
             assert last.token is not None
             assert last.token.token_id == int(through(PROMPT, 3)[-1].argmax())
-        await fed_alone_answers_the_same(world, copies[1], codec, last)
+        await check_replay(world, copies[1], codec, last)
 
-    async def fed_alone_answers_the_same(world: World, copies: list[Rows], codec: str, last: StepResult) -> None:
-        """What the client kept brings another session to the same state."""
+    async def check_replay(world: World, copies: list[Rows], codec: str, last: StepResult) -> None:
+        """Feed another session from the client's copies, and check that it draws the same token."""
         talk = await world.talk(2)
         await talk.open(9, codec=codec)
         position = 0
@@ -94,7 +94,7 @@ def test_chunks_of_a_prompt_are_in_all_servers_at_once() -> None:
     with_servers(work, SPANS)
 
 
-def test_batch_of_sixteen_goes_on_as_one_message() -> None:
+def test_batch_of_sixteen_is_pushed_as_one_message() -> None:
     async def work(world: World) -> None:
         talks = [await world.talk(index) for index in range(2)]
         for number in range(16):
@@ -141,7 +141,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_push_is_refused_and_the_session_stays_as_it_was(case: str) -> None:
+def test_wrong_push_is_refused_and_leaves_the_session_unchanged(case: str) -> None:
     rows, position, message = WRONG[case]
 
     async def work(world: World) -> None:
@@ -183,11 +183,11 @@ def test_push_of_a_peer_that_the_client_did_not_name_is_refused() -> None:
     with_servers(work, [(2, 4)])
 
 
-def test_refused_push_is_told_to_the_client_which_feeds_the_server_itself() -> None:
+def test_refused_push_is_reported_to_the_client_which_feeds_the_server_itself() -> None:
     async def work(world: World) -> None:
         talks = [await world.talk(index) for index in range(2)]
         await talks[0].open(**world.neighbours(0))
-        await talks[1].open()  # names nobody before it
+        await talks[1].open()  # names no neighbour before it
         first = await talks[0].step(token_rows(*PROMPT), 0, forward=True, want="token")
         assert first.rows is not None
         failed = await talks[0].next(StepResult)
@@ -199,7 +199,7 @@ def test_refused_push_is_told_to_the_client_which_feeds_the_server_itself() -> N
     with_servers(work, [(0, 2), (2, 4)])
 
 
-def test_push_to_a_session_that_closed_is_told_to_the_client() -> None:
+def test_push_to_a_closed_session_is_reported_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         talks[1].connection.send(CloseSequence(sequence_id=sequence_id(1)))
@@ -213,7 +213,7 @@ def test_push_to_a_session_that_closed_is_told_to_the_client() -> None:
 # --- gone -------------------------------------------------------------------------------------------------------------
 
 
-def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> None:
+def test_client_links_another_server_when_the_next_one_dies() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         first = await talks[0].step(token_rows(*PROMPT[:9]), 0, forward=True)
@@ -239,10 +239,10 @@ def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> 
     with_servers(work, [(0, 2), (2, 4)], dead=[1])
 
 
-def test_next_server_that_dies_when_a_client_has_just_been_cut_off_ends_nothing_else(
+def test_other_sessions_go_on_when_the_next_server_dies_just_after_a_client_was_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What waits for the client is sent first, of which one frame is too many for a client that does not read."""
+    """The result that waits for the client is sent first, and cuts it off, since no frame may wait here."""
 
     async def work(world: World) -> None:
         talks = await world.chain()
@@ -262,7 +262,7 @@ def test_next_server_that_dies_when_a_client_has_just_been_cut_off_ends_nothing_
 
 
 @pytest.mark.parametrize("who", ["nobody", "no server"])
-def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> None:
+def test_unreachable_next_server_is_reported_to_the_client(who: str) -> None:
     async def work(world: World) -> None:
         peer = world.internet.network()
         if who == "nobody":
@@ -279,7 +279,7 @@ def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> N
     with_servers(work, [(0, 2)])
 
 
-def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> None:
+def test_server_is_not_flooded_when_it_refuses_all_pushes() -> None:
     async def work(world: World) -> None:
         victim, num_pushes = world.internet.network(), [0]
 
@@ -312,7 +312,7 @@ def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> 
     with_servers(work, [(0, 2)])
 
 
-def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
+def test_client_can_have_a_server_dial_only_few_peers_and_none_again_at_once() -> None:
     dialled: list[str] = []
 
     def counted(network: Network, peer_id: str, model: str) -> AbstractAsyncContextManager[Stream]:
@@ -342,7 +342,7 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         other = await world.talk(client=world.internet.network())
         await other.open(2, next=SequenceRef(peer_id=dead[-1], sequence_id=sequence_id(1)))
         await asyncio.sleep(1.0)
-        assert dialled == dead[-1:], "another client is not kept from it"
+        assert dialled == dead[-1:], "another client must still be able to have it dialled"
         await asyncio.sleep(REST_S)
         assert await link_all(dead[:1]) == dead[:1]
 
@@ -350,7 +350,7 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         with_servers(work, [(0, 2)])
 
 
-def test_server_killed_before_a_push_leaves_the_others_free() -> None:
+def test_servers_free_everything_when_one_is_killed_before_a_push() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         talks[0].send_step(token_rows(*PROMPT), 0, forward=True)
@@ -378,12 +378,12 @@ def test_connections_between_servers_stay_for_a_while_and_are_then_closed() -> N
         talks[0].connection.send(CloseSequence(sequence_id=sequence_id(2)))
         await asyncio.sleep(UNUSED_S + 1)
         assert [server.push_connections.num_connections for server in servers] == [0, 0, 0]
-        assert [server.num_connections for server in servers] == [1, 1, 1]  # the client's
+        assert [server.num_connections for server in servers] == [1, 1, 1]  # the connection of the client
 
     with_servers(work, SPANS)
 
 
-def test_connection_to_the_next_server_stays_while_sessions_are_linked_however_long_they_are_silent() -> None:
+def test_connection_to_the_next_server_stays_open_while_silent_sessions_are_linked() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         await asyncio.sleep(300.0)
@@ -394,7 +394,7 @@ def test_connection_to_the_next_server_stays_while_sessions_are_linked_however_l
     with_servers(work, SPANS, idle_s=1000.0)
 
 
-def test_server_that_answers_pushes_with_nonsense_is_no_longer_pushed_to() -> None:
+def test_server_gets_no_more_pushes_when_it_answers_them_with_malformed_frames() -> None:
     async def work(world: World) -> None:
         liar = world.internet.network()
 

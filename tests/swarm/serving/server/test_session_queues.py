@@ -1,4 +1,4 @@
-"""When a session's results are told, and as how many; and how much may wait to be computed."""
+"""When a session's results are sent and in how many messages, and how many steps may wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEQUENCE_ID = b"s" * 16
 
 
 class Told:
-    """A connection that remembers what it was to send."""
+    """A connection that records what it was to send."""
 
     def __init__(self) -> None:
         self.error: PeerUnreachable | None = None
@@ -40,7 +40,7 @@ def passed(position: int, **changes: object) -> StepResult:
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
-def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
+def test_reports_that_can_wait_are_sent_together_in_time() -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
     virtual_time.run(scenario())
 
 
-def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
+def test_reports_are_sent_at_once_and_in_order_when_a_client_waits() -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_reports_are_bounded_in_number() -> None:
     virtual_time.run(scenario())
 
 
-def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
+def test_reports_of_all_sessions_are_sent_at_the_same_time() -> None:
     async def scenario() -> None:
         clock, connections, times = asyncio.get_running_loop().time, [Told(), Told()], list[float]()
         for connection in connections:
@@ -97,7 +97,7 @@ def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
 
 
 @pytest.mark.parametrize("ending", ["closed", "connection over"])
-def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
+def test_reports_of_ended_sessions_are_not_sent(ending: str) -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
@@ -112,11 +112,11 @@ def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
     virtual_time.run(scenario())
 
 
-def test_together_one_result_is_itself() -> None:
+def test_together_returns_a_single_result_unchanged() -> None:
     assert together([passed(5)]) == passed(5)
 
 
-def test_backlog_client_that_sends_too_much_keeps_nobody_else_out() -> None:
+def test_backlog_accepts_other_clients_when_one_sends_too_much() -> None:
     backlog = Backpressure(100)
     backlog.take("greedy", 40)
     backlog.take("greedy", 35)
@@ -133,14 +133,14 @@ def test_backlog_client_that_sends_too_much_keeps_nobody_else_out() -> None:
     assert backlog.num_bytes == 0
 
 
-def test_backlog_one_step_of_any_size_may_wait() -> None:
+def test_backlog_accepts_one_step_of_any_size() -> None:
     backlog = Backpressure(100)
     backlog.take("a", 100)
     with pytest.raises(PeerRefused):
         backlog.take("b", 1)
 
 
-def test_backlog_has_room_for_those_that_wait_until_half_of_its_share_is_free() -> None:
+def test_backlog_resumes_a_waiting_client_once_half_of_its_share_is_free() -> None:
     async def main() -> None:
         backlog = Backpressure(100)
         backlog.take("a", 38)

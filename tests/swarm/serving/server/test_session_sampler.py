@@ -1,4 +1,4 @@
-"""Answers under penalties and grammars: which tokens come, and that a lost server changes none of them."""
+"""Answers with penalties and grammars: which tokens are drawn, and that a lost server changes none of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def slow_step(function: Any) -> float:
-    """Seconds: a token takes long enough for things to happen meanwhile."""
+    """Make each step take so many seconds that a fault can happen during a token."""
     return 0.2
 
 
@@ -58,7 +58,7 @@ def undisturbed(boxes: Any, directory: Path, **settings: Any) -> list[int]:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_sampler_answer_is_the_same_when_servers_are_killed(boxes: Any, llama_dir: Path, settings: Any) -> None:
-    """The last server, which draws, dies in the middle of the answer; later the middle one does, too."""
+    """The last server, which draws, dies in the middle of the answer, and the middle one dies later."""
     faults = [
         Fault(who="*", phase="serve/decode", what="kill", nth=15),
         Fault(who="*", phase="serve/decode", what="kill", nth=26),
@@ -79,7 +79,7 @@ def test_sampler_answer_is_the_same_when_servers_are_killed(boxes: Any, llama_di
 
 
 @pytest.mark.parametrize("cut", [{"min_p": 1.0}, {"top_k": 1}, {"top_p": 1e-9}], ids=",".join)
-def test_cut_to_the_likeliest_token_reaches_the_server_that_draws(boxes: Any, llama_dir: Path, cut: Any) -> None:
+def test_sampler_settings_reach_the_server_that_draws(boxes: Any, llama_dir: Path, cut: Any) -> None:
     drawn = {"temperature": 2.0, "seed": 3}
     greedy = undisturbed(boxes, llama_dir)
     assert undisturbed(boxes, llama_dir, **drawn) != greedy
@@ -87,7 +87,7 @@ def test_cut_to_the_likeliest_token_reaches_the_server_that_draws(boxes: Any, ll
 
 
 def test_sampler_answer_is_the_same_when_the_server_that_draws_leaves(boxes: Any, llama_dir: Path) -> None:
-    """Its cache is handed over; what else follows from the tokens, the client tells its heir."""
+    """It hands over its cache, and the client sends its successor the tokens."""
     settings = SETTINGS["all, drawn"]
 
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_sampler_answer_is_the_same_when_the_server_that_draws_leaves(boxes: Any
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_repetition_penalty_gives_transformers_own_tokens(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+def test_repetition_penalty_gives_the_tokens_of_transformers(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
     prompt = tokenize("def add(a, b):\n    return")
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(llama_dir)
@@ -124,7 +124,7 @@ def test_repetition_penalty_gives_transformers_own_tokens(boxes: Any, llama_dir:
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(2.0, 0.0), (0.0, 1.0)])
-def test_penalties_of_the_answers_tokens_give_those_of_openais_formula(
+def test_presence_and_frequency_penalties_give_the_tokens_of_openais_formula(
     boxes: Any, llama_dir: Path, tokenize: Any, presence: float, frequency: float
 ) -> None:
     prompt = tokenize("def add(a, b):\n    return")
@@ -156,8 +156,8 @@ def test_grammar_answer_ends_where_the_grammar_does(boxes: Any, llama_dir: Path)
     assert all(3 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words)
 
 
-def test_json_schema_is_what_any_seed_answers(boxes: Any, llama_dir: Path) -> None:
-    """The schema has numbers and lists alone, for a quote ends this model's answers."""
+def test_json_schema_is_followed_with_any_seed(boxes: Any, llama_dir: Path) -> None:
+    """The schema has only numbers and lists, since a quote ends this model's answers."""
     schema = {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": 99}, "minItems": 2, "maxItems": 6}
 
     async def scenario() -> None:
@@ -171,21 +171,21 @@ def test_json_schema_is_what_any_seed_answers(boxes: Any, llama_dir: Path) -> No
     virtual_time.run(scenario())
 
 
-def test_grammar_that_cannot_be_used_fails_the_request_and_blames_nobody(boxes: Any, llama_dir: Path) -> None:
+def test_unusable_grammar_fails_the_request_and_blames_no_server(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
             with pytest.raises(ConfigError, match="grammar"):
                 await box.tokens(grammar=Grammar(kind="lark", text="start: missing"))
             client: AsyncClient = box.client
             assert not client._state.health.avoid
-            assert await box.tokens() == box.expected(), "the server is asked again"
+            assert await box.tokens() == box.expected(), "the server must be used again"
             await box.all_freed()
 
     virtual_time.run(scenario())
 
 
-def test_grammar_that_needs_the_end_token_is_told_so(boxes: Any, llama_dir: Path) -> None:
-    """A quote ends this model's answers, and no string begins without one."""
+def test_grammar_that_needs_the_end_token_is_refused_with_that_reason(boxes: Any, llama_dir: Path) -> None:
+    """A quote ends this model's answers, and every string begins with one."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
@@ -196,10 +196,8 @@ def test_grammar_that_needs_the_end_token_is_told_so(boxes: Any, llama_dir: Path
     virtual_time.run(scenario())
 
 
-def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
-    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In real time: while one session waits for its grammar's process, which stands still, another is answered."""
+def test_hanging_grammar_delays_no_other_answer(boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real time: while one session waits for its grammar's stopped process, another is answered."""
     hung = asyncio.Event()
 
     def hang(self: grammar_masks.GrammarProcess, *_: object) -> grammar_masks.TokenMask:
@@ -232,7 +230,7 @@ def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
 SAMPLER = Sampler(presence_penalty=1.0)
 
 
-def test_session_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
+def test_session_with_a_sampler_counts_received_and_drawn_tokens() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         sampler = Sampler(bias_ids=(1, 2), bias_values=(60.0, 60.0), frequency_penalty=2.0)
@@ -241,16 +239,16 @@ def test_session_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> No
         for index in range(1, 8):
             drawn.append((await talk.step(token_rows(1), 2 + index, want="token", draw=TokenDraw(index=index))).token)
         ids = [token.token_id for token in drawn if token]
-        assert set(ids) == {1, 2}, "each becomes less likely the more often it has come"
+        assert set(ids) == {1, 2}, "each token must become less likely the more often it was drawn"
 
         await talk.open(2, sampler=sampler)
         talk.send_step(token_rows(1, 2, 3, *[1] * 7), 0, 2, want="token", draw=TokenDraw(index=7))
         talk.connection.send(AnswerTokens(sequence_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
         again = (await talk.next(StepResult)).token
         assert again is not None
-        assert again.token_id == ids[7], "as before, though it was told late"
+        assert again.token_id == ids[7], "the draw must be as before, though its tokens came late"
         logits = await talk.step(token_rows(5), 10, 2, want="all")
-        assert floats(logits.rows).isfinite().all(), "other questions go on"
+        assert floats(logits.rows).isfinite().all(), "other sessions must go on"
 
     with_servers(work)
 
@@ -264,7 +262,7 @@ def test_session_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> No
         (Sampler(end_ids=(5000,), min_tokens=2), "vocabulary"),
     ],
 )
-def test_session_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why: str) -> None:
+def test_session_is_refused_when_its_sampler_is_for_another_vocabulary(sampler: Sampler, why: str) -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         error = await talk.refused(1, sampler=sampler)
@@ -274,7 +272,7 @@ def test_session_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why:
     with_servers(work)
 
 
-def test_session_is_refused_a_grammar_where_none_are_followed() -> None:
+def test_session_with_a_grammar_is_refused_when_the_server_follows_none() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         error = await talk.refused(1, sampler=Sampler(end_ids=(1,), grammar=WORDS))
@@ -284,7 +282,7 @@ def test_session_is_refused_a_grammar_where_none_are_followed() -> None:
     with_servers(work)
 
 
-def test_session_before_the_last_block_has_no_sampler() -> None:
+def test_session_with_a_sampler_is_refused_before_the_last_block() -> None:
     async def work(world: World) -> None:
         talk = await world.talk(0)
         last = dataclasses.replace(opening(world.servers[0]), sampler=SAMPLER)
@@ -295,7 +293,7 @@ def test_session_before_the_last_block_has_no_sampler() -> None:
     with_servers(work, [(0, 1), (1, 2)])
 
 
-def test_session_is_not_told_the_same_answer_twice() -> None:
+def test_connection_ends_when_a_session_is_sent_the_same_answer_twice() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)
@@ -307,7 +305,7 @@ def test_session_is_not_told_the_same_answer_twice() -> None:
     with_servers(work)
 
 
-def test_session_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
+def test_session_ends_when_the_tokens_before_a_draw_do_not_come_in_time() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)
@@ -316,6 +314,6 @@ def test_session_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
         await talk.open(2, sampler=SAMPLER)
         await talk.step(token_rows(1, 2), 0, 2, want="token")
         talk.send_step(token_rows(1), 2, 2, want="token")
-        assert isinstance((await talk.next(SequenceEnded)).error(""), PeerViolation), "a draw cannot be had again"
+        assert isinstance((await talk.next(SequenceEnded)).error(""), PeerViolation), "a draw cannot be repeated"
 
     with_servers(work)

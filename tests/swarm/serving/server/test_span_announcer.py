@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from swarm.serving.server.span_announcer import WINDOW_S, RecentRate
 
 
-def test_rate_at_the_beginning_is_zero_and_then_of_the_time_that_has_passed() -> None:
+def test_rate_is_zero_at_first_and_then_over_the_elapsed_time() -> None:
     rate = RecentRate(100.0)
     assert rate.per_s(0, 100.0) == 0.0
     assert rate.per_s(50, 105.0) == 10.0
 
 
-def test_rate_is_of_the_window_and_falls_to_zero_after_it() -> None:
+def test_rate_is_over_the_window_and_falls_to_zero_after_it() -> None:
     rate = RecentRate(0.0)
     for second in range(300):
         rate.per_s(10 * second, float(second))
@@ -24,7 +24,7 @@ def test_rate_is_of_the_window_and_falls_to_zero_after_it() -> None:
     assert later[-1] == 0.0
 
 
-def test_rate_of_a_burst_after_a_long_silence_is_of_the_window_where_it_was_looked_at() -> None:
+def test_rate_of_a_burst_after_a_long_silence_is_over_the_window() -> None:
     rate = RecentRate(0.0)
     for at in range(0, 3600, 15):
         assert rate.per_s(0, float(at)) == 0.0
@@ -32,7 +32,7 @@ def test_rate_of_a_burst_after_a_long_silence_is_of_the_window_where_it_was_look
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 1000), st.floats(0.0, 100.0)), max_size=100))
-def test_rate_is_never_negative_and_keeps_little(steps: list[tuple[int, float]]) -> None:
+def test_rate_is_never_negative_and_keeps_a_bounded_history(steps: list[tuple[int, float]]) -> None:
     rate, count, now = RecentRate(0.0), 0, 0.0
     for tokens, seconds in steps:
         count, now = count + tokens, now + seconds

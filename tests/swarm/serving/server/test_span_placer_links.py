@@ -1,4 +1,4 @@
-"""What a volunteer announces of the links that its traffic has shown."""
+"""What a volunteer announces about its links, from the traffic on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 
-def test_slow_links_are_announced_the_slowest_where_there_are_too_many_and_fast_ones_are_not(tmp_path: Path) -> None:
+def test_announced_links_are_the_slowest_ones_when_there_are_too_many(tmp_path: Path) -> None:
     async def main() -> None:
         network = MemoryInternet().network()
         placer = SpanPlacer(network, Membership(network), tmp_path, name="tiny", options=VolunteerOptions())
@@ -32,12 +32,12 @@ def test_slow_links_are_announced_the_slowest_where_there_are_too_many_and_fast_
     virtual_time.run(main())
 
 
-def test_time_of_a_token_stays_within_what_a_record_holds() -> None:
+def test_token_time_stays_within_the_limits_of_a_record() -> None:
     assert hidden_ms(4096, 16_384) == 1000.0
     assert hidden_ms(16_384, 1e-3) == limits.MAX_RTT_MS
 
 
-def test_volunteer_whose_upload_lets_hardly_anything_through_takes_nothing(tmp_path: Path) -> None:
+def test_volunteer_refuses_to_serve_when_its_upload_is_nearly_zero(tmp_path: Path) -> None:
     async def main() -> None:
         network = MemoryInternet().network()
         options = VolunteerOptions(up_bytes_per_s=12_500)

@@ -1,4 +1,4 @@
-"""Every format: what a span of such a checkpoint computes, reads, counts, and what of it is refused."""
+"""Every checkpoint format: what a span computes, reads and counts, and which files are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpt_oss_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pairs(llama_dir: Path, gpt_oss_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """`pairs("fp8")`: a tiny model in that format, and a plain one with the same values."""
+    """`pairs("fp8")` returns a tiny model in that format, and a plain one with the same values."""
     written: dict[str, Pair] = {}
 
     def get(kind: str) -> Pair:
@@ -111,7 +111,7 @@ def test_load_reads_only_the_parts_of_its_own_blocks(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weigh_counts_a_quantized_checkpoint_as_what_is_made_of_it(pairs: Callable[[str], Pair], kind: str) -> None:
+def test_weigh_counts_a_quantized_checkpoint_as_it_is_after_loading(pairs: Callable[[str], Pair], kind: str) -> None:
     quantized, plain = map(open_model, pairs(kind))
     assert weight_sizes(quantized) == weight_sizes(plain)
     for dtype in ("bfloat16", "int4"):
@@ -120,7 +120,7 @@ def test_weigh_counts_a_quantized_checkpoint_as_what_is_made_of_it(pairs: Callab
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_revision_changes_with_a_scale_and_with_how_the_config_says_to_read_it(
+def test_revision_changes_with_a_scale_and_with_the_config_of_the_format(
     pairs: Callable[[str], Pair], tmp_path: Path, kind: str
 ) -> None:
     directory = copied(pairs(kind), tmp_path)
@@ -149,7 +149,7 @@ def test_load_without_one_of_the_parts_names_the_weight(pairs: Callable[[str], P
 def test_load_of_parts_that_do_not_belong_together_is_refused(
     pairs: Callable[[str], Pair], tmp_path: Path, kind: str
 ) -> None:
-    """Each part is of too few values, or of another kind of number."""
+    """A part has too few values, or another kind of number."""
     directory = copied(pairs(kind), tmp_path)
     files = open_model(directory)
     assert files.format is not None
@@ -187,7 +187,7 @@ def test_load_of_parts_that_do_not_belong_together_is_refused(
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type is none of fp4, nf4"),
     ],
 )
-def test_config_of_a_format_that_is_none_is_refused_before_weights_are_asked_for(
+def test_config_of_an_unknown_format_is_refused_before_weights_are_read(
     llama_dir: Path, tmp_path: Path, settings: Any, message: str
 ) -> None:
     config = json.loads((llama_dir / "config.json").read_text())
@@ -198,8 +198,10 @@ def test_config_of_a_format_that_is_none_is_refused_before_weights_are_asked_for
     assert len(str(refused.value)) < 300
 
 
-def test_codes_without_a_word_in_the_config_are_refused(pairs: Callable[[str], Pair], tmp_path: Path) -> None:
-    """Read as numbers they would be another model."""
+def test_quantized_weights_are_refused_when_the_config_does_not_name_the_format(
+    pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    """Read as plain numbers they would make another model."""
     quantized = pairs("fp8")[0]
     config = json.loads((quantized / "config.json").read_text())
     del config["quantization_config"]
@@ -216,7 +218,7 @@ def copied(pair: Pair, tmp_path: Path) -> Path:
 
 
 def a_weight(files: ModelFiles) -> str:
-    """One of block 2 that has parts."""
+    """Return a weight of block 2 that has parts."""
     return next(name for name, parts in sorted(files.parts.items()) if ".2." in name and len(parts) > 1)
 
 

@@ -1,4 +1,4 @@
-"""Values within the parts that have the right shapes, and no meaning."""
+"""Parts with the right shapes and meaningless values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE = ".quant_state.bitsandbytes__fp4"
 
 
 @pytest.mark.parametrize("group", [-1, 2, 2**31 - 1])
-def test_gptq_input_of_a_group_that_is_not_there_is_refused(group: int) -> None:
+def test_gptq_is_refused_when_an_input_names_a_missing_group(group: int) -> None:
     kind = KINDS["gptq"]
     stored = kind.quantize(torch.randn(16, 32)).parts
     stored["g_idx"][5] = group
@@ -39,7 +39,7 @@ def test_gptq_input_of_a_group_that_is_not_there_is_refused(group: int) -> None:
         ({"nested_blocksize": 256}, "nested_offset is None"),
     ],
 )
-def test_bitsandbytes_state_that_makes_no_sense_is_refused(state: bytes | dict[str, Any], message: str) -> None:
+def test_bitsandbytes_is_refused_when_its_state_is_malformed(state: bytes | dict[str, Any], message: str) -> None:
     kind = KINDS["bnb-fp4"]
     stored = kind.quantize(torch.randn(16, 32)).parts
     parts = {name.removeprefix("weight"): part for name, part in stored.items()}

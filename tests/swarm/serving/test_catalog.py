@@ -1,4 +1,4 @@
-"""What a client knows of all models: looked up once for all who ask at the same time."""
+"""Tests of what a client knows of all models: one lookup serves everyone who asks at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 
 class Lookups:
-    """A membership that takes `look_s` for a look, and has no models; `answers` is whether anybody answers it."""
+    """A membership whose lookups take `look_s` and find no models; `answers` says whether any peer answers."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -66,13 +66,13 @@ def test_models_are_looked_up_once_for_all_who_ask_at_the_same_time() -> None:
             assert await asyncio.gather(*(catalog.models() for _ in range(NUM_ASKING))) == [[]] * NUM_ASKING
             assert lookups.num == num_looked
             assert await catalog.models() == []
-            assert lookups.num == num_looked, "that was not long ago"
+            assert lookups.num == num_looked, "the last lookup was not long ago"
             await asyncio.sleep(MODELS_FRESH_S)
 
     virtual_time.run(main())
 
 
-def test_look_that_takes_longer_than_its_answer_holds_is_shared_too() -> None:
+def test_lookup_is_shared_when_it_takes_longer_than_its_result_is_valid() -> None:
     async def main() -> None:
         lookups = Lookups()
         lookups.look_s = 2 * MODELS_FRESH_S
@@ -84,12 +84,12 @@ def test_look_that_takes_longer_than_its_answer_holds_is_shared_too() -> None:
         await asyncio.wait(early)
         assert loop.time() - since_s == lookups.look_s
         await asyncio.wait(late)
-        assert (lookups.num, loop.time() - since_s) == (2, 2 * lookups.look_s), "those ask for something newer"
+        assert (lookups.num, loop.time() - since_s) == (2, 2 * lookups.look_s), "these callers need a newer result"
 
     virtual_time.run(main())
 
 
-def test_all_who_wait_for_a_look_that_fails_are_told_and_who_asks_later_looks_again() -> None:
+def test_failed_lookup_fails_for_all_that_wait_and_is_repeated_for_later_callers() -> None:
     async def main() -> None:
         lookups = Lookups()
         lookups.answers = False
@@ -99,7 +99,9 @@ def test_all_who_wait_for_a_look_that_fails_are_told_and_who_asks_later_looks_ag
         await asyncio.sleep(LOOK_S / 2)
         late = [asyncio.create_task(catalog.models()) for _ in range(NUM_ASKING)]
         await asyncio.wait([*early, *late])
-        assert (lookups.num, loop.time() - since_s) == (2, 2 * LOOK_S), "one that began before they asked is not theirs"
+        assert (lookups.num, loop.time() - since_s) == (2, 2 * LOOK_S), (
+            "a lookup that began before they asked does not serve them"
+        )
         for task in (*early, *late):
             with pytest.raises(PeerTimeout, match="no peer answered: try again"):
                 task.result()
@@ -110,7 +112,7 @@ def test_all_who_wait_for_a_look_that_fails_are_told_and_who_asks_later_looks_ag
 
 
 def test_servers_of_all_models_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers can have as many models listed as a client lists, which it tells to probes of its health."""
+    """Strangers can have as many models listed as a client lists, and the client reports each to health probes."""
     lookups: list[Sequence[str]] = []
     plain = MemoryNetwork.lookup
 
@@ -135,6 +137,6 @@ def test_servers_of_all_models_are_looked_up_at_once(monkeypatch: pytest.MonkeyP
             assert {model.name: model.num_servers for model in found} == {
                 f"m{node}-{model}": 1 for node in range(5) for model in range(limits.MAX_MODELS_PER_NODE)
             }
-            assert len(lookups) == 2, "of the nodes, and of all that they name"
+            assert len(lookups) == 2, "one lookup of the nodes, and one of all that they name"
 
     virtual_time.run(main())

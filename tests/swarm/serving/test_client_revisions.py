@@ -1,4 +1,6 @@
-"""Servers of several weights under one name: which a client uses, how it is told, and what it can insist on."""
+"""Servers of several weights under one name: which of them a client uses, how its user learns of it, and how to pin
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ HALVES = [(0, 3), (3, 6)]
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path, write_tiny: Any) -> Callable[[bool], Path]:
-    """`others(True)`: other weights whose digest is the greater one, `others(False)`: the lesser one."""
+    """`others(True)` returns other weights whose digest is greater, `others(False)` ones whose digest is less."""
 
     def written() -> Iterator[tuple[bool, Path]]:
         own = open_model(llama_dir).revision()
@@ -38,7 +40,7 @@ def others(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path, write_tiny
 
 
 async def newcomers(box: Any, directory: Path, *spans: tuple[int, int]) -> str:
-    """Servers with other weights under the same name, which all see; their revision."""
+    """Let servers with other weights join under the same name, wait until all see them, and return their revision."""
     honest, box.directory = box.directory, directory
     for start, end in spans:
         server = await box.add(start, end)
@@ -49,10 +51,12 @@ async def newcomers(box: Any, directory: Path, *spans: tuple[int, int]) -> str:
 
 
 @pytest.mark.parametrize("num_newcomers", [2, 4])
-def test_client_stays_with_the_weights_that_it_has_used(
+def test_client_keeps_the_weights_that_it_has_used_when_newcomers_join(
     boxes: Any, llama_dir: Path, others: Any, num_newcomers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two newcomers took a name over from two honest servers by the greater digest; four by their number."""
+    """Without this rule, two newcomers take a name over from two honest servers by the greater digest, and four by
+    number.
+    """
 
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
@@ -76,7 +80,7 @@ def test_client_stays_with_the_weights_that_it_has_used(
     virtual_time.run(scenario())
 
 
-def test_client_remembers_beyond_its_life_what_it_has_used(boxes: Any, llama_dir: Path, others: Any) -> None:
+def test_client_remembers_used_weights_after_a_restart(boxes: Any, llama_dir: Path, others: Any) -> None:
     told: list[dict[str, list[str]]] = []
 
     async def scenario() -> None:
@@ -94,15 +98,15 @@ def test_client_remembers_beyond_its_life_what_it_has_used(boxes: Any, llama_dir
             assert await box.tokens() == box.expected()
             await box.client.aclose()
             box.client = first
-            assert await box.tokens() != box.expected(), "who has used none takes the one of the greater digest"
+            assert await box.tokens() != box.expected(), (
+                "a client that has used none takes the one with the greater digest"
+            )
             assert first.trace()["revision"] == other
 
     virtual_time.run(scenario())
 
 
-def test_client_goes_on_with_other_weights_only_once_those_it_used_are_lost(
-    boxes: Any, llama_dir: Path, others: Any
-) -> None:
+def test_client_uses_other_weights_only_when_the_used_ones_are_lost(boxes: Any, llama_dir: Path, others: Any) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)], detection_s=0.1) as box:
             assert await box.tokens() == box.expected()
@@ -123,10 +127,10 @@ def test_client_goes_on_with_other_weights_only_once_those_it_used_are_lost(
 
 
 @pytest.mark.parametrize("num_whole", [1, 2])
-def test_client_dead_servers_of_one_revision_hide_no_live_whole_one(
+def test_client_uses_a_live_whole_revision_when_the_servers_of_another_are_dead(
     boxes: Any, llama_dir: Path, others: Any, num_whole: int
 ) -> None:
-    """Their records live on for a minute."""
+    """Their records are valid for another minute."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)] * 3, detection_s=0.1) as box:
@@ -141,7 +145,7 @@ def test_client_dead_servers_of_one_revision_hide_no_live_whole_one(
     virtual_time.run(scenario())
 
 
-def test_client_pinned_revision_is_used_or_none(boxes: Any, llama_dir: Path, others: Any) -> None:
+def test_client_uses_only_the_pinned_revision(boxes: Any, llama_dir: Path, others: Any) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             own = open_model(llama_dir).revision()
@@ -193,7 +197,7 @@ def test_client_pin_for_all_requests_holds_for_each(boxes: Any, llama_dir: Path,
     virtual_time.run(scenario())
 
 
-def test_used_revisions_are_bounded_and_those_used_last_are_kept() -> None:
+def test_used_revisions_are_bounded_and_the_last_used_ones_are_kept() -> None:
     used = UsedRevisions({f"m{i}": ["r"] for i in range(1000)})
     assert used.of("m0") == ()
     assert list(used.of("m999")) == ["r"]

@@ -1,4 +1,4 @@
-"""Blocks over the network as a function for autograd, against the same model on one machine."""
+"""Remote blocks as a function for autograd, compared with the same model on one machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HALVES = [(0, 3), (3, 6)]
 
 
 def local_gradient(directory: Path, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of input embeddings, and the gradient that comes back to these."""
+    """Return the logits of input embeddings, and the gradient with respect to these."""
     model = AutoModelForCausalLM.from_pretrained(directory).requires_grad_(False)
     x = x.detach().clone().requires_grad_()
     logits = model(inputs_embeds=x).logits
@@ -72,7 +72,7 @@ def test_forward_over_servers_gives_the_local_logits_and_gradients(
         assert_as_local(model_dirs(family), asyncio.run(scenario()))
 
 
-def test_forward_of_some_blocks_is_that_part_of_the_model(boxes: Any, llama_dir: Path) -> None:
+def test_forward_of_some_blocks_computes_that_part_of_the_model(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 2), (2, 6)]) as swarm:
             client = swarm.client
@@ -95,7 +95,9 @@ def test_forward_of_some_blocks_is_that_part_of_the_model(boxes: Any, llama_dir:
     virtual_time.run(scenario())
 
 
-def test_tokens_of_texts_and_messages_are_the_tokenizers(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+def test_tokenize_returns_the_tokenizer_s_tokens_for_texts_and_messages(
+    boxes: Any, llama_dir: Path, tokenize: Any
+) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as swarm:
             ids = await swarm.client.tokenize("def f():", model="tiny")
@@ -172,7 +174,7 @@ def test_server_killed_between_forward_and_backward_costs_no_result(
 
 @pytest.mark.parametrize(("phase", "nth"), [("serve/forward", 2), ("serve/forward", 3), ("serve/backward", 1)])
 @pytest.mark.parametrize("what", ["kill", "stall", "raise"])
-def test_server_that_fails_within_a_call_costs_no_result(
+def test_call_gives_the_local_result_when_a_server_fails_during_it(
     boxes: Any, llama_dir: Path, phase: str, nth: int, what: Any
 ) -> None:
     async def scenario() -> tuple[Tensor, ...]:
@@ -187,10 +189,10 @@ def test_server_that_fails_within_a_call_costs_no_result(
     assert_as_local(llama_dir, virtual_time.run(scenario()))
 
 
-def test_server_that_comes_while_others_fail_slowly_is_found(
+def test_call_finds_a_server_that_joins_while_others_fail_slowly(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Patience is for looking: what a server takes to fail does not count."""
+    """The time that failing servers take does not count as time without servers."""
 
     async def scenario() -> None:
         faults = [Fault(who=server, phase="serve/forward", what="stall") for server in ("s0", "s1")]
@@ -205,11 +207,11 @@ def test_server_that_comes_while_others_fail_slowly_is_found(
                 swarm.internet.crash(server)
             assert (await asking).shape == (2, 12, 32)
 
-    monkeypatch.setattr(blocks_module, "FLOOR_S", PATIENCE_S)  # both are waited for, whatever this machine's speed
+    monkeypatch.setattr(blocks_module, "FLOOR_S", PATIENCE_S)  # the client waits for both, however slow this machine is
     virtual_time.run(scenario())
 
 
-def test_autograd_goes_on_with_others_when_a_server_dies_before_its_backward(boxes: Any, llama_dir: Path) -> None:
+def test_autograd_uses_other_servers_when_one_dies_before_its_backward(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> tuple[Tensor, ...]:
         async with boxes(llama_dir, HALVES) as swarm:
             await swarm.add(3, 6)
@@ -226,7 +228,7 @@ def test_autograd_goes_on_with_others_when_a_server_dies_before_its_backward(box
         assert_as_local(llama_dir, asyncio.run(scenario()))
 
 
-def test_server_that_leaves_refuses_and_nobody_else_is_an_error_with_its_reason(boxes: Any, llama_dir: Path) -> None:
+def test_call_fails_with_the_reason_when_the_only_server_leaves(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as swarm:
             x = await swarm.client.embed(TOKENS, model="tiny")
@@ -252,7 +254,7 @@ def test_cancelled_call_frees_its_server(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_backward_in_the_clients_own_loop_is_refused_instead_of_waiting_for_ever(boxes: Any, llama_dir: Path) -> None:
+def test_backward_is_refused_in_the_client_s_own_loop(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> Tensor:
         async with boxes(llama_dir, [(0, 6)]) as swarm:
             x = (await swarm.client.embed(TOKENS, model="tiny")).requires_grad_()
@@ -297,7 +299,7 @@ GOOD = torch.zeros(2, 3, 32)
         (GOOD, {"model": "nobody's"}, "name|nobody serves"),
     ],
 )
-def test_input_that_no_server_would_take_is_a_config_error(
+def test_input_that_no_server_accepts_is_a_config_error(
     boxes: Any, llama_dir: Path, x: Tensor, options: dict[str, Any], what: str
 ) -> None:
     async def scenario() -> None:

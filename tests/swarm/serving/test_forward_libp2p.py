@@ -1,4 +1,6 @@
-"""The guide to training around a served model, word for word, over real libp2p hosts, from a program without a loop."""
+"""The guide's snippets for training around a served model, run unchanged over real libp2p hosts from a synchronous
+program.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def test_soft_prompt_snippet_lowers_its_loss_over_libp2p(
             await eventually(all_known, timeout_s=30)
             return await asyncio.to_thread(research, addrs[0])
 
-    # the first uvloop of a process leaves a pipe for signals
+    # the first uvloop of a process leaves a pipe for signals open
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))
     with no_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

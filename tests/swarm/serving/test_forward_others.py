@@ -1,4 +1,4 @@
-"""Calls on blocks beside servers that lie or are busy, and beside the sessions of others."""
+"""Calls on blocks while other servers lie or are busy, and beside other clients' sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOKENS = torch.tensor([[5, 80, 33, 21, 90, 7, 7, 12, 60, 61, 3, 140], [9, 8, 7, 
     ],
     ids=["nan", "rows", "tokens", "blame", "refusal", "silence"],
 )
-def test_server_that_lies_is_passed_over(
+def test_call_uses_another_server_when_one_returns_invalid_results(
     boxes: Any, llama_dir: Path, caplog: pytest.LogCaptureFixture, answer: Any, error: str
 ) -> None:
     async def lie(_peer_id: str, stream: Stream) -> None:
@@ -70,7 +70,7 @@ def test_server_that_lies_is_passed_over(
     virtual_time.run(scenario())
 
 
-def test_busy_server_is_asked_again_and_a_call_that_is_too_large_is_not(boxes: Any, llama_dir: Path) -> None:
+def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as swarm:
             (server,) = swarm.servers.values()
@@ -91,13 +91,13 @@ def test_busy_server_is_asked_again_and_a_call_that_is_too_large_is_not(boxes: A
             with pytest.raises(PeerRefused, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6
-            # others are not kept from it by that
+            # other clients are not delayed by it
             assert len(await swarm.tokens()) == len(swarm.expected())
 
     virtual_time.run(scenario())
 
 
-def test_server_that_says_come_back_in_an_hour_is_not_waited_for(boxes: Any, llama_dir: Path) -> None:
+def test_call_does_not_wait_for_a_server_that_says_to_retry_in_an_hour(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as swarm:
             (server,) = swarm.servers.values()
@@ -138,7 +138,7 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
                     between.append(num_pieces[0])
             assert tokens == swarm.expected()
             assert num_pieces[0] == 2 * 8 * 5
-            # a token takes a few trips through the loop, and so a few pieces
+            # a token takes a few passes of the loop, and so a few pieces
             assert sum(earlier < later for earlier, later in itertools.pairwise(between)) >= 4
 
     with (

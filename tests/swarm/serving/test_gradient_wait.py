@@ -1,4 +1,4 @@
-"""A thread that waits for a pass of the client's loop."""
+"""A thread that waits for a call in the client's loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.client.tensor_calls import waiting_for
 
 
 class EndsAtALook(Future[int]):
-    """Ends in the moment in which a wait for it times out."""
+    """A future that finishes at the moment in which a wait for it times out."""
 
     def result(self, timeout: float | None = None) -> int:
         value = super().result()
@@ -22,7 +22,7 @@ class EndsAtALook(Future[int]):
         return value
 
 
-def test_pass_that_ends_as_the_thread_looks_whether_the_loop_runs_gives_its_result(
+def test_call_that_ends_as_its_wait_times_out_gives_its_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work() -> int:

@@ -1,4 +1,4 @@
-"""Peers share a server's sequences and pages: alone one takes all, beside others half."""
+"""Peers share a server's sequences and pages: a peer alone may take all, and half while others ask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sequence:
 
 
 class Server:
-    """Eight sequences and ROOM pages."""
+    """A server with eight sequences and ROOM pages."""
 
     def __init__(self) -> None:
         self.shares = PeerShares(8, ROOM)
@@ -40,14 +40,14 @@ class Server:
         self.held.remove(next(sequence for sequence in self.held if sequence.client == client))
 
 
-def test_shares_alone_a_peer_may_take_all() -> None:
+def test_shares_let_a_peer_take_all_when_it_is_alone() -> None:
     server = Server()
     for _ in range(8):
         server.open("a", 12)
     server.refuses("a")
 
 
-def test_shares_beside_another_a_peer_gets_half_of_the_sequences() -> None:
+def test_shares_give_a_peer_half_of_the_sequences_when_another_asks() -> None:
     server = Server()
     server.open("b")
     for _ in range(4):
@@ -55,10 +55,10 @@ def test_shares_beside_another_a_peer_gets_half_of_the_sequences() -> None:
     server.refuses("a")
     for _ in range(3):
         server.open("b")
-    server.refuses("c")  # full
+    server.refuses("c")  # the server is full
 
 
-def test_shares_beside_another_a_peer_gets_half_of_the_pages_and_one_sequence_of_any_size() -> None:
+def test_shares_give_a_peer_half_of_the_pages_or_one_sequence_of_any_size_when_another_asks() -> None:
     server = Server()
     server.open("b", 10)
     server.open("a", 30)
@@ -74,7 +74,7 @@ def test_shares_beside_another_a_peer_gets_half_of_the_pages_and_one_sequence_of
     server.open("a", 99)
 
 
-def test_shares_who_was_refused_gets_in_when_room_comes_back_whatever_others_ask_for() -> None:
+def test_shares_admit_a_refused_peer_first_when_room_is_freed() -> None:
     server = Server()
     for _ in range(8):
         server.open("a")
@@ -85,10 +85,10 @@ def test_shares_who_was_refused_gets_in_when_room_comes_back_whatever_others_ask
     server.open("b")
     server.close_one("b")
     server.now_s += WAIT_S
-    server.open("a")  # nobody waits any more
+    server.open("a")  # no peer waits any more
 
 
-def test_shares_own_refusals_do_not_hold_a_peer_back() -> None:
+def test_shares_do_not_limit_a_peer_for_its_own_refusals() -> None:
     server = Server()
     server.open("b", ROOM)
     server.refuses("a")
@@ -100,7 +100,7 @@ def test_shares_own_refusals_do_not_hold_a_peer_back() -> None:
     server.open("a")
 
 
-def test_shares_more_than_there_is_need_not_be_asked_for_again() -> None:
+def test_shares_refuse_for_good_what_exceeds_the_server() -> None:
     with pytest.raises(PeerRefused) as refused:
         Server().open("a", ROOM + 1)
     assert refused.value.retry_after_s == 0

@@ -1,4 +1,6 @@
-"""Published models on the real network: honest servers, newcomers with other weights, a server without the files."""
+"""Published models on the real network: honest servers, newcomers with other weights, and a server without the
+files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_libp2p_only_servers_that_prove_the_publisher_s_files_answer(
                 await serve(f"n{number}", "strange", 0, 6)
             liar, server = await serve("liar", "honest", 0, 6)
             assert server.deployed is not None
-            # as if the server announced the publisher's manifest but held other files
+            # a server that announces the publisher's manifest and holds other files
             trees = list(server.deployed.loaded.held.values())
             held = dict(zip(server.deployed.loaded.held, [*trees[1:], trees[0]], strict=True))
             server.deployed.loaded = replace(server.deployed.loaded, held=held)

@@ -32,7 +32,7 @@ HALVES = [(0, 3), (3, 6)]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path) -> Path:
-    """The model of the honest servers, as its publisher signed it."""
+    """Return the honest servers' model, as its publisher signed it."""
     place = tmp_path_factory.mktemp("published") / "tiny"
     published_copy(llama_dir, place)
     return place
@@ -40,7 +40,9 @@ def published(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path) -> Path
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory, write_tiny: Any) -> Callable[[str], Path]:
-    """`others("strange")`: other weights that another key published under that name; `others("bare")`: unpublished."""
+    """`others("strange")` returns other weights that another key published under that name; `others("bare")`,
+    unpublished ones.
+    """
     root = tmp_path_factory.mktemp("others")
     bare = write_tiny(root / "bare", "llama", seed=5)
     published_copy(bare, root / "strange", publisher=STRANGER)
@@ -65,7 +67,7 @@ async def serve(box: Any, directory: Path, spans: Sequence[tuple[int, int]]) -> 
 
 @asynccontextmanager
 async def client_of(box: Any, publishers: KnownPublishers | Sequence[str]) -> AsyncIterator[None]:
-    """Let the box ask through another client."""
+    """Let the box's requests go through another client."""
     first = box.client
     box.client = AsyncClient(
         network=box.network, membership=box.membership, options=ClientOptions(publishers=publishers)
@@ -85,7 +87,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_newcomers_with_other_weights_cannot_take_a_published_name_from_two_honest_servers(
     boxes: Any, published: Path, others: Callable[[str], Path], kind: str
 ) -> None:
-    """Six records outvote two where nobody is believed; a pinned publisher's manifest outranks any number."""
+    """Without a believed publisher, six records outvote two.
+
+    A pinned publisher's manifest outranks any number of them.
+    """
 
     async def scenario() -> None:
         async with boxes(published, HALVES) as box:
@@ -98,12 +103,14 @@ def test_newcomers_with_other_weights_cannot_take_a_published_name_from_two_hone
                 assert [each.num_servers for each in status.others] == [6]
             async with client_of(box, [PUBLISHER.peer_id]):
                 assert await box.tokens() == box.expected()
-            assert await box.tokens() != box.expected(), "who believes nobody takes what most serve"
+            assert await box.tokens() != box.expected(), (
+                "a client that believes no publisher uses what most servers serve"
+            )
 
     virtual_time.run(scenario())
 
 
-def test_publisher_of_the_first_answer_is_remembered_and_a_change_is_told(
+def test_publisher_of_the_first_answer_is_remembered_and_a_change_is_reported(
     boxes: Any, published: Path, others: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[dict[str, str]] = []
@@ -128,12 +135,12 @@ def test_publisher_of_the_first_answer_is_remembered_and_a_change_is_told(
                 f"--publisher tiny={STRANGER.peer_id}"
             ]
             async with client_of(box, KnownPublishers([f"tiny={STRANGER.peer_id}"], remembered=kept[0])):
-                assert await box.tokens() != box.expected(), "the pin says that the publisher has changed"
+                assert await box.tokens() != box.expected(), "the new pin names the other publisher"
 
     virtual_time.run(scenario())
 
 
-def test_name_whose_publisher_s_servers_are_gone_is_not_answered_by_others(
+def test_request_is_not_answered_by_other_weights_when_the_publisher_s_servers_are_gone(
     boxes: Any, published: Path, others: Callable[[str], Path]
 ) -> None:
     async def scenario() -> None:
@@ -155,10 +162,10 @@ def test_name_whose_publisher_s_servers_are_gone_is_not_answered_by_others(
 
 
 @pytest.mark.parametrize("liar", ["no manifest", "another's manifest", "a forged manifest", "of more blocks"])
-def test_server_that_announces_a_manifest_which_it_does_not_have_is_not_believed(
+def test_server_is_not_used_when_it_announces_a_manifest_without_its_files(
     boxes: Any, published: Path, others: Callable[[str], Path], liar: str
 ) -> None:
-    """Whatever it announces, its weights are not the publisher's, and no client that believes the publisher uses it."""
+    """Its weights are not the publisher's, and no client that believes the publisher uses it."""
 
     async def scenario() -> None:
         async with boxes(others("bare"), [(0, 6)]) as box:
@@ -185,7 +192,7 @@ def test_server_that_announces_a_manifest_which_it_does_not_have_is_not_believed
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json"])
-def test_file_swapped_by_a_server_is_refused_and_another_server_is_asked(
+def test_swapped_file_is_refused_and_fetched_from_another_server(
     boxes: Any, published: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -212,7 +219,7 @@ def test_file_swapped_by_a_server_is_refused_and_another_server_is_asked(
     virtual_time.run(scenario())
 
 
-def test_unpublished_model_is_served_and_used_as_ever(boxes: Any, others: Callable[[str], Path]) -> None:
+def test_unpublished_model_is_served_and_used(boxes: Any, others: Callable[[str], Path]) -> None:
     async def scenario() -> None:
         async with boxes(others("bare"), HALVES) as box:
             assert await box.tokens() == box.expected()
@@ -222,7 +229,7 @@ def test_unpublished_model_is_served_and_used_as_ever(boxes: Any, others: Callab
     virtual_time.run(scenario())
 
 
-def test_stranger_that_announces_a_manifest_and_never_gives_it_delays_a_client_once(
+def test_client_is_delayed_only_once_by_a_stranger_that_never_sends_its_manifest(
     boxes: Any, published: Path, others: Callable[[str], Path]
 ) -> None:
     async def scenario() -> None:
@@ -256,7 +263,7 @@ def test_stranger_that_announces_a_manifest_and_never_gives_it_delays_a_client_o
 async def proving(
     boxes: Any, published: Path, spans: Sequence[tuple[int, int]]
 ) -> AsyncIterator[tuple[Any, list[FailedProof]]]:
-    """A box of servers, a client that believes the publisher, and the proofs that have failed it."""
+    """Return a box of servers with a client that believes the publisher, and the failed proofs."""
     failures: list[FailedProof] = []
     async with boxes(published, []) as box:
         for start, end in spans:
@@ -283,7 +290,7 @@ async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_servers_prove_that_they_hold_the_files_with_the_first_request_and_an_hour_later(
+def test_servers_prove_their_files_at_the_first_request_and_an_hour_later(
     boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PROVEN_S == 3600
@@ -303,10 +310,10 @@ def test_servers_prove_that_they_hold_the_files_with_the_first_request_and_an_ho
     virtual_time.run(scenario())
 
 
-def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with_another(
+def test_sessions_continue_elsewhere_when_a_server_lacks_the_published_files(
     boxes: Any, published: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its tree is over other bytes than the publisher's, as after a change of one tensor."""
+    """Its tree is over bytes that differ from the publisher's in one tensor."""
 
     async def scenario() -> None:
         async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
@@ -325,10 +332,10 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
             assert tokens == box.expected()
             await until(lambda: bool(failures))
             assert [(each.peer_id, each.model) for each in failures] == [(liar, "tiny")]
-            assert failures[0].answer, "what it signed is kept"
+            assert failures[0].answer, "the signed answer must be kept"
             assert box.client._state.health.distrusted == {liar}
             standing = box.client.checks.reputation.track_records[liar]
-            assert standing.is_barred(standing.at), "for longer than the client lives"
+            assert standing.is_barred(standing.at), "the ban must outlast the client"
             assert any(f"{liar} does not hold tiny as it was published" in line for line in lines(caplog))
             for _ in range(3):
                 assert await box.tokens() == box.expected()
@@ -338,10 +345,10 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
 
 
 @pytest.mark.parametrize("silence", ["refuses", "hangs"])
-def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
+def test_server_without_a_proof_is_used_only_where_no_other_can_answer(
     boxes: Any, published: Path, caplog: pytest.LogCaptureFixture, silence: str
 ) -> None:
-    """One that lets the client wait is in a dispute, too; a refusal can be what strangers have used up."""
+    """A server that lets the client wait is treated the same; a refusal can mean that strangers used up its budget."""
 
     async def scenario() -> None:
         async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
@@ -386,7 +393,7 @@ def lets_lie(server: Any) -> None:
     server.deployed.loaded = replace(loaded, held=dict(zip(loaded.held, [*trees[1:], trees[0]], strict=True)))
 
 
-def test_server_with_swapped_weights_is_shunned_by_a_client_that_never_checked_it(
+def test_client_avoids_a_convicted_server_that_it_never_checked(
     boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only another server has challenged it, while no client was there."""
@@ -412,7 +419,7 @@ def test_server_with_swapped_weights_is_shunned_by_a_client_that_never_checked_i
     virtual_time.run(scenario())
 
 
-def test_servers_challenge_each_other_at_a_low_rate_and_count_what_it_costs(boxes: Any, published: Path) -> None:
+def test_servers_challenge_each_other_at_a_low_rate_and_count_the_bytes(boxes: Any, published: Path) -> None:
     async def scenario() -> None:
         async with proving(boxes, published, HALVES) as (box, _failures):
             await asyncio.sleep(1200)
@@ -427,7 +434,7 @@ def test_servers_challenge_each_other_at_a_low_rate_and_count_what_it_costs(boxe
 
 
 def test_server_that_has_left_is_not_challenged(boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record has expired by the time of the draw, and had not when the pause before began."""
+    """Its record has expired by the time of the draw, and was valid when the pause before it began."""
     monkeypatch.setattr(possession_server, "CHALLENGE_S", 200.0)
 
     async def scenario() -> None:
@@ -451,7 +458,7 @@ def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(bo
             await server.close()
             assert len(shared._listeners) == 1
             await client.aclose()
-            assert not shared._listeners, "a client that has ended is told nothing, and is not kept alive"
+            assert not shared._listeners, "a closed client must be neither notified nor kept alive"
             await asyncio.sleep(60)
             assert under_way.done()
             assert not under_way.cancelled()
@@ -461,16 +468,16 @@ def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(bo
 
 
 class UsedUp(ChunkBudget):
-    """A budget of which others have always just taken all."""
+    """A budget that other peers have always used up."""
 
     def take(self, _peer_id: str, _num_chunks: int, _now_s: float) -> float:
         return HOUR_S
 
 
-def test_servers_whose_proofs_strangers_use_up_are_still_used(
+def test_servers_are_still_used_when_strangers_use_up_their_proofs(
     boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strangers take all that a server proves in an hour, again and again; the client has no session that lasts."""
+    """Strangers keep using up all that a server proves in an hour, and the client has no session that lasts."""
     monkeypatch.setattr(possession_checks, "PROVEN_S", 60.0)
 
     async def scenario() -> None:
@@ -489,16 +496,16 @@ def test_servers_whose_proofs_strangers_use_up_are_still_used(
             assert (failures, health.distrusted, health.barred) == ([], set(), set())
             (status,) = await box.client.models()
             assert status.unreachable == ()
-            assert not box.client.checks.reputation.track_records, "nothing that outlives the client"
+            assert not box.client.checks.reputation.track_records, "nothing may outlive the client"
 
     virtual_time.run(scenario())
 
 
-def test_weight_dtypes_are_those_that_servers_make() -> None:
+def test_weight_dtypes_are_those_of_servers() -> None:
     assert tuple(DTYPES) == WEIGHT_DTYPES
 
 
-def test_publishers_are_parsed_bounded_and_refused_in_one_line() -> None:
+def test_publishers_are_parsed_bounded_and_refused_with_one_line() -> None:
     peer_id, other = PUBLISHER.peer_id, STRANGER.peer_id
     assert parse_publisher(peer_id) == ("", peer_id)
     assert parse_publisher(f"owner/story={peer_id}") == ("owner/story", peer_id)

@@ -1,4 +1,4 @@
-"""What a client collects from servers after an answer has ended, and the tolerance by which it judges them."""
+"""Tests of what a client collects from servers after an answer has ended, and the tolerance by which it judges them."""
 
 from __future__ import annotations
 

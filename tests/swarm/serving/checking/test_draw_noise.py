@@ -1,4 +1,4 @@
-"""How much noise in the logits explains a drawn token, given the client's seed."""
+"""Tests of how much noise in the logits explains a drawn token, given the client's seed."""
 
 from __future__ import annotations
 

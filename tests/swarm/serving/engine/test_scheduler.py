@@ -194,7 +194,7 @@ def test_plan_keeps_its_bounds_and_finishes_all_work_with_any_arrivals(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3000)), min_size=1, max_size=30))
 def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]) -> None:
-    """Of two clients with waiting prompts, neither is more than a turn and a step ahead of the other."""
+    """Neither of two clients with waiting prompts is more than a turn and a step ahead of the other."""
     machine = Machine()
     left: Counter[str] = Counter()
     for client, num_tokens in prompts:

@@ -1,4 +1,4 @@
-"""What servers learn from a client that keeps text at home: no token, no draw, and no name that follows from tokens.
+"""Servers learn from a client that keeps text at home no token, no draw, and no name that follows from tokens.
 
 The last test shows what remains possible: a server that has the model's first blocks, as anyone has of a public model,
 computes the prompt from its activations.

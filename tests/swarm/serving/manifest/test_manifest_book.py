@@ -1,4 +1,4 @@
-"""What a client requests and reports when servers announce manifests that no server sends."""
+"""Tests of what a client requests and reports when servers announce manifests that no server sends."""
 
 from __future__ import annotations
 

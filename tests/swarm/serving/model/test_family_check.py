@@ -1,4 +1,4 @@
-"""Whether a model can be served, judged from its config alone: supported, unsupported and hostile ones."""
+"""The check from its config alone whether a model can be served, with supported, unsupported and hostile ones."""
 
 from __future__ import annotations
 

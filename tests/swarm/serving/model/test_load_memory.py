@@ -1,4 +1,4 @@
-"""What loading a span leaves in memory, as the system reports it.
+"""Tests of what loading a span leaves in memory, as the system reports it.
 
 Each load has its own process, since a heap keeps what it once allocated.
 """

@@ -1,4 +1,4 @@
-"""How a server handles a client's frames: sessions open, steps run, invalid frames are refused, and everything is
+"""A server's handling of client frames: sessions open, steps run, invalid frames are refused, and everything is
 freed.
 """
 

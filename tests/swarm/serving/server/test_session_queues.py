@@ -1,4 +1,4 @@
-"""When a session's results are sent and in how many messages, and how many steps may wait."""
+"""Tests of when a session's results are sent and in how many messages, and how many steps may wait."""
 
 from __future__ import annotations
 

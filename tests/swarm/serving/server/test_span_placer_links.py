@@ -1,4 +1,4 @@
-"""What a volunteer announces about its links, from the traffic on them."""
+"""Tests of what a volunteer announces about its links, from the traffic on them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def ledger_of(rows: bytes) -> ReplayBuffer:
     return buffer
 
 
-def test_store_gives_back_the_leading_pages_of_the_same_prefix_and_block() -> None:
+def test_store_returns_the_leading_pages_of_the_same_prefix_and_block() -> None:
     store, rows = PrefixStore(), bytes(range(5 * PAGE_TOKENS))
     store.keep([b"a", b"b", b"c"], 2, ledger_of(rows))
     for keys, block, num_pages in [
@@ -29,7 +29,7 @@ def test_store_gives_back_the_leading_pages_of_the_same_prefix_and_block() -> No
             assert buffer.rows(0, buffer.length) == rows[: num_pages * PAGE_BYTES]
 
 
-def test_store_forgets_what_was_not_used_for_longest_and_later_pages_first() -> None:
+def test_store_drops_the_last_pages_of_the_longest_unused_prefix_first() -> None:
     store = PrefixStore(max_bytes=3 * PAGE_BYTES)
     store.keep([b"a", b"b"], 0, ledger_of(bytes(2 * PAGE_BYTES)))
     store.keep([b"c", b"d"], 0, ledger_of(bytes(2 * PAGE_BYTES)))

@@ -1,6 +1,6 @@
-"""A chain under fire: whatever happens to its servers, the tokens are those of one undisturbed machine.
+"""Failures of servers in the middle of an answer: the tokens must be those of one undisturbed machine.
 
-Faults strike the servers of the chain: the prompt is one prefill, so the n-th prefill is at the n-th hop, and with
+Faults are injected at servers of the chain. A prompt is one prefill, so the n-th prefill is at the n-th hop, and with
 three hops the n-th decode is at hop (n - 1) mod 3.
 """
 
@@ -38,13 +38,13 @@ PHASES = {
 
 
 def slow_step(function: Callable[..., object]) -> float:
-    """Seconds: a token takes long enough for things to happen meanwhile."""
+    """Make each step take so many seconds that a fault can happen during a token."""
     return 0.2
 
 
 @pytest.mark.parametrize("what", ["kill", "stall", "raise"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_failover_one_server_lost_costs_a_pause_and_no_token(
+def test_failover_costs_a_pause_and_no_token_when_one_server_is_lost(
     boxes: Any, llama_dir: Path, phase: str, what: Any
 ) -> None:
     where, nth = PHASES[phase]
@@ -57,7 +57,7 @@ def test_failover_one_server_lost_costs_a_pause_and_no_token(
             assert tokens == box.expected()
             (replay,) = generation.trace()["replays"]
             assert len(replay["new_peers"]) == 1
-            # a broken connection is noticed at once, a silent server after the least timeout
+            # a broken connection is noticed at once, and a silent server after the least timeout
             assert replay["failover_ms"] <= (1000 * (FLOOR_S + 1) if what == "stall" else 10)
             await box.all_freed()
 
@@ -65,13 +65,13 @@ def test_failover_one_server_lost_costs_a_pause_and_no_token(
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_failover_is_no_part_of_what_the_trace_says_of_a_token(boxes: Any, llama_dir: Path, index: int) -> None:
+def test_trace_of_a_token_leaves_out_the_time_of_a_failover(boxes: Any, llama_dir: Path, index: int) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THIRDS) as box:
             undisturbed = box.generate()
             assert [token.token_id async for token in undisturbed] == box.expected()
             token_ms = sum(hop["ms_per_step"] for hop in undisturbed.trace()["hops"])
-            assert token_ms >= 3 * 200, "three servers"
+            assert token_ms >= 3 * 200, "three servers take 200 ms each"
 
             generation, tokens = box.generate(), []
             async for token in generation:
@@ -86,13 +86,17 @@ def test_failover_is_no_part_of_what_the_trace_says_of_a_token(boxes: Any, llama
             assert [(hop["start"], hop["end"]) for hop in chain] == THIRDS[::2]
             assert sum(hop["ms_per_step"] for hop in chain) == pytest.approx(token_ms, rel=0.1)
             assert replay["failover_ms"] > 200
-            assert [hop["prompt_ms"] > 0 for hop in chain] == [i != index for i in range(3)], "it ran that again"
+            assert [hop["prompt_ms"] > 0 for hop in chain] == [i != index for i in range(3)], (
+                "the replacement must have run the prompt again, and the others must not"
+            )
 
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
 @pytest.mark.parametrize("prompt_faults", [1, 2])
-def test_failover_while_a_long_prompt_is_prefilled_in_chunks(boxes: Any, llama_dir: Path, prompt_faults: int) -> None:
+def test_failover_gives_the_same_tokens_while_a_long_prompt_is_prefilled(
+    boxes: Any, llama_dir: Path, prompt_faults: int
+) -> None:
     faults = [Fault(who="*", phase="serve/prefill", what="kill", nth=nth) for nth in (5, 9)[:prompt_faults]]
 
     async def scenario() -> None:
@@ -104,7 +108,7 @@ def test_failover_while_a_long_prompt_is_prefilled_in_chunks(boxes: Any, llama_d
     virtual_time.run(scenario())
 
 
-def test_failover_two_servers_dead_at_once_are_both_replaced(boxes: Any, llama_dir: Path) -> None:
+def test_failover_replaces_two_servers_that_die_at_once(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THIRDS) as box:
             generation = box.generate()
@@ -120,8 +124,8 @@ def test_failover_two_servers_dead_at_once_are_both_replaced(boxes: Any, llama_d
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_failover_the_replacement_dies_too(boxes: Any, llama_dir: Path) -> None:
-    """At its first step, the replay: the 15th token's decode on the middle hop and the prefill that follows."""
+def test_failover_replaces_a_replacement_that_dies(boxes: Any, llama_dir: Path) -> None:
+    """It dies at its first step, the replay: the middle hop's decode of the 15th token, and then a prefill."""
     faults = [
         Fault(who="*", phase="serve/decode", what="kill", nth=14),
         Fault(who="*", phase="serve/prefill", what="kill", nth=4),
@@ -135,7 +139,7 @@ def test_failover_the_replacement_dies_too(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_failover_one_span_is_taken_over_by_parts_of_several_servers(boxes: Any, llama_dir: Path) -> None:
+def test_failover_replaces_one_span_by_parts_of_several_servers(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 1), (1, 5), (5, 6)]) as box:
             generation = box.generate()
@@ -155,7 +159,7 @@ def test_failover_one_span_is_taken_over_by_parts_of_several_servers(boxes: Any,
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_failover_spare_that_joins_while_the_client_waits_is_found(boxes: Any, llama_dir: Path) -> None:
+def test_failover_finds_a_spare_that_joins_while_the_client_waits(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as box, asyncio.TaskGroup() as tasks:
             generation = box.generate()
@@ -198,7 +202,7 @@ def test_failover_without_a_spare_names_the_missing_blocks_in_bounded_time(boxes
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_failover_server_that_stalls_once_is_used_again_when_it_is_the_only_one(boxes: Any, llama_dir: Path) -> None:
+def test_failover_uses_a_stalled_server_again_when_it_is_the_only_one(boxes: Any, llama_dir: Path) -> None:
     faults = [Fault(who="s1", phase="serve/decode", what="stall", nth=3)]
 
     async def scenario() -> None:
@@ -210,8 +214,11 @@ def test_failover_server_that_stalls_once_is_used_again_when_it_is_the_only_one(
     virtual_time.run(scenario())
 
 
-def test_failover_step_that_breaks_server_after_server_gives_up(boxes: Any, llama_dir: Path) -> None:
-    """Each takes the session over, replays, and fails at the same token: without a bound this would go on for ever."""
+def test_failover_gives_up_when_a_step_breaks_every_server(boxes: Any, llama_dir: Path) -> None:
+    """Each server takes the session over, replays, and fails at the same token.
+
+    Without a bound this would never end.
+    """
     faults = [Fault(who="*", phase="serve/decode", what="raise", nth=3)]
     faults += [Fault(who="*", phase="serve/prefill", what="raise", nth=nth) for nth in range(2, MAX_FAILURES + 2)]
 
@@ -224,8 +231,8 @@ def test_failover_step_that_breaks_server_after_server_gives_up(boxes: Any, llam
     virtual_time.run(scenario())
 
 
-def test_opening_servers_that_never_answer_ends_in_bounded_time(boxes: Any, llama_dir: Path) -> None:
-    """Trying all of them takes longer than any of them is avoided for, so there is always one more to try."""
+def test_opening_fails_in_bounded_time_when_servers_never_answer(boxes: Any, llama_dir: Path) -> None:
+    """Trying all of them takes longer than any of them is avoided, so there is always one more to try."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)] * 9, detection_s=1e6) as box:
@@ -244,7 +251,7 @@ def test_opening_servers_that_never_answer_ends_in_bounded_time(boxes: Any, llam
 
 
 def lying(send: Callable[[Frame], None]) -> Callable[[Frame], None]:
-    """Sends results with a token that no model has."""
+    """Send results with a token that is outside the vocabulary."""
 
     def lie(frame: Frame) -> None:
         send(dataclasses.replace(frame, token=SampledToken(token_id=10**6)) if isinstance(frame, StepResult) else frame)
@@ -252,7 +259,7 @@ def lying(send: Callable[[Frame], None]) -> Callable[[Frame], None]:
     return lie
 
 
-def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llama_dir: Path) -> None:
+def test_failover_does_not_use_a_server_again_when_it_sent_invalid_results(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
             generation = box.generate()
@@ -266,7 +273,7 @@ def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llam
             assert tokens == box.expected()
             reasons = {replay["lost_peer"]: replay["reason"] for replay in generation.trace()["replays"]}
             assert "outside the vocabulary" in reasons.pop(liar)
-            # what it drew it had given to the first server, too
+            # the first server had its bad token, too
             assert all("a token that only others had got" in reason for reason in reasons.values())
             for _ in range(5):
                 await box.tokens(2)
@@ -275,7 +282,7 @@ def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llam
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_drain_sessions_move_away_before_the_server_ends_them(boxes: Any, llama_dir: Path) -> None:
+def test_drain_moves_sessions_away_before_the_server_ends_them(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box, asyncio.TaskGroup() as tasks:
             generation = box.generate()
@@ -296,7 +303,7 @@ def test_drain_sessions_move_away_before_the_server_ends_them(boxes: Any, llama_
     virtual_time.run(scenario())
 
 
-def test_drain_of_the_only_server_lets_the_session_finish_in_time(boxes: Any, llama_dir: Path) -> None:
+def test_drain_lets_a_session_finish_in_time_when_there_is_no_other_server(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
             server = box.servers[box.who["s0"]]
@@ -315,7 +322,7 @@ def test_drain_of_the_only_server_lets_the_session_finish_in_time(boxes: Any, ll
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
-def test_drain_without_a_spare_is_looked_up_now_and_then_not_with_each_token(boxes: Any, llama_dir: Path) -> None:
+def test_drain_looks_for_a_spare_now_and_then_and_not_with_each_token(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
             server = box.servers[box.who["s0"]]
@@ -354,7 +361,7 @@ def test_drain_ends_a_session_that_stays_too_long_with_a_refusal(boxes: Any, lla
 
 
 def test_violation_by_the_client_is_named_and_not_retried(boxes: Any, llama_dir: Path) -> None:
-    """A client with a defect: every server refuses, and the session ends instead of trying for ever."""
+    """The client has a defect: every server refuses, and the session must end instead of trying for ever."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6), (0, 6)], session=SessionOptions(patience_s=2)) as box:

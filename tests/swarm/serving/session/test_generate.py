@@ -1,4 +1,4 @@
-"""Where an answer ends (end tokens, stop tokens and strings, minimum length), and the text of its tokens."""
+"""Tests of where an answer ends (end tokens, stop tokens and strings, minimum length), and the text of its tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 HALVES = [(0, 3), (3, 6)]
 
 
-def test_stop_token_ends_the_answer_and_is_not_shown(boxes: Any, llama_dir: Path) -> None:
+def test_stop_token_ends_the_answer_and_is_not_returned(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             expected = box.expected()
@@ -46,7 +46,7 @@ def test_ignore_eos_goes_on_after_the_models_end_token_and_not_after_a_stop_toke
 def test_stop_string_among_the_first_min_tokens_is_text(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
-            # of two tokens that come in turns
+            # two tokens that alternate
             turns = {"logit_bias": dict.fromkeys(tokenize("xy"), 100.0), "frequency_penalty": 2.0}
             texts = [token.text async for token in box.generate(40, **turns)]
             assert {"x", "y"} == set(texts[:20]) == set(texts[20:])
@@ -67,7 +67,7 @@ def test_stop_string_among_the_first_min_tokens_is_text(boxes: Any, llama_dir: P
     ],
     ids=str,
 )
-def test_tokens_that_the_model_does_not_have_are_refused_and_nobody_is_blamed(
+def test_tokens_outside_the_vocabulary_are_refused_and_no_server_is_blamed(
     boxes: Any, llama_dir: Path, asked: dict[str, Any], why: str
 ) -> None:
     async def scenario() -> None:
@@ -93,7 +93,7 @@ def test_answer_may_end_right_after_min_tokens(boxes: Any, llama_dir: Path, toke
     virtual_time.run(scenario())
 
 
-# Bytes as tokens, with U+FFFD for what is no character: what byte-level tokenizers decode to.
+# Bytes as tokens, with U+FFFD for an incomplete character, as byte-level tokenizers decode them.
 BROKEN = "\ufffd"
 
 
@@ -102,7 +102,7 @@ def decode_bytes(ids: Sequence[int]) -> str:
 
 
 def each(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], *, flush: bool = False) -> list[str]:
-    """What a detokenizer shows with each token."""
+    """Return the text that a detokenizer returns with each token."""
 
     async def decode_all(sequences: Sequence[Sequence[int]]) -> list[str]:
         return [decode(ids) for ids in sequences]
@@ -120,14 +120,14 @@ def pieces(data: bytes) -> list[str]:
 
 
 @given(st.text())
-def test_detokenizer_any_text_comes_out_whole_and_never_broken(text: str) -> None:
+def test_detokenizer_returns_any_text_whole_and_never_a_part_of_a_character(text: str) -> None:
     shown = pieces(text.encode())
     assert "".join(shown) == text
     assert not any(BROKEN in piece for piece in shown) or BROKEN in text
 
 
 @given(st.text(min_size=1))
-def test_detokenizer_shows_each_character_with_its_last_byte(text: str) -> None:
+def test_detokenizer_returns_each_character_with_its_last_byte(text: str) -> None:
     shown = pieces(text.encode())
     at = 0
     for character in text:
@@ -141,18 +141,18 @@ def test_detokenizer_invalid_bytes_join_to_the_decoded_whole(data: bytes) -> Non
     assert "".join(pieces(data)) == decode_bytes(data)
 
 
-def test_detokenizer_half_a_character_at_the_end_is_flushed() -> None:
+def test_detokenizer_flushes_half_a_character_at_the_end() -> None:
     assert pieces("é".encode()[:1]) == ["", BROKEN]
 
 
-def test_detokenizer_endless_invalid_bytes_are_not_held_for_ever() -> None:
+def test_detokenizer_does_not_hold_back_endless_invalid_bytes() -> None:
     shown = pieces(b"\xff" * 100)
     assert all(len(piece) <= MAX_HELD_TOKENS for piece in shown)
     assert "".join(shown) == BROKEN * 100
 
 
 def test_detokenizer_keeps_the_spaces_of_a_tokenizer_that_strips_the_first() -> None:
-    """SentencePiece's decoders drop a leading space, so each piece is decoded with the one before it."""
+    """SentencePiece's decoders drop a leading space, so each piece is decoded together with the one before it."""
     vocab = {"▁a": 0, "▁b": 1, "c": 2}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.Metaspace()
@@ -165,28 +165,28 @@ def stopped(stops: Sequence[str], parts: Sequence[str]) -> tuple[list[str], bool
     return [*shown, finder.flush()], finder.has_stopped
 
 
-def test_stop_string_across_pieces_is_found_and_nothing_of_it_shown() -> None:
+def test_stop_string_across_pieces_is_found_and_no_part_of_it_returned() -> None:
     assert stopped(["END"], ["ab", "cE", "N", "Dx", "y"]) == (["ab", "c", "", "", "", ""], True)
 
 
-def test_stop_beginning_that_leads_nowhere_is_shown_after_all() -> None:
+def test_stop_beginning_is_returned_when_the_rest_does_not_follow() -> None:
     assert stopped(["END"], ["aE", "N", "T"]) == (["a", "", "ENT", ""], False)
 
 
-def test_stop_beginning_at_the_end_is_flushed() -> None:
+def test_stop_beginning_is_flushed_at_the_end() -> None:
     assert stopped(["END"], ["aEN"]) == (["a", "EN"], False)
 
 
-def test_stop_the_first_of_several_counts() -> None:
+def test_stop_ends_at_the_first_of_several_strings() -> None:
     assert stopped(["yy", "x"], ["axyy"]) == (["a", ""], True)
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
-def test_stop_any_pieces_show_exactly_the_text_before_the_first_stop(parts: list[str], stops: list[str]) -> None:
+def test_stop_returns_exactly_the_text_before_the_first_stop_for_any_pieces(parts: list[str], stops: list[str]) -> None:
     text = "".join(parts)
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     shown, has_stopped = stopped(stops, parts)
-    # a stop string ends the text when it is complete, and another that began earlier may not have been
+    # The text ends where a stop string is complete, although another that began earlier may be incomplete.
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
     assert has_stopped == bool(found)
     if not found:
@@ -197,20 +197,22 @@ def test_stop_any_pieces_show_exactly_the_text_before_the_first_stop(parts: list
         assert not any(stop in "".join(shown) for stop in stops)
 
 
-def test_stop_that_is_shown_ends_the_text_it_stops() -> None:
+def test_stop_string_ends_the_text_when_it_is_returned() -> None:
     finder = StopFinder(["no"], ["</call>"])
     assert [finder.push(part) for part in ("a</ca", "ll>b", "c")] == ["a", "</call>", ""]
     assert finder.has_stopped
-    assert StopFinder(["</call>"], ["</ca"]).push("a</call>") == "a", "of two that begin together, what shows less"
+    assert StopFinder(["</call>"], ["</ca"]).push("a</call>") == "a", (
+        "of two that begin together, the one that shows less counts"
+    )
 
 
 @pytest.mark.parametrize("stops", [[], ["zzz"]])
-def test_stop_without_a_match_delays_nothing(stops: list[str]) -> None:
+def test_stop_delays_no_text_without_a_match(stops: list[str]) -> None:
     assert stopped(stops, ["a", "b"]) == (["a", "b", ""], False)
 
 
-def test_detokenizer_tokens_without_text_are_forgotten() -> None:
-    """A model may say nothing but special tokens; decoding all of them each time would take longer and longer."""
+def test_detokenizer_drops_tokens_without_text() -> None:
+    """A model may produce only special tokens. Decoding all of them each time would take longer and longer."""
     longest = 0
 
     def decode(ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Tokens that go from the last server to the first one, without waiting for the client."""
+"""Tokens that the last server pushes to the first one without waiting for the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPANS = [(0, 2), (2, 3), (3, 4)]
 
 
 async def ring(world: World, number: int = 1) -> list[Talk]:
-    """A connection to each server, with sequences that are linked to a ring, and connections between them."""
+    """Open a connection to each server, with sequences that are linked in a ring."""
     num_servers = len(world.servers)
     talks = [await world.talk(index) for index in range(num_servers)]
     for index, talk in enumerate(talks):
@@ -66,7 +66,7 @@ def test_loop_draws_as_many_tokens_as_are_allowed_and_no_more(spans: list[tuple[
     with_servers(work, spans)
 
 
-def test_loop_that_is_not_linked_leaves_each_token_to_the_client() -> None:
+def test_loop_leaves_each_token_to_the_client_when_it_is_not_linked() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         ask(talks[0], 9, 3)
@@ -77,7 +77,7 @@ def test_loop_that_is_not_linked_leaves_each_token_to_the_client() -> None:
     with_servers(work, SPANS)
 
 
-def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None:
+def test_loop_is_cut_by_a_link_update_whose_answer_says_what_came_before() -> None:
     async def work(world: World) -> None:
         talks = await ring(world)
         ask(talks[0], 40, 3)
@@ -88,7 +88,7 @@ def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None
         talks[-1].connection.send(LinkUpdate(sequence_id=sequence_id(1), previous=above))
         linked = await talks[-1].next(LinkAck)
         assert (linked.num_links, linked.position) == (1, len(PROMPT) + 5)
-        # the row that came before it is run, and what comes of it goes nowhere
+        # the row before it is run, and its result is pushed nowhere
         after = await talks[-1].next(StepResult)
         assert (after.position, after.num_links, after.looped) == (linked.position, 1, False)
         await asyncio.sleep(1.0)
@@ -98,7 +98,7 @@ def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None
     with_servers(work, SPANS, faults=[Fault(who="s2", phase="serve/decode", what="delay", nth=5, delay_s=0.5)])
 
 
-def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> None:
+def test_loop_stops_at_the_end_of_the_room_and_leaves_the_token_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await ring(world)
         ask(talks[0], 1000, 1)
@@ -113,7 +113,7 @@ def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> Non
     with_servers(work, [(0, 4)])
 
 
-def test_loop_into_a_server_that_does_not_take_it_is_told_to_the_client() -> None:
+def test_loop_reports_a_refused_push_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await ring(world)
         talks[0].connection.send(
@@ -131,7 +131,7 @@ def test_loop_into_a_server_that_does_not_take_it_is_told_to_the_client() -> Non
     with_servers(work, SPANS)
 
 
-def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
+def test_loop_pushes_only_over_an_open_connection() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         nowhere = world.internet.network().peer_id
@@ -148,7 +148,7 @@ def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
         result = await talks[-1].next(StepResult)
         assert result.token is not None
         assert not result.looped
-        assert result.push_failed, "so that the client tries again later"
+        assert result.push_failed, "the client has to learn that it should link again later"
 
     with_servers(work, SPANS)
 

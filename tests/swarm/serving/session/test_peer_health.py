@@ -20,7 +20,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, Swarm
 
 
 def membership() -> MagicMock:
-    """Knows that "a" is 7 ms away, and measures for as long as it is let."""
+    """A membership that knows that "a" is 7 ms away, and measures until it is stopped."""
     return MagicMock(known_rtts_ms=lambda peer_ids: {"a": 7.0} if "a" in peer_ids else {}, rtts_ms=AsyncMock())
 
 
@@ -46,7 +46,7 @@ async def avoided_s(health: PeerHealth, peer_id: str = "a") -> float:
     return asyncio.get_running_loop().time() - since_s
 
 
-def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> None:
+def test_failing_peer_is_avoided_twice_as_long_each_time_up_to_a_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
@@ -57,7 +57,7 @@ def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> Non
     run(scenario)
 
 
-def test_failure_thousands_of_times_is_avoided_for_the_bound() -> None:
+def test_peer_that_failed_thousands_of_times_is_avoided_for_the_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
         for _ in range(2000):
             health.failed("a", PeerTimeout("late"))
@@ -73,7 +73,7 @@ async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
     return asyncio.get_running_loop().time() - since_s
 
 
-def test_failure_again_and_again_bars_for_two_seconds_at_most() -> None:
+def test_failing_peer_is_barred_for_two_seconds_at_most() -> None:
     async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
@@ -84,12 +84,12 @@ def test_failure_again_and_again_bars_for_two_seconds_at_most() -> None:
     run(scenario)
 
 
-def test_failing_are_those_whose_last_call_failed_and_has_for_so_long() -> None:
+def test_failing_peers_are_those_whose_last_call_failed_for_at_least_the_given_time() -> None:
     async def scenario(health: PeerHealth) -> None:
         health.failed("a", PeerTimeout("late"))
         assert (health.failing(), health.failing(10)) == ({"a"}, set())
         await asyncio.sleep(10)
-        assert (health.failing(), health.failing(10)) == ({"a"}, set()), "it was not asked since"
+        assert (health.failing(), health.failing(10)) == ({"a"}, set()), "it was not called since"
         health.failed("a", PeerTimeout("late"))
         assert (health.failing(), health.failing(10)) == ({"a"}, {"a"})
         await asyncio.sleep(FAILING_S)
@@ -101,7 +101,7 @@ def test_failing_are_those_whose_last_call_failed_and_has_for_so_long() -> None:
     run(scenario)
 
 
-def test_success_forgets_failures() -> None:
+def test_success_clears_failures() -> None:
     async def scenario(health: PeerHealth) -> None:
         for _ in range(3):
             health.failed("a", PeerTimeout("late"))
@@ -121,7 +121,7 @@ def test_success_forgets_failures() -> None:
     ],
     ids=["left", "violation"],
 )
-def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, rest_s: float, wait_s: float) -> None:
+def test_peer_is_avoided_for_the_time_of_its_kind_of_failure(error: SwarmError, rest_s: float, wait_s: float) -> None:
     async def scenario(health: PeerHealth) -> None:
         health.failed("a", error)
         assert await barred_s(health) == rest_s
@@ -131,7 +131,7 @@ def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, rest_s:
     run(scenario)
 
 
-def test_refusal_counts_for_as_many_tokens_or_more_and_for_as_long_as_was_said() -> None:
+def test_refusal_counts_for_equal_or_larger_requests_until_its_retry_time() -> None:
     async def scenario(health: PeerHealth) -> None:
         health.refused("a", 500, 7.0)
         assert not is_avoided(health)
@@ -154,7 +154,7 @@ def test_refusal_counts_for_as_many_tokens_or_more_and_for_as_long_as_was_said()
     run(scenario)
 
 
-def test_rtt_is_what_is_known_of_the_servers_in_question() -> None:
+def test_routing_context_has_the_known_rtts_of_the_given_servers() -> None:
     def scenario(health: PeerHealth) -> None:
         assert health.routing_context(["a", "b"], 1, "").rtt_ms == {"a": 7.0}
         assert health.routing_context(["b"], 1, "").rtt_ms == {}
@@ -162,7 +162,7 @@ def test_rtt_is_what_is_known_of_the_servers_in_question() -> None:
     run(scenario)
 
 
-def test_measuring_goes_on_once_at_a_time_and_ends_with_the_links() -> None:
+def test_measuring_runs_once_at_a_time_and_ends_with_the_connections() -> None:
     async def main() -> None:
         known = membership()
         measured = asyncio.Event()

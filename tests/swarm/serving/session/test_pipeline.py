@@ -6,7 +6,7 @@ from swarm.serving.session.pipeline import ReplayBuffer
 
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=20), st.data())
-def test_buffer_any_appends_read_back_as_one(lengths: list[int], data: st.DataObject) -> None:
+def test_replay_buffer_returns_any_appended_rows_as_one(lengths: list[int], data: st.DataObject) -> None:
     buffer, whole = ReplayBuffer(3), b""
     for length in lengths:
         rows = data.draw(st.binary(min_size=3 * length, max_size=3 * length))

@@ -1,4 +1,6 @@
-"""A server that failed and is back: how soon it is asked again, and what is said while nobody else can answer."""
+"""A server that failed and is back: how soon it is used again, and which error users get while no other server can
+answer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def now_s() -> float:
 
 
 async def ask_in_vain(box: Any, until_s: float) -> None:
-    """Ask again and again, four users at once."""
+    """Run failing requests again and again, for four users at once."""
 
     async def ask() -> None:
         while now_s() < until_s:
@@ -32,7 +34,7 @@ async def ask_in_vain(box: Any, until_s: float) -> None:
 
 
 async def answered_s(box: Any, within_s: float) -> float:
-    """How long it takes a user who asks twice a second to get an answer. Raises what the last try raised."""
+    """Return how long a user who retries twice a second waits for an answer. Raises the error of the last attempt."""
     since_s = now_s()
     while True:
         try:
@@ -46,7 +48,7 @@ async def answered_s(box: Any, within_s: float) -> float:
 
 
 @pytest.mark.parametrize("frozen_s", [5.0, 25.0, 45.0])
-def test_recovery_only_server_that_was_frozen_answers_within_seconds(
+def test_recovery_gives_answers_within_seconds_when_the_only_server_was_frozen(
     boxes: Any, llama_dir: Path, frozen_s: float
 ) -> None:
     async def scenario() -> None:
@@ -60,7 +62,7 @@ def test_recovery_only_server_that_was_frozen_answers_within_seconds(
     virtual_time.run(scenario())
 
 
-def test_recovery_answer_goes_on_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
+def test_recovery_continues_an_answer_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, detection_s=1e6) as box, asyncio.TaskGroup() as tasks:
             assert await box.tokens() == box.expected()
@@ -86,7 +88,7 @@ def test_recovery_answer_goes_on_when_its_only_server_is_back(boxes: Any, llama_
     virtual_time.run(scenario(), compute_s=lambda function: 0.1)
 
 
-def test_recovery_forward_call_goes_on_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
+def test_recovery_continues_a_forward_call_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)], detection_s=0.5) as box, asyncio.TaskGroup() as tasks:
             x = torch.tensor([1, 2, 3])
@@ -102,7 +104,7 @@ def test_recovery_forward_call_goes_on_when_its_only_server_is_back(boxes: Any, 
     virtual_time.run(scenario())
 
 
-def test_recovery_search_for_an_only_server_that_is_dead_ends_in_time(boxes: Any, llama_dir: Path) -> None:
+def test_recovery_search_ends_in_time_when_the_only_server_is_dead(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             assert await box.tokens() == box.expected()
@@ -115,7 +117,7 @@ def test_recovery_search_for_an_only_server_that_is_dead_ends_in_time(boxes: Any
     virtual_time.run(scenario())
 
 
-def test_recovery_blocks_that_only_other_weights_have_are_told_as_such(
+def test_recovery_error_says_when_only_servers_of_other_weights_have_the_blocks(
     boxes: Any, llama_dir: Path, tmp_path: Path, write_tiny: Any
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""A session over servers that compute hashes, on a simulated internet: whatever happens, the tokens are the same."""
+"""A session over servers that compute hashes, on a simulated internet: the tokens are the same whatever fails."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[
 async def generate(
     session: Session, num_tokens: int = 10, strike: Callable[[int], None] = lambda index: None, *, looped: bool = False
 ) -> list[int]:
-    """Greedy tokens; `strike` is called before each is asked for, or before it has come."""
+    """Return greedy tokens. `strike` runs before each is requested, or while it is awaited."""
     tokens, new = list[int](), PROMPT
     if looped:
         strike(0)
@@ -113,7 +113,7 @@ def run(scenario: Any) -> None:
         virtual_time.run(scenario)
 
 
-def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_chain_a_token() -> None:
+def test_session_opens_in_one_round_trip_and_takes_the_chain_s_latency_for_each_token() -> None:
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
         async with world(THIRDS) as w:
@@ -121,7 +121,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
             async with w.session(trace) as session:
                 since_s = clock()
                 await session.next_token(PROMPT, TokenDraw())
-                # a connection is opened and accepted, a sequence opened; to the first server, two pushes, and back
+                # a connection is opened and accepted, a sequence opened; then the request, two pushes, the result
                 assert clock() - since_s < 2 * RTT_S + 2 * RTT_S + 2 * RTT_S
                 since_s = clock()
                 await session.next_token([1], TokenDraw(index=1))
@@ -134,7 +134,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
     run(scenario())
 
 
-def test_session_many_share_the_connections() -> None:
+def test_sessions_share_connections() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w, AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(w.session()) for _ in range(8)]
@@ -144,19 +144,19 @@ def test_session_many_share_the_connections() -> None:
             await stack.aclose()
             await w.all_freed()
             await asyncio.sleep(40)
-            assert not w.state.connections._tasks, "an idle connection is closed"
+            assert not w.state.connections._tasks, "an idle connection must be closed"
 
     run(scenario())
 
 
-def test_session_does_not_begin_on_a_connection_that_is_just_being_closed() -> None:
+def test_session_does_not_use_a_connection_that_is_being_closed() -> None:
     async def scenario() -> None:
         async with world([(0, 6)]) as w:
             async with w.session() as session:
                 assert await generate(session) == EXPECTED
             (peer_id,) = w.servers
             old = await w.state.connections.get(peer_id, MODEL)
-            old._connection.end()  # its time is over at this very moment
+            old._connection.end()  # its idle time is over at this very moment
             assert await w.state.connections.get(peer_id, MODEL) is not old
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
@@ -173,7 +173,7 @@ WHEN = {"before the second token": 1, "between": 5, "at the end": 9}
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int, when: str, looped: bool) -> None:
+def test_session_loses_some_round_trips_and_no_token_when_a_server_dies(index: int, when: str, looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -189,7 +189,7 @@ def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int
 
 
 @pytest.mark.parametrize("spans", [THIRDS, [(0, 6)]])
-def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the_client_is(
+def test_session_tokens_take_the_latency_between_servers_when_the_client_is_far_away(
     spans: list[tuple[int, int]],
 ) -> None:
     async def scenario() -> None:
@@ -202,19 +202,19 @@ def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the
                 times = []
                 async for _ in session.next_tokens(PROMPT, TokenDraw(), 100):
                     times.append(clock())
-            # the connections between the servers are there before the first token is
+            # the servers have connected to each other before the first token
             each_s = (times[-1] - times[0]) / 99
             assert each_s == pytest.approx(len(spans) * RTT_S / 2 if len(spans) > 1 else 0.0, abs=1e-3)
             assert trace.replays == []
             assert [server.num_rows for server in w.servers.values()] == [len(PROMPT) + 99] * len(spans)
             await w.all_freed()
-            for peer_id in w.servers:  # so that connections are closed when the test is over
+            for peer_id in w.servers:  # so that all connections are closed when the test ends
                 w.internet.link(w.network.peer_id, peer_id, LinkModel(latency_s=RTT_S / 2))
 
     run(scenario())
 
 
-def test_session_that_takes_no_more_tokens_stops_its_servers() -> None:
+def test_session_stops_its_servers_when_it_takes_no_more_tokens() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             async with w.session(max_tokens=1000) as session:
@@ -228,7 +228,7 @@ def test_session_that_takes_no_more_tokens_stops_its_servers() -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.06, 0.07, 0.08])
-def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> None:
+def test_session_gives_the_same_tokens_when_a_server_dies_during_prefill(index: int, delay_s: float) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -236,7 +236,7 @@ def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> 
                 strike = lambda: w.internet.crash([*w.servers][index])  # noqa: E731
                 asyncio.get_running_loop().call_later(delay_s, strike)
                 spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
-                # so that those who die are those who are used
+                # so that the servers that die are those in use
                 session._finder._known.servers = {
                     server.network.peer_id: record
                     for server in w.servers.values()
@@ -250,7 +250,7 @@ def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> 
 
 
 @pytest.mark.parametrize("looped", [False, True])
-def test_session_two_servers_that_die_at_once(looped: bool) -> None:
+def test_session_gives_the_same_tokens_when_two_servers_die_at_once(looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -269,7 +269,7 @@ def test_session_two_servers_that_die_at_once(looped: bool) -> None:
 
 
 @pytest.mark.parametrize(("after", "floor_s"), [(4, FLOOR_S), (KNOWN_STEPS + 1, KNOWN_FLOOR_S)])
-def test_session_server_that_stalls_is_given_up_sooner_when_it_is_known(after: int, floor_s: float) -> None:
+def test_session_gives_a_stalled_server_up_sooner_when_its_speed_is_known(after: int, floor_s: float) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -287,7 +287,7 @@ def test_session_server_that_stalls_is_given_up_sooner_when_it_is_known(after: i
     run(scenario())
 
 
-def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
+def test_session_waits_longer_for_a_server_that_was_slow_lately() -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -298,7 +298,7 @@ def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
                 for _ in range(KNOWN_STEPS):
                     timer.took(1, 0.02)
                 assert timer.timeout_s(1, 0) < FLOOR_S
-                assert timer.timeout_s(2, 0) > FLOOR_S, "what a prompt takes is another thing"
+                assert timer.timeout_s(2, 0) > FLOOR_S, "a prompt must not change it"
                 timer.took(1, 1.0)
                 assert timer.timeout_s(1, 0) > FLOOR_S
             assert trace.replays == []
@@ -306,7 +306,7 @@ def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
     run(scenario())
 
 
-def test_session_server_that_answers_just_in_time_is_waited_for_no_longer_each_time() -> None:
+def test_session_timeout_does_not_grow_when_a_server_answers_just_in_time() -> None:
     async def scenario() -> None:
         async with world() as w, w.session(Trace(model=MODEL)) as session:
             await session.next_token(PROMPT, TokenDraw())
@@ -318,7 +318,7 @@ def test_session_server_that_answers_just_in_time_is_waited_for_no_longer_each_t
     run(scenario())
 
 
-def test_session_steps_of_wide_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_sends_short_steps_when_rows_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -332,7 +332,7 @@ def test_session_steps_of_wide_rows_are_short(monkeypatch: pytest.MonkeyPatch) -
     run(scenario())
 
 
-def test_session_evicted_seat_is_opened_again() -> None:
+def test_session_opens_its_sequence_again_when_it_was_evicted() -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -346,7 +346,7 @@ def test_session_evicted_seat_is_opened_again() -> None:
 
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_session_leaving_server_hands_over(index: int, looped: bool) -> None:
+def test_session_moves_without_a_replay_when_its_server_leaves(index: int, looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -355,8 +355,8 @@ def test_session_leaving_server_hands_over(index: int, looped: bool) -> None:
                 assert await generate(session, 30, strike, looped=looped) == expected_tokens(PROMPT, 30, NUM_BLOCKS)
             (replay,) = trace.replays
             assert replay.was_handed_over
-            assert replay.num_tokens <= looped, "but for what it ran after it had been copied"
-            # but for the hand-over itself there is no pause
+            assert replay.num_tokens <= looped, "the successor runs only what came after the copy"
+            # there is no pause besides the handover itself
             assert replay.failover_ms < 1000 * (0.05 + 5 * RTT_S)
             await w.all_freed()
 
@@ -364,7 +364,7 @@ def test_session_leaving_server_hands_over(index: int, looped: bool) -> None:
 
 
 @pytest.mark.parametrize("who", ["old", "new"])
-def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
+def test_session_gives_the_same_tokens_when_a_server_dies_during_a_handover(who: str) -> None:
     async def scenario() -> None:
         async with world([*THIRDS * 2, (2, 4)]) as w:
             trace = Trace(model=MODEL)
@@ -394,7 +394,7 @@ def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
     run(scenario())
 
 
-def test_session_broken_link_between_two_servers_is_gone_around() -> None:
+def test_session_avoids_a_broken_link_between_two_servers() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             trace = Trace(model=MODEL)
@@ -406,13 +406,13 @@ def test_session_broken_link_between_two_servers_is_gone_around() -> None:
                     seconds.append(clock())
                     if index == 4:
                         upper = w.server_of(session, 0)
-                        # what it sends to the next server vanishes
+                        # what it sends to the next server is lost
                         upper._queues = dict.fromkeys(w.servers, asyncio.Queue())  # type: ignore[arg-type]
 
                 assert await generate(session, 10, strike) == EXPECTED
             assert trace.replays == []
             assert seconds[5] - seconds[4] < FLOOR_S
-            assert seconds[6] - seconds[5] < 4 * RTT_S, "later tokens do not wait to find out"
+            assert seconds[6] - seconds[5] < 4 * RTT_S, "later tokens must not wait for the same timeout"
 
     run(scenario())
 
@@ -433,7 +433,7 @@ LIES: dict[str, Callable[[StepResult], StepResult]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie: str) -> None:
+def test_session_replaces_a_server_for_good_when_it_sends_invalid_frames(lie: str) -> None:
     async def scenario() -> None:
         async with world([*THIRDS, (2, 4)]) as w:
             trace = Trace(model=MODEL)
@@ -484,7 +484,7 @@ ANSWERS: dict[str, tuple[TokenDraw, Callable[[StepResult], StepResult]]] = {
 
 
 @pytest.mark.parametrize("lie", ANSWERS)
-def test_session_answer_to_another_question_is_a_violation(lie: str) -> None:
+def test_session_raises_a_violation_when_a_result_answers_another_request(lie: str) -> None:
     async def scenario() -> None:
         pick, spoil = ANSWERS[lie]
         async with world([(0, 6)]) as w:
@@ -498,7 +498,7 @@ def test_session_answer_to_another_question_is_a_violation(lie: str) -> None:
     run(scenario())
 
 
-def test_session_server_that_holds_more_than_it_can_is_a_violation() -> None:
+def test_session_avoids_a_server_that_claims_an_impossible_prefix() -> None:
     async def scenario() -> None:
         async with world([(0, 6), (0, 6)]) as w:
             trace = Trace(model=MODEL)
@@ -518,7 +518,7 @@ def test_session_server_that_holds_more_than_it_can_is_a_violation() -> None:
     run(scenario())
 
 
-def test_session_prefix_is_reused_when_the_servers_and_the_client_still_have_it() -> None:
+def test_session_reuses_a_prefix_that_the_servers_and_the_client_still_have() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             for num_rows in (49, 49 + 49 - 32):
@@ -532,7 +532,7 @@ def test_session_prefix_is_reused_when_the_servers_and_the_client_still_have_it(
     run(scenario())
 
 
-def test_session_after_a_reused_prefix_a_dead_server_is_replayed_from_the_start() -> None:
+def test_session_replays_a_dead_server_from_the_start_after_a_reused_prefix() -> None:
     async def scenario() -> None:
         async with world() as w:
             async with w.session() as session:
@@ -549,7 +549,7 @@ def test_session_after_a_reused_prefix_a_dead_server_is_replayed_from_the_start(
     run(scenario())
 
 
-def test_session_without_servers_names_the_blocks_in_bounded_time() -> None:
+def test_session_names_the_missing_blocks_in_bounded_time_without_servers() -> None:
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
         async with world(THIRDS) as w, w.session(patience_s=5) as session:
@@ -567,7 +567,7 @@ def test_session_without_servers_names_the_blocks_in_bounded_time() -> None:
     run(scenario())
 
 
-def test_session_whose_network_has_ended_says_so_instead_of_waiting() -> None:
+def test_session_fails_at_once_with_the_reason_when_its_network_has_ended() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w, w.session() as session:
             ended = PeerUnreachable("this node's network has ended")
@@ -596,7 +596,7 @@ DEFECTS: dict[str, Callable[[World, Session, BaseException], Any]] = {
 
 @pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError()], ids=["defect", "cancelled"])
 @pytest.mark.parametrize("where", DEFECTS)
-def test_session_fails_with_whatever_ends_its_tasks_and_callbacks(
+def test_session_fails_with_the_error_that_ended_one_of_its_tasks_or_callbacks(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     if isinstance(error, asyncio.CancelledError) and "task" not in where:
@@ -628,7 +628,7 @@ def test_session_fails_with_whatever_ends_its_tasks_and_callbacks(
 
 
 @pytest.mark.parametrize("delay_s", [0.005, 0.015, 0.03, 0.05, 0.1, 1.0])
-def test_sessions_end_with_their_client_whatever_they_wait_for(delay_s: float) -> None:
+def test_sessions_end_with_their_client_wherever_they_wait(delay_s: float) -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
 
@@ -649,7 +649,7 @@ def test_sessions_end_with_their_client_whatever_they_wait_for(delay_s: float) -
     run(scenario())
 
 
-def test_connection_that_ends_before_it_began_is_told_to_those_who_wait_for_it() -> None:
+def test_sessions_that_wait_for_a_connection_fail_when_it_ends_before_it_began() -> None:
     async def scenario() -> None:
         async with world([(0, 6)]) as w:
             (server,) = w.servers
@@ -666,7 +666,7 @@ def test_connection_that_ends_before_it_began_is_told_to_those_who_wait_for_it()
     run(scenario())
 
 
-def test_session_closed_or_cancelled_at_any_moment_leaves_nothing() -> None:
+def test_session_frees_everything_when_it_is_closed_or_cancelled_at_any_moment() -> None:
     async def scenario() -> None:
         async with world() as w:
 
@@ -684,7 +684,7 @@ def test_session_closed_or_cancelled_at_any_moment_leaves_nothing() -> None:
     run(scenario())
 
 
-def test_session_that_needs_too_much_memory_for_replays_is_refused() -> None:
+def test_session_is_refused_when_its_replays_need_too_much_memory() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             with pytest.raises(ConfigError, match="surviving a failure would take"):
@@ -694,7 +694,7 @@ def test_session_that_needs_too_much_memory_for_replays_is_refused() -> None:
     run(scenario())
 
 
-def test_session_that_is_asked_for_more_than_it_has_room_says_so() -> None:
+def test_session_refuses_a_request_that_exceeds_its_room() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w, w.session() as session:
             with pytest.raises(ConfigError, match="201 tokens"):
@@ -703,7 +703,7 @@ def test_session_that_is_asked_for_more_than_it_has_room_says_so() -> None:
     run(scenario())
 
 
-def test_session_refused_for_want_of_room_keeps_no_smaller_one_from_the_server() -> None:
+def test_session_refused_for_lack_of_room_does_not_keep_a_smaller_one_from_the_server() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             for server in w.servers.values():
@@ -720,7 +720,7 @@ def test_session_refused_for_want_of_room_keeps_no_smaller_one_from_the_server()
     run(scenario())
 
 
-def test_session_servers_that_all_fail_at_the_same_token_end_it() -> None:
+def test_session_ends_when_all_servers_fail_at_the_same_token() -> None:
     async def scenario() -> None:
         async with world([(0, 6)] * 20) as w:
             for server in w.servers.values():
@@ -732,7 +732,7 @@ def test_session_servers_that_all_fail_at_the_same_token_end_it() -> None:
     run(scenario())
 
 
-def test_session_codec_error_and_spans_are_in_the_trace() -> None:
+def test_session_trace_has_the_codec_error_and_the_spans() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             next(iter(w.servers.values())).spoil = lambda result: replace(result, codec_error=0.25)

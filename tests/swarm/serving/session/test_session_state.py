@@ -42,7 +42,7 @@ THIRDS = [(0, 2), (2, 4), (4, 6)]
 TOKEN = SampledToken(token_id=7)
 
 
-def test_state_every_history_of_failures_ends_with_the_undisturbed_answers() -> None:
+def test_state_gives_the_undisturbed_answers_after_any_history_of_failures() -> None:
     struck: Counter[str] = Counter()
     num_failed = 0
     for seed in range(400):
@@ -53,11 +53,11 @@ def test_state_every_history_of_failures_ends_with_the_undisturbed_answers() -> 
         num_failed += world.error is not None
         struck += world.struck
     assert set(struck) == {*KINDS, "push lost", "hand-over"}
-    assert num_failed < 20, "these worlds have spares: few of them are beyond help"
+    assert num_failed < 20, "these worlds have spares, so that few sessions fail"
 
 
-def test_state_no_server_keeps_a_token_that_died_with_the_one_that_drew_it() -> None:
-    """Where another server would draw another one: a tie, or a sum in another order."""
+def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_drew_it() -> None:
+    """Another server could draw another token: at a tie, or with a sum in another order."""
     num_looped = num_anew = num_failed = 0
     for seed in range(400):
         draw = random.Random(seed)
@@ -108,7 +108,7 @@ def served_by(world: ToyWorld, index: int) -> ToyServer:
 
 
 def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[int]:
-    """Answers of a greedy generation, each of them checked."""
+    """Generate greedily, and check each answer."""
     request = Request(prompt=list(range(num_prompt)), questions=[(0, 0.0)] * num_tokens)
     found = []
     for answer, expected in answers(world, request):
@@ -117,14 +117,14 @@ def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[i
     return found
 
 
-def test_state_undisturbed_runs_every_row_once_on_every_hop() -> None:
+def test_state_runs_every_row_once_on_every_hop_without_failures() -> None:
     world = toy()
     tokens(world)
     assert world.num_rows_run == 3 * 25
     assert world.repaired == [("", 0)]
 
 
-def test_state_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> None:
+def test_state_keeps_at_most_a_window_of_a_prompt_s_chunks_in_flight() -> None:
     world = toy(chunk=2)
     fed: list[int] = []
     carry_out = world.carry_out
@@ -141,7 +141,7 @@ def test_state_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> Non
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_state_killed_stage_is_replayed_alone_and_at_once(index: int) -> None:
+def test_state_replays_only_the_killed_stage_and_at_once(index: int) -> None:
     world = toy()
     first = world.ask(list(range(20)))
     num_rows = world.num_rows_run
@@ -149,13 +149,13 @@ def test_state_killed_stage_is_replayed_alone_and_at_once(index: int) -> None:
     since_s = world.now_s
     assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
     assert [num_tokens for _, num_tokens in world.repaired[1:]] == [20]
-    # the replay, the new token on all three, and perhaps the row whose copy had not come yet
+    # the replay, the new token on all three, and perhaps the row whose copy had not arrived
     assert world.num_rows_run - num_rows <= 20 + 3
     assert world.now_s - since_s < 0.5
 
 
-def test_state_copies_that_were_lost_with_their_server_are_computed_again() -> None:
-    """The last stage has run what the buffer before it has not: the copy died with the server that sent it."""
+def test_state_computes_copies_again_that_were_lost_with_their_server() -> None:
+    """The last stage has run rows that the buffer before it lacks: their copies died with the server that sent them."""
     world = toy()
     expected = outputs_of(list(range(20)), 6)[-1:]
     middle = []
@@ -170,11 +170,11 @@ def test_state_copies_that_were_lost_with_their_server_are_computed_again() -> N
     world.later(0.0, kill_when_pushed)
     assert world.ask(list(range(20))) == expected
     assert middle
-    assert world.now_s < 1, "nothing was waited for in vain"
+    assert world.now_s < 1, "the client must not wait for copies that never come"
     assert world.ask(expected) == outputs_of([*range(20), *expected], 6)[-1:]
 
 
-def test_state_stalled_stage_is_fed_once_more_and_then_given_up() -> None:
+def test_state_feeds_a_stalled_stage_once_more_and_then_gives_it_up() -> None:
     world = toy()
     first = world.ask(list(range(20)))
     served_by(world, 1).stalled_until_s = 1e9
@@ -184,7 +184,7 @@ def test_state_stalled_stage_is_fed_once_more_and_then_given_up() -> None:
     assert len(world.repaired) == 2
 
 
-def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
+def test_state_avoids_a_cut_link_and_tries_it_again_later() -> None:
     world = toy()
     first = world.ask(list(range(20)))
     upstream, downstream = world.state.stages[:2]
@@ -192,7 +192,7 @@ def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     second = world.ask(first)
     pause_s = world.now_s
     third = world.ask(second)
-    assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
+    assert world.now_s - pause_s < 0.2, "only the first token may wait for the timeout"
     assert world.state.stages[:2] == [upstream, downstream]
     assert upstream.link.neighbours.downstream is None
     world.cut = set()
@@ -201,7 +201,7 @@ def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     assert upstream.link.neighbours.downstream is downstream
 
 
-def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
+def test_state_runs_nothing_again_when_a_leaving_server_hands_its_sequence_over() -> None:
     world = toy()
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
     first = world.ask(list(range(20)))
@@ -213,7 +213,7 @@ def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> 
     assert world.num_rows_run == num_rows + 3
 
 
-def test_state_hand_over_that_fails_is_a_replay() -> None:
+def test_state_replays_when_a_handover_fails() -> None:
     world = toy()
     world.random.random = lambda: 0.1  # type: ignore[method-assign]
     first = world.ask(list(range(20)))
@@ -226,7 +226,7 @@ def test_state_hand_over_that_fails_is_a_replay() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 9])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_state_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, ahead: int) -> None:
+def test_state_keeps_a_leaving_server_until_its_sequence_is_handed_over(index: int, ahead: int) -> None:
     world = toy()
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
     last = world.ask(list(range(20)))
@@ -237,13 +237,13 @@ def test_state_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, 
         last = answer[-1:]
     assert answer == draws_after(list(range(20)), 31)[1:]
     assert len(world.repaired) == 2
-    # what it ran after it had been copied
+    # what it ran after the copy
     assert world.num_rows_run <= 3 * 50 + 2
     assert world.repaired[1][1] <= 2
 
 
 @pytest.mark.parametrize("which", ["old", "new"])
-def test_state_death_during_a_hand_over_is_a_replay(which: str) -> None:
+def test_state_replays_when_a_server_dies_during_a_handover(which: str) -> None:
     world = toy(THIRDS * 3)
     first = world.ask(list(range(20)))
     old = served_by(world, 1)
@@ -255,7 +255,7 @@ def test_state_death_during_a_hand_over_is_a_replay(which: str) -> None:
     assert world.now_s < 1
 
 
-def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_and_then() -> None:
+def test_state_keeps_a_leaving_server_and_searches_now_and_then_without_a_spare() -> None:
     world = toy(THIRDS)
     last = world.ask(list(range(20)))
     leaver = served_by(world, 1)
@@ -271,7 +271,7 @@ def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_
     assert 1 <= len(looks) <= 2 + (world.now_s - since_s) / LEAVE_RETRY_S
 
 
-def test_state_prefix_that_all_servers_hold_but_the_ledgers_do_not_is_computed() -> None:
+def test_state_computes_a_prefix_that_all_servers_hold_and_the_ledgers_lack() -> None:
     world = toy(THIRDS)
     tokens(world, 40, 1)
     again = ToyWorld(2, num_blocks=6, spans=THIRDS)
@@ -281,7 +281,7 @@ def test_state_prefix_that_all_servers_hold_but_the_ledgers_do_not_is_computed()
     assert again.num_rows_run == 3 * 40
 
 
-def test_state_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
+def test_state_does_not_run_a_prefix_again_when_both_sides_have_it() -> None:
     world = toy(THIRDS)
     tokens(world, 40, 1)
     again = ToyWorld(2, num_blocks=6, spans=THIRDS)
@@ -302,7 +302,7 @@ def test_state_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
 
 
 def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1, 2))) -> tuple[SessionState, ToyWorld]:
-    """A state that has asked about four tokens, with all stages open and the tokens on their way."""
+    """Return a state with all stages open and a request of four tokens in flight."""
     world = ToyWorld(3, num_blocks=num_blocks, spans=list(spans))
     state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=8)
     (find,) = state.ask(b"".join(map(token_row, range(4))), 0.0)
@@ -314,7 +314,7 @@ def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1
     return state, world
 
 
-def test_ran_positions_that_cannot_be_are_violations() -> None:
+def test_ran_with_impossible_positions_is_a_violation() -> None:
     state, _ = opened()
     with pytest.raises(PeerViolation, match="ran 5 positions, of 4"):
         state.on_report(state.stages[0], StepReport(position=5, rows=bytes(5 * ROW_BYTES)), 1.0)
@@ -332,20 +332,20 @@ def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize("failing", [("s2", "s2"), ("s2", "other")])
-def test_rows_at_which_two_servers_failed_are_forgotten_and_nobody_is_accused_of_them(failing: tuple[str, str]) -> None:
+def test_rows_are_dropped_and_accuse_no_server_when_two_servers_failed_at_them(failing: tuple[str, str]) -> None:
     state, world = opened(3, ((0, 1), (1, 2), (2, 3)))
     state.on_report(state.stages[0], StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(state.stages[1], StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     error, last = SessionError("not finite"), state.stages[2]
     actions = state.on_lost(last, error, FailureCause.REPORTED, 1.0)
     (find,) = [action for action in actions if isinstance(action, FindServers)]
-    assert not [action for action in actions if isinstance(action, ForgetRows)], "the server itself may be to blame"
+    assert not [action for action in actions if isinstance(action, ForgetRows)], "the server itself may be the cause"
     state.on_found(find.repair, [world.new_stage(failing[1], 2, 3)], 1.0)
     (following,) = find.repair.new
     state.on_opened(following, ready(0, 8), 1.0)
     actions = state.on_lost(following, error, FailureCause.REPORTED, 1.0)
     accused = [action.peer_id for action in actions if isinstance(action, AvoidPeer)]
-    assert accused == [failing[1]], "it failed, no matter who is to blame"
+    assert accused == [failing[1]], "it failed, whatever the cause"
     forgotten = [action.peers for action in actions if isinstance(action, ForgetRows)]
     if failing[1] == failing[0]:
         assert forgotten == []
@@ -357,7 +357,7 @@ def test_rows_at_which_two_servers_failed_are_forgotten_and_nobody_is_accused_of
 
 
 def ring(ahead: int = 8) -> SessionState:
-    """Three stages, opened, with a question of four tokens under way."""
+    """Return a state with three open stages and a request of four tokens in flight."""
     world = ToyWorld(3, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
     state = SessionState(3, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=8)
     (find,) = state.ask(b"".join(map(token_row, range(4))), 0.0, ahead=ahead)
@@ -369,7 +369,7 @@ def ring(ahead: int = 8) -> SessionState:
     return state
 
 
-def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
+def test_ran_is_kept_when_it_is_ahead_of_the_client() -> None:
     state = ring()
     first, _, last = state.stages
     assert (last.link.neighbours.downstream, first.link.neighbours.upstream) == (first, last)
@@ -379,14 +379,14 @@ def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     assert state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0) == [
         TakeToken(TOKEN, goes_on=True)
     ]
-    assert state.follow(token_row(7), 1.0) == [], "nobody is fed"
+    assert state.follow(token_row(7), 1.0) == [], "no stage must be fed"
     assert (first.num_run, state.pipeline.buffers[1].length) == (5, 5)
     state.on_report(last, StepReport(position=5, token=TOKEN, looped=True), 1.0)
     state.follow(token_row(8), 1.0)
     assert (first.num_run, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
 
 
-def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
+def test_ran_is_a_violation_when_it_is_further_ahead_than_allowed() -> None:
     state = ring(ahead=2)
     first, middle, last = state.stages
     state.on_report(first, StepReport(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
@@ -398,7 +398,7 @@ def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
         state.on_report(last, StepReport(position=5, token=TOKEN), 1.0)
 
 
-def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
+def test_ran_ahead_takes_bounded_memory_when_it_is_sent_without_end() -> None:
     state = ring()
     first = state.stages[0]
     state.on_report(first, StepReport(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
@@ -408,13 +408,13 @@ def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
     assert first.early[0].push_failed
 
 
-def test_linked_that_nobody_asked_for_is_a_violation() -> None:
+def test_linked_is_a_violation_when_no_link_was_requested() -> None:
     state = ring()
     with pytest.raises(PeerViolation, match="told of its neighbours 0 times, not 1"):
         state.on_link_ack(state.stages[0], 1, 4, 1.0)
 
 
-def test_lost_last_stage_holds_up_the_next_token_until_nobody_has_another() -> None:
+def test_lost_last_stage_delays_the_next_token_until_no_stage_has_another_one() -> None:
     state = ring()
     first, middle, last = state.stages
     for stage in (first, middle):
@@ -423,12 +423,12 @@ def test_lost_last_stage_holds_up_the_next_token_until_nobody_has_another() -> N
     assert {action.stage for action in actions if isinstance(action, UpdateLink)} == {first, middle}
     state.on_link_ack(first, 1, 4, 1.0)
     assert state.next_due_s() == pytest.approx(1.0 + FLOOR_S, abs=0.1)
-    assert state.tick(state.next_due_s()), "a server that does not answer is replaced"
+    assert state.tick(state.next_due_s()), "a server that does not answer must be replaced"
     assert state.stages == [first]
 
 
 def spare(state: SessionState, actions: list[Action], now_s: float) -> Stage:
-    """A stage in the place of the one that was lost."""
+    """Return a stage in the place of the lost one."""
     (repair,) = [action.repair for action in actions if isinstance(action, FindServers)]
     stage = ToyWorld(4, num_blocks=3, spans=[]).new_stage(f"spare {now_s}", repair.start, repair.end)
     state.on_found(repair, [stage], now_s)
@@ -437,7 +437,7 @@ def spare(state: SessionState, actions: list[Action], now_s: float) -> Stage:
 
 
 def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
-    """The last stage of a ring was lost, and others have yet to say what they got; its place is taken."""
+    """Lose the last stage of a ring while the others have yet to say what they received, and fill its place."""
     state = ring()
     first, middle, last = state.stages
     for stage in (first, middle):
@@ -446,23 +446,23 @@ def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
     return state, first, middle, new
 
 
-def test_token_that_died_is_not_copied_even_where_its_place_is_taken() -> None:
+def test_lost_token_is_not_copied_when_the_stage_was_replaced() -> None:
     state, first, _, new = in_doubt()
     state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
     state.follow(token_row(7), 2.0)
     state.on_report(first, StepReport(position=5, rows=b"T" * ROW_BYTES), 2.1)
-    assert not state.stages, "all begin anew"
+    assert not state.stages, "all stages must begin anew"
     assert state.pipeline.buffers[1].length == 4
 
 
-def test_token_that_died_and_came_to_the_new_last_stage_is_not_answered_and_nobody_is_blamed() -> None:
+def test_lost_token_is_not_returned_and_blames_nobody_when_the_new_last_stage_got_it() -> None:
     state, _, _, new = in_doubt()
     actions = state.on_report(new, StepReport(position=5, token=TOKEN), 2.0)
     assert not state.stages
     assert not any(isinstance(action, TakeToken | AvoidPeer) for action in actions)
 
 
-def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None:
+def test_doubt_remains_when_a_stage_is_lost_before_it_has_answered() -> None:
     state, first, middle, new = in_doubt()
     state.on_link_ack(middle, 1, 4, 2.0)
     state.on_lost(first, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
@@ -471,7 +471,7 @@ def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None
     assert not state.stages
 
 
-def test_doubt_on_doubt_is_about_the_first_token() -> None:
+def test_second_doubt_is_about_the_first_token() -> None:
     state, first, middle, new = in_doubt()
     state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
     state.follow(token_row(7), 2.0)
@@ -481,7 +481,7 @@ def test_doubt_on_doubt_is_about_the_first_token() -> None:
     assert not state.stages
 
 
-def test_last_stage_lost_before_any_token_could_be_drawn_leaves_no_doubt() -> None:
+def test_no_doubt_when_the_last_stage_is_lost_before_it_could_draw() -> None:
     state = ring()
     first, _, last = state.stages
     state.pipeline.request.may_draw = False
@@ -490,7 +490,7 @@ def test_last_stage_lost_before_any_token_could_be_drawn_leaves_no_doubt() -> No
     assert first in state.stages
 
 
-def test_leaving_last_stage_that_does_not_hear_to_pass_no_more_on_is_given_up() -> None:
+def test_leaving_last_stage_is_given_up_when_it_does_not_answer_the_unlinking() -> None:
     state = ring()
     last = state.stages[-1]
     spare(state, state.on_leaving(last, 1.0), 1.0)
@@ -498,13 +498,13 @@ def test_leaving_last_stage_that_does_not_hear_to_pass_no_more_on_is_given_up() 
     assert last.link.is_pending
     now_s = 1.0
     while last in state.stages:
-        assert state.next_due_s() > now_s, "it spins"
+        assert state.next_due_s() > now_s, "it must not spin"
         now_s = state.next_due_s()
         state.tick(now_s)
     assert now_s < 1.0 + 2 * OPEN_S
 
 
-def test_ran_ahead_with_rows_that_were_told_before_takes_no_more_memory_than_the_session() -> None:
+def test_ran_ahead_takes_no_more_memory_than_the_session_when_rows_are_repeated() -> None:
     state = ring(ahead=200)
     first = state.stages[0]
     for position in range(1, 200):
@@ -512,7 +512,7 @@ def test_ran_ahead_with_rows_that_were_told_before_takes_no_more_memory_than_the
     assert sum(len(ran.rows) for ran in first.early) <= 200 * ROW_BYTES
 
 
-def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
+def test_last_stage_is_linked_again_later_when_its_tokens_do_not_arrive() -> None:
     state = ring()
     first, _, last = state.stages
     state.on_report(last, StepReport(position=4, token=TOKEN, push_failed=True), 1.0)
@@ -525,7 +525,7 @@ def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     assert last.link.neighbours.downstream is first
 
 
-def test_ran_rows_and_a_token_that_are_known_already_are_cut_off() -> None:
+def test_ran_drops_rows_and_a_token_that_are_known_already() -> None:
     state, _ = opened()
     upstream, last = state.stages
     state.on_report(upstream, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
@@ -539,7 +539,7 @@ def test_ran_rows_and_a_token_that_are_known_already_are_cut_off() -> None:
     assert not any(isinstance(a, TakeToken) for a in again)
 
 
-def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
+def test_ready_is_a_violation_when_it_has_more_than_was_named() -> None:
     world = ToyWorld(3, num_blocks=1, spans=[(0, 1)])
     state = SessionState(1, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=512)
     (find,) = state.ask(bytes(20 * ROW_BYTES), 0.0)
@@ -552,7 +552,7 @@ def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
     assert [(feed.start, feed.end, feed.wants_token) for feed in feeds] == [(16, 20, True)]
 
 
-def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
+def test_neighbours_are_unlinked_when_a_stage_is_lost() -> None:
     state, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
     actions = state.on_lost(state.stages[1], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
     told = {action.stage.start: action.stage.link.neighbours for action in actions if isinstance(action, UpdateLink)}
@@ -568,7 +568,7 @@ def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
         (False, PeerRefused("full"), "servers keep failing at the same token: gone (blocks 0:1)"),
     ],
 )
-def test_lost_server_after_server_ends_the_session(*, opens: bool, others: SwarmError, why: str) -> None:
+def test_session_ends_when_server_after_server_is_lost(*, opens: bool, others: SwarmError, why: str) -> None:
     state, world = opened(1, ((0, 1),))
     stage = state.stages[0]
     for number in range(MAX_FAILURES + 1):
@@ -585,7 +585,7 @@ def test_lost_server_after_server_ends_the_session(*, opens: bool, others: Swarm
     assert state.error.message == why
 
 
-def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:
+def test_search_is_repeated_with_the_next_request_when_it_found_nothing_between_requests() -> None:
     state, _ = opened(1, ((0, 1),))
     state.on_report(state.stages[0], StepReport(position=4, token=TOKEN), 1.0)
     (repair,) = [
@@ -599,7 +599,7 @@ def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question(
     assert str(state.error) == "nobody"
 
 
-def test_stage_that_reports_row_by_row_gains_no_time() -> None:
+def test_stage_gets_no_more_time_when_it_reports_row_by_row() -> None:
     stage = toy().new_stage("a", 0, 2)
     stage.begin(0)
     stage.expect_report(100, 0.0)
@@ -611,12 +611,12 @@ def test_stage_that_reports_row_by_row_gains_no_time() -> None:
     assert stage.deadline.due_s == due_s
     stage.expect_report(120, now_s)
     stage.progress(StepReport(position=100), now_s)
-    assert stage.deadline.due_s > now_s + FLOOR_S  # a new deadline for the rows that came since
+    assert stage.deadline.due_s > now_s + FLOOR_S  # the rows that came since give it a new deadline
     stage.progress(StepReport(position=120), now_s)
     assert stage.deadline.due_s == math.inf
 
 
-def test_state_hand_over_gets_the_time_of_running_the_session_again() -> None:
+def test_state_gives_a_handover_the_time_of_a_replay() -> None:
     world = toy(THIRDS * 3)
     world.ask(list(range(20)))
     world.strike("leave", served_by(world, 1))

@@ -1,4 +1,4 @@
-"""Real processes for real and for hostile tokenizers: what is answered, what is stopped, and that nothing is left."""
+"""Real and hostile tokenizers in real processes: what is answered, what is stopped, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def children() -> list[psutil.Process]:
 
 
 def with_tokenizer(files: Files, **parts: Any) -> Files:
-    """The tokenizer.json with other `parts`."""
+    """Write a tokenizer.json with other `parts`."""
     return {**files, "tokenizer.json": json.dumps({**json.loads(files["tokenizer.json"]), **parts}).encode()}
 
 
@@ -48,7 +48,7 @@ def kit_of(files: Files, limits: TokenizerLimits = LIMITS) -> ModelAssets:
 
 
 def growing(letter: str, times: int) -> Any:
-    """A normalizer that makes ten of one letter, again and again."""
+    """Return a normalizer that repeatedly makes ten of one letter."""
     replacements = [{"type": "Replace", "pattern": {"String": letter}, "content": letter * 10}] * times
     return {"type": "Sequence", "normalizers": replacements}
 
@@ -85,7 +85,7 @@ def test_process_answers_as_transformers_and_leaves_nothing(files: Files, monkey
 
 
 def test_tokenizer_that_needs_too_much_memory_to_load_is_refused(files: Files) -> None:
-    """What 777 bytes did to a gateway itself: 3.6 GB and 50 s."""
+    """These 777 bytes would cost a gateway 3.6 GB and 50 s in its own process."""
     explosive = with_tokenizer(files, normalizer=growing("a", 10))
     with no_leaks(), pytest.raises(IntegrityError, match=r"exceeded its limits: it needed over 0\.5 GiB") as caught:
         kit_of(explosive)
@@ -106,7 +106,7 @@ SLOW_TEXT = ("a" * 17 + "c") * 10_000
 
 CHATS = {
     "loop": LOOP,
-    "large": "{{ 'a' * 10**(9 + messages|length) }}",  # jinja computes what is constant when it compiles
+    "large": "{{ 'a' * 10**(9 + messages|length) }}",  # jinja computes constants when it compiles
     "deep": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
 }
 """What the chat template does at this message."""
@@ -213,7 +213,7 @@ def parent(llama_dir: Path, request: pytest.FixtureRequest) -> Iterator[subproce
 
 @pytest.mark.parametrize("parent", ["", "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "holds the interpreter"])
 def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[bytes]) -> None:
-    """Within a moment; by its limit of time where the template holds the interpreter up."""
+    """At once, or at its time limit if the template holds the interpreter's lock."""
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
     (child,) = psutil.Process(parent.pid).children()
@@ -235,4 +235,4 @@ def test_process_that_works_ends_with_its_parent_long_before_its_limit(parent: s
         while child.is_running():
             used_s = sum(child.cpu_times()[:2])
             time.sleep(0.005)
-    assert used_s - began_s < 0.7, "seconds of the processor; its limit is 3"
+    assert used_s - began_s < 0.7, "seconds of processor time; the limit is 3"

@@ -1,4 +1,4 @@
-"""The bytes of tokens, for tokenizers that write bytes in one of the usual ways and for those that do not."""
+"""The bytes of tokens, for tokenizers that write bytes in one of the usual forms and for others."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
-from swarm_node.storage.kept_invitation import check_member, check_right
+from swarm_node.storage.kept_invitation import check_member, check_right, keep_first
 from swarm_node.storage.owned_network import with_own_renewed
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
@@ -199,6 +199,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
         diagnostics.set_up(home.log, log_format=config.log_format, level=config.log_level)
         config = with_own_renewed(config, home)
         check_member(config, home, Identity.load_or_create(home.identity).peer_id)
+        keep_first(config, home)
         config = remembered_peers.choose_listen(config)
         # the last quick check: after correcting this, a user should not meet another mistake
         if joins:

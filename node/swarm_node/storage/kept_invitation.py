@@ -1,6 +1,7 @@
 """The invitation by which a node is in a private network: given by its settings, or kept in its home.
 
-    HOME/invitation     the invitation's text (0600), written once the node has joined with it
+    HOME/invitation     the invitation's text (0600), written as a node starts whose home has none, and otherwise once
+                        the node has joined with another one
     HOME/revocations    the newest list of revocations that the node knows, signed by the network's owner
 
 The text is a secret. No message, event or log contains it.
@@ -96,6 +97,15 @@ def keep(home: Home, invitation: NetworkInvitation) -> None:
         write_private(home.invitation, invitation.text().encode() + b"\n")
     except OSError as error:
         logger.warning("the invitation is not kept for the next start: %s", error)
+
+
+def keep_first(config: Config, home: Home) -> None:
+    """Keep the invitation of a home that has none before the node joins, so that a start that ends early loses none.
+
+    Another invitation replaces a kept one only once the node has joined with it.
+    """
+    if config.invite is not None and not home.invitation.exists():
+        keep(home, config.invite)
 
 
 def read_revocations(home: Home) -> bytes:

@@ -169,8 +169,8 @@ def check_can_join(config: Config) -> None:
 def _nobody_to_ask() -> UsageError:
     return UsageError(
         "no peer to join through is named, and this home remembers none",
-        remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
-        "swarm-node demo shows everything on this machine",
+        remedy="give --peers the address that a seed printed, or --invite the invitation to a private network; "
+        "swarm-node seed starts a network, swarm-node demo shows everything on this machine",
     )
 
 

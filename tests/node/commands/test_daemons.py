@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.node_settings import resolve
+from support.private_networks import Owner
 from swarm.training.data.token_file import TokenWriter
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
@@ -111,3 +112,22 @@ def test_node_that_joins_through_a_peer_beyond_this_machine_can_be_connected_to_
     [config] = ran
     assert config.listen == (listen,)
     assert config.host == "127.0.0.1"
+
+
+def test_invitation_of_a_first_start_is_kept_before_the_node_has_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is ended before it has joined must start again without --invite."""
+    ran: list[Config] = []
+
+    def run(config: Config, _home: Home, _emitter: Emitter, _role: NodeRole) -> int:
+        ran.append(config)
+        return 1
+
+    monkeypatch.setattr("swarm_node.daemon.run", run)
+    peer = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+    first, second = (Owner().invite(seeds=(peer,)).text() for _ in range(2))
+    join = ("join", "--take", "nothing", "--home", str(tmp_path))
+    for given in (("--invite", first), (), ("--invite", second), ()):
+        assert cli.run([*join, *given]) == 1
+    assert [config.invite and config.invite.text() for config in ran] == [first, first, second, first]

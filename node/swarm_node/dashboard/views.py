@@ -189,7 +189,7 @@ class StepView(View):
 
 
 class RefusalView(View):
-    """A contribution that a member refused, with the reason in that member's words."""
+    """A contribution that a member refused or counted less, with the reason in that member's words."""
 
     outer_step: int
     at: float

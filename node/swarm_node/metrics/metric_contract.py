@@ -251,8 +251,9 @@ TRAINER: MetricGroup = {
         "when the member joins, falls behind, or repairs a damaged state",
     ),
     "swarm_trainer_refusals_total": _counter(
-        "Contributions of other members that this member refused.",
-        "when a member breaks the protocol in a round; the node's log and the dashboard name the member and the reason",
+        "Contributions of other members that this member refused, or of which it counted less than half.",
+        "when a member breaks the protocol in a round, is left out of it, or contributes what differs much from the "
+        "others; the dashboard names the member and the reason",
     ),
     "swarm_trainer_convicted_total": _counter(
         "Members that evidence convicts of lying.",

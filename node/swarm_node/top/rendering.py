@@ -245,7 +245,7 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
         line = f"step {ban.outer_step}, {until}: {name_cell(ban.name, NAME_CELLS)}: {clean(ban.reason, width)}"
         yield Text(line, "red")
     if view.refusals:
-        yield _title("REFUSED")
+        yield _title("REFUSED OR COUNTED LESS")
     for refusal in view.refusals[:20]:
         line = f"step {refusal.outer_step}: {name_cell(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
         yield Text(line, "yellow")

@@ -240,6 +240,7 @@ def test_a_run_shows_its_steps_refusals_contributors_and_files(client: TestClien
     assert f"{detail.run.num_agreeing} of {detail.run.num_at_step}" in text
     assert detail.run.digest in text
     assert "41 times the group&#39;s median" in text
+    assert "An entry accuses nobody" in text
     assert "it signed a wrong result of part 1" in text
     assert "for good" in text
     assert detail.contributors[0].peer_id in text

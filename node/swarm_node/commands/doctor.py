@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Literal
 
@@ -148,8 +148,11 @@ def check_home(config: Config) -> Iterable[Finding]:
 
 
 def check_disk(config: Config) -> Iterable[Finding]:
-    """Check the free space for the home, if it exists. `check_home` creates it for a while, or says why it cannot."""
+    """Check the free space for the home, if it exists and is not read-only. `check_home` creates it for a while, or
+    says why it cannot."""
     if not os.path.isdir(config.home):  # noqa: PTH112 (Path.is_dir raises where one may not look)
+        return []
+    if os.statvfs(config.home).f_flag & os.ST_RDONLY:
         return []
     free_bytes = shutil.disk_usage(config.home).free
     result: Result = "ok" if free_bytes >= LOW_DISK_BYTES else "warn" if free_bytes >= NO_DISK_BYTES else "fail"
@@ -157,14 +160,14 @@ def check_disk(config: Config) -> Iterable[Finding]:
     return [Finding("disk", result, f"{free_bytes / 2**30:.1f} GiB free for {config.home}", remedy)]
 
 
-def check_clock(_config: Config) -> Iterable[Finding]:
-    """Check that the clock is not before this software was written. Seeds compare it with their own clocks."""
+def check_clock() -> Finding:
+    """Check that the clock is not before this software was written. `check_network` compares it with the seeds'."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
     if now < RELEASED_AT:
         remedy = "set the clock, for example by turning on network time: timedatectl set-ntp true"
-        return [Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)]
-    return [Finding("clock", "ok", shown)]
+        return Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)
+    return Finding("clock", "ok", shown)
 
 
 def check_ports(config: Config) -> Iterable[Finding]:
@@ -189,7 +192,7 @@ def check_gpu(_config: Config) -> Iterable[Finding]:
     return [Finding("gpu", "ok", "none: this node computes on the CPU")]
 
 
-LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu)
+LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_ports, check_gpu)
 """The checks that need no other node, in the order in which they are printed."""
 
 
@@ -207,10 +210,11 @@ NAMELESS = "doctor"
 async def check_network(config: Config) -> Iterable[Finding]:
     """Join with a temporary identity, and check peers, clock and reachability."""
     findings = [*await check_names(config), *await check_local_network(config)]
+    clock = check_clock()
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
         remedy = "give --peers the address of a seed"
-        return [*findings, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
+        return [*findings, clock, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
     try:
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
@@ -218,12 +222,13 @@ async def check_network(config: Config) -> Iterable[Finding]:
             network,
             membership,
         ):
-            return [*findings, *await _look_around(config, network, membership)]
+            return [*findings, *await _look_around(config, network, membership, clock)]
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
         # a user who names no peer may be about to start a network
         result: Result = "fail" if config.peers or known or about == "clock" else "warn"
-        return [*findings, Finding(about, result, error.message, error.remedy)]
+        told = [] if about == "clock" else [clock]
+        return [*findings, *told, Finding(about, result, error.message, error.remedy)]
 
 
 def _usable(config: Config) -> tuple[str, ...]:
@@ -248,7 +253,9 @@ def _way_in(network: Libp2pNetwork) -> str:
     return f"through {plural(len(entry.nearby), 'node')} of the local network"
 
 
-async def _look_around(config: Config, network: Libp2pNetwork, membership: Membership) -> Iterable[Finding]:
+async def _look_around(
+    config: Config, network: Libp2pNetwork, membership: Membership, clock: Finding
+) -> Iterable[Finding]:
     addrs = await network.addrs()
     membership.announce(
         NodeRecord(
@@ -284,7 +291,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         Finding(
             "seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}, {_way_in(network)}"
         ),
-        Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds' clocks"),
+        replace(clock, message=f"{clock.message}, within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds' clocks"),
         reached,
     ]
 

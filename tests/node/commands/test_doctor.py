@@ -8,9 +8,11 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, NoReturn
 
 import pytest
+from swarm.network.libp2p.greeting import off_by
 from swarm_node import cli
 from swarm_node.commands import doctor
 from swarm_node.commands.doctor import Finding
@@ -100,11 +102,33 @@ def test_check_disk_says_nothing_of_a_home_that_cannot_be_one(tmp_path: Path) ->
         assert list(doctor.check_disk(config(place))) == []
 
 
-def test_check_clock_before_this_software_was_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_clock_before_this_software_was_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)
-    found = only(doctor.check_clock(config(tmp_path)))
+    found = only([doctor.check_clock()])
     assert found.result == "fail"
     assert "1970" in found.message
+
+
+def test_clock_has_one_verdict_which_is_that_of_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skew_s = [0.0]
+
+    def visiting(_config: Config, **_more: object) -> NoReturn:
+        raise StartError(f"this machine's clock is {off_by(skew_s[0])} that of the peer that it reached")
+
+    monkeypatch.setattr(doctor, "visiting", visiting)
+    peers = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(32)).peer_id}",)
+    for skew_s[0], told in ((-3 * 86400.0, "3 days ahead of"), (7000.0, "117 min behind"), (-99.0, "99 s ahead of")):
+        found = asyncio.run(doctor.check_network(config(tmp_path, peers=peers, mdns=False)))
+        assert [(each.check, each.result) for each in found] == [("clock", "fail")]
+        assert told in found[0].message
+
+
+def test_check_disk_says_nothing_of_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a file system is often full, and its owner cannot free any space."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(free=0))
+    assert only(doctor.check_disk(config(tmp_path))).result == "fail"
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert list(doctor.check_disk(config(tmp_path))) == []
 
 
 def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
@@ -135,7 +159,9 @@ def test_seeds_are_asked_from_a_free_port_where_the_nodes_own_is_taken(
         taken = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
         for listen in ((taken, "/ip4/127.0.0.1/tcp/0"), ("/ip4/203.0.113.1/tcp/0",)):
             found = asyncio.run(doctor.check_network(config(tmp_path, listen=listen, peers=peers, mdns=False)))
-            assert [finding.message for finding in found] == ["nobody answers"]
+            assert [(each.check, each.message) for each in found if each.result != "ok"] == [
+                ("seeds", "nobody answers")
+            ]
     assert asked == [("/ip4/127.0.0.1/tcp/0",) * 2, ("/ip4/127.0.0.1/tcp/0",)]
 
 

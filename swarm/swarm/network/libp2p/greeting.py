@@ -34,8 +34,10 @@ def greeting_of(hello: Hello, before: float) -> Greeting:
 
 
 def off_by(skew_s: float) -> str:
-    """Return `20 s behind` or `20 s ahead of`, as this node's clock is where peers' are `skew_s` ahead."""
-    return f"{abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'}"
+    """Return `20 s behind` or `3 days ahead of`, as this node's clock is where peers' are `skew_s` ahead."""
+    units = (("days", 86400), ("h", 3600), ("min", 60))
+    unit, unit_s = next((each for each in units if abs(skew_s) >= 2 * each[1]), ("s", 1))
+    return f"{abs(skew_s) / unit_s:.0f} {unit} {'behind' if skew_s > 0 else 'ahead of'}"
 
 
 class Gate(Protocol):

@@ -15,20 +15,20 @@ from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm_protocol.limits import MAX_CLOCK_SKEW_S
 
 
-def test_wrong_clock_is_told_once_and_once_that_it_is_right() -> None:
+def test_wrong_clock_is_reported_once_and_so_is_its_correction() -> None:
     watch, wrong = ClockWatch(), [MAX_CLOCK_SKEW_S + 5] * 3
     assert watch.look([0.1, -0.2, 0.0]) is None
     assert (watch.look(wrong), watch.is_wrong) == (MAX_CLOCK_SKEW_S + 5, True)
     assert watch.look(wrong) is None
-    assert watch.look([MAX_CLOCK_SKEW_S - 1] * 3) is None, "at the limit it would be told again and again"
+    assert watch.look([MAX_CLOCK_SKEW_S - 1] * 3) is None, "at the limit it would otherwise be reported again and again"
     assert (watch.look([0.5] * 3), watch.is_wrong) == (0.5, False)
     assert watch.look([0.5] * 3) is None
 
 
-def test_wrong_clocks_of_a_minority_say_nothing() -> None:
+def test_clock_is_not_reported_when_a_minority_of_peers_differs() -> None:
     watch = ClockWatch()
     assert watch.look([3600.0]) is None
-    assert watch.look([3600.0, 3600.0]) is None, "too few to decide"
+    assert watch.look([3600.0, 3600.0]) is None, "too few peers to decide"
     assert watch.look([3600.0, 0.0, 0.0]) is None
     assert watch.look([-3600.0, -3600.0, 0.1, 0.2, 0.3]) is None
     assert not watch.is_wrong

@@ -1,5 +1,7 @@
-"""What every Network does, whatever carries it. Each test runs on the simulated internet, on real sockets, and on real
-sockets between two nodes that only a relay connects.
+"""Tests of what every Network implementation does.
+
+Each test runs on the simulated internet, on real sockets, and on real sockets between two nodes that only a relay
+connects.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ async def echo_stream(_peer_id: str, stream: Stream) -> None:
 
 
 class Hanging:
-    """A handler that never returns, and tells when it runs and when it was cancelled."""
+    """A handler that never returns, and records when it runs and when it was cancelled."""
 
     def __init__(self) -> None:
         self.running = asyncio.Event()
@@ -136,7 +138,7 @@ def test_call_over_the_limit_raises_value_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("num_request_bytes", "num_bytes"), [(3, 100), (3, 2 * MIB), (3, 16 * MIB), (5 * MIB, 100), (5 * MIB, 2 * MIB)]
 )
-def test_answer_longer_than_its_caller_takes_is_a_violation(run: Run, num_request_bytes: int, num_bytes: int) -> None:
+def test_answer_longer_than_its_caller_accepts_is_a_violation(run: Run, num_request_bytes: int, num_bytes: int) -> None:
     async def case(world: World) -> None:
         async def handler(_peer_id: str, _request: bytes) -> bytes:
             return bytes(num_bytes)
@@ -154,7 +156,7 @@ def test_answer_longer_than_its_caller_takes_is_a_violation(run: Run, num_reques
     run(case)
 
 
-def test_calls_at_once_run_at_once_and_keep_their_answers_apart(run: Run) -> None:
+def test_simultaneous_calls_run_in_parallel_and_get_their_own_answers(run: Run) -> None:
     async def case(world: World) -> None:
         num_calls = 40
         all_here = asyncio.Barrier(num_calls)
@@ -219,7 +221,7 @@ def test_calls_of_one_peer_beyond_the_bound_are_refused_until_others_end(
     run(case)
 
 
-def test_handler_learns_who_calls(run: Run) -> None:
+def test_handler_gets_the_caller_s_peer_id(run: Run) -> None:
     async def case(world: World) -> None:
         async def who(peer_id: str, _request: bytes) -> bytes:
             return peer_id.encode()
@@ -305,7 +307,7 @@ def test_error_of_a_handler_is_raised_again_in_its_caller(run: Run, error: Swarm
     run(case)
 
 
-def test_bug_in_a_handler_is_a_peer_error_that_tells_no_secrets(run: Run) -> None:
+def test_bug_in_a_handler_is_a_peer_error_without_details(run: Run) -> None:
     async def case(world: World) -> None:
         async def unary(_peer_id: str, _request: bytes) -> bytes:
             raise KeyError("password")
@@ -330,7 +332,7 @@ def test_method_that_nobody_serves_is_refused_by_name(run: Run) -> None:
     run(case)
 
 
-def test_peer_that_nobody_knows_is_unreachable(run: Run) -> None:
+def test_unknown_peer_is_unreachable(run: Run) -> None:
     async def case(world: World) -> None:
         stranger = Identity.generate().peer_id
         with pytest.raises(PeerUnreachable) as caught:
@@ -435,7 +437,7 @@ def test_messages_before_a_failure_arrive_before_it(run: Run) -> None:
     run(case)
 
 
-def test_stream_that_ends_before_its_handler_has_all_that_it_needs_is_its_openers_violation(
+def test_stream_that_ends_before_its_handler_is_done_is_a_violation_by_its_opener(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def case(world: World) -> None:
@@ -458,7 +460,7 @@ def test_stream_that_ends_before_its_handler_has_all_that_it_needs_is_its_opener
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_streams_that_come_all_at_once_each_hear_why_they_are_refused(run: Run) -> None:
+def test_simultaneous_streams_each_get_the_reason_of_their_refusal(run: Run) -> None:
     async def case(world: World) -> None:
         async def refuse(_peer_id: str, _stream: Stream) -> None:
             raise PeerRefused("no room", retry_after_s=2.5)
@@ -508,7 +510,7 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
 
 @pytest.mark.parametrize("turns", [None, 1, 2, 3])
 def test_cancelled_task_leaves_its_stream(run: Run, turns: int | None) -> None:
-    """This holds also for a task that is cancelled again, some turns of the loop later, while it leaves."""
+    """This holds also for a task that is cancelled again while it leaves, some turns of the loop later."""
 
     async def case(world: World) -> None:
         hanging, method = Hanging(), world.name()
@@ -532,7 +534,7 @@ def test_cancelled_task_leaves_its_stream(run: Run, turns: int | None) -> None:
     run(case)
 
 
-def test_receive_without_a_message_raises_timeout_and_the_stream_goes_on(run: Run) -> None:
+def test_receive_without_a_message_raises_timeout_and_the_stream_stays_usable(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
@@ -550,14 +552,14 @@ def test_handler_waits_for_as_long_as_its_caller_stays(run: Run) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
         async with world.b.stream(world.a.peer_id, method, timeout_s=1) as stream:
-            await asyncio.sleep(1.2)  # the caller's deadline is the caller's own
+            await asyncio.sleep(1.2)  # the caller's deadline does not count for the handler
             await stream.send(b"late")
             assert await stream.receive() == b"late"
 
     run(case)
 
 
-def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
+def test_slow_reader_bounds_what_the_sender_has_in_flight(run: Run) -> None:
     async def case(world: World) -> None:
         may_read, method = asyncio.Event(), world.name()
 
@@ -578,7 +580,7 @@ def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
         async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(send_all(stream))
-                await asyncio.sleep(0.5)  # as much as it can send into a handler that does not read
+                await asyncio.sleep(0.5)  # as much as it can send to a handler that does not read
                 assert 1 <= num_sent <= 8
                 may_read.set()
                 for _ in range(24):
@@ -628,9 +630,7 @@ def test_message_over_the_limit_raises_value_error(run: Run) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [10, 300_000, 5 * MIB])
-def test_messages_arrive_once_and_in_order_though_the_path_is_replaced_again_and_again(
-    run: Run, num_bytes: int
-) -> None:
+def test_messages_arrive_once_and_in_order_while_the_path_is_replaced_repeatedly(run: Run, num_bytes: int) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
@@ -645,7 +645,7 @@ def test_messages_arrive_once_and_in_order_though_the_path_is_replaced_again_and
             await stream.finish()
 
         async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream, asyncio.TaskGroup() as tasks:
-            await stream.send(b"first")  # the other side knows of the stream
+            await stream.send(b"first")  # the other side knows the stream
             assert await stream.receive() == b"first"
             tasks.create_task(send(stream))
             for message in messages:
@@ -656,7 +656,7 @@ def test_messages_arrive_once_and_in_order_though_the_path_is_replaced_again_and
     run(case)
 
 
-def test_idle_stream_goes_on_after_its_path_was_replaced(run: Run) -> None:
+def test_idle_stream_stays_usable_after_its_path_was_replaced(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
@@ -691,7 +691,7 @@ def test_failure_of_a_handler_arrives_though_the_path_is_replaced(run: Run) -> N
     run(case)
 
 
-def test_call_under_way_fails_when_its_path_is_replaced_and_the_next_one_succeeds(run: Run) -> None:
+def test_call_in_flight_fails_when_its_path_is_replaced_and_the_next_one_succeeds(run: Run) -> None:
     async def case(world: World) -> None:
         hanging, hang, method = Hanging(), world.name(), world.name()
         await world.a.serve(hang, hanging.unary)
@@ -704,7 +704,7 @@ def test_call_under_way_fails_when_its_path_is_replaced_and_the_next_one_succeed
         await soon(hanging.cancelled)
 
         async def is_answered() -> bool:
-            with contextlib.suppress(PeerUnreachable):  # the old path may be the first to be tried
+            with contextlib.suppress(PeerUnreachable):  # the old path may be tried first
                 return await world.b.call(world.a.peer_id, method, b"again", timeout_s=5) == b"again"
             return False
 
@@ -745,7 +745,7 @@ def test_later_record_replaces_the_earlier_one_even_with_a_shorter_life(run: Run
     run(case)
 
 
-def test_record_past_its_life_is_not_found(run: Run) -> None:
+def test_expired_record_is_not_found(run: Run) -> None:
     async def case(world: World) -> None:
         key = world.name()
         await world.b.publish(key, b"brief", lifetime_s=2)
@@ -759,14 +759,14 @@ def test_record_past_its_life_is_not_found(run: Run) -> None:
     run(case)
 
 
-def test_own_record_past_its_life_is_not_taken_for_another_nodes(run: Run) -> None:
+def test_own_expired_record_is_not_mistaken_for_a_copy_s(run: Run) -> None:
     async def case(world: World) -> None:
         key = world.name()
         await world.b.publish(key, b"brief", lifetime_s=0.5)
         await asyncio.sleep(0.5)
-        await world.b.publish(world.name(), b"", lifetime_s=30)  # what is past is forgotten with that
+        await world.b.publish(world.name(), b"", lifetime_s=30)  # expired records are dropped with that
         assert await world.b.lookup([key], timeout_s=5) == []
-        assert await world.b.publish(key, b"again", lifetime_s=30)  # it lives
+        assert await world.b.publish(key, b"again", lifetime_s=30)  # it is valid
 
     run(case)
 
@@ -796,7 +796,7 @@ def test_publish_without_any_peer_returns_false_and_keeps_the_record(run: Run) -
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_breaks_what_others_wait_for_here(run: Run) -> None:
+def test_close_ends_calls_and_streams_of_others_to_this_node(run: Run) -> None:
     async def case(world: World) -> None:
         hanging, streaming = Hanging(), Hanging()
         leaver = await world.spawn()
@@ -818,7 +818,7 @@ def test_close_breaks_what_others_wait_for_here(run: Run) -> None:
     run(case)
 
 
-def test_close_breaks_what_this_node_waits_for_elsewhere(run: Run) -> None:
+def test_close_ends_this_node_s_calls_and_streams_to_others(run: Run) -> None:
     async def case(world: World) -> None:
         hanging, streaming, method = Hanging(), Hanging(), world.name()
         leaver = await world.spawn()
@@ -845,7 +845,7 @@ def test_close_breaks_what_this_node_waits_for_elsewhere(run: Run) -> None:
     run(case)
 
 
-def test_method_that_is_released_is_answered_until_another_handler_takes_it(run: Run) -> None:
+def test_released_method_is_answered_until_another_handler_serves_it(run: Run) -> None:
     async def case(world: World) -> None:
         name = world.name()
 
@@ -877,7 +877,7 @@ def test_method_that_is_released_is_answered_until_another_handler_takes_it(run:
     run(case)
 
 
-def test_method_that_is_released_and_served_again_ends_no_other(run: Run) -> None:
+def test_released_method_that_is_served_again_ends_no_other(run: Run) -> None:
     async def case(world: World) -> None:
         left, moving = world.name(), world.name()
         await world.a.serve(left, echo)
@@ -890,7 +890,7 @@ def test_method_that_is_released_and_served_again_ends_no_other(run: Run) -> Non
     run(case)
 
 
-def test_method_that_was_released_before_two_others_is_refused_and_holds_nothing(run: Run) -> None:
+def test_method_released_before_two_others_is_refused_and_kept_alive_by_nothing(run: Run) -> None:
     async def case(world: World) -> None:
         async def answer(_peer_id: str, request: bytes) -> bytes:
             return request

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing that breaks a bound does."""
+"""Frames round-trip, and those that break a bound are refused."""
 
 import pytest
 from hypothesis import given
@@ -46,6 +46,6 @@ def test_credit_frame_grants_what_it_says() -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 1, framing.CHUNK_BYTES - 1])
 def test_header_of_a_short_piece_before_the_last_is_a_violation(num_bytes: int) -> None:
-    """Otherwise a message of few bytes could be of pieces without end, which the receiver keeps until the last."""
+    """A short message could otherwise consist of endless pieces, which the receiver keeps until the last."""
     with pytest.raises(PeerViolation, match="before the last of its message"):
         framing.parse_header(framing.HEADER.pack(Kind.MORE, num_bytes))

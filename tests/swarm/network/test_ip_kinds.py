@@ -1,4 +1,4 @@
-"""Each IP address is of the right kind, and in the right network."""
+"""The kind of each IP address, and its network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ipv4_address_inside_an_ipv6_one_keeps_its_kind(ip: str) -> None:
     assert kind_of(mapped) == kind_of(translated) == kind_of(ip_address(ip))
 
 
-def test_networks_are_as_large_as_homes_and_providers_have_them() -> None:
+def test_networks_have_the_usual_sizes_of_homes_and_providers() -> None:
     ip4, ip6 = ip_address("44.10.20.30"), ip_address("2a00:1450:1:2:3::4")
     assert [str(local_network_of(each)) for each in (ip4, ip6)] == ["44.10.20.0/24", "2a00:1450:1:2::/64"]
     assert [str(provider_network_of(each)) for each in (ip4, ip6)] == ["44.10.0.0/16", "2a00:1450::/32"]

@@ -1,4 +1,4 @@
-"""How real nodes find each other's addresses: by the word of the peers themselves, told on by the nodes near them."""
+"""Tests of how real nodes find each other's addresses: peers send theirs to the nodes near them, which pass them on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def seed_and_two(folder: Path) -> AsyncIterator[tuple[Libp2pNetwork, ...]]
             yield seed, a, b
 
 
-def test_node_that_came_back_elsewhere_is_found_there(tmp_path: Path) -> None:
+def test_node_is_found_at_its_new_address_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with seed_and_two(tmp_path) as (seed, a, b):
             assert await reaches(a, b.peer_id)
@@ -52,10 +52,8 @@ def test_node_that_came_back_elsewhere_is_found_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_ip4_there", [True, False])
-def test_node_that_is_given_both_ip_versions_of_a_peer_is_connected_by_ip4_where_that_answers(
-    is_ip4_there: bool, tmp_path: Path
-) -> None:
-    """A NAT's port is known only from connections by IPv4; see `swarm.network.paths.dialler.ip4_first`."""
+def test_node_connects_by_ip4_when_a_peer_has_both_versions_and_ip4_answers(is_ip4_there: bool, tmp_path: Path) -> None:
+    """A NAT's port is seen only on IPv4 connections; see `swarm.network.paths.dialler.ip4_first`."""
 
     async def main() -> None:
         listen = [*(["/ip4/127.0.0.1/tcp/0"] if is_ip4_there else []), "/ip6/::1/tcp/0"]
@@ -70,7 +68,7 @@ def test_node_that_is_given_both_ip_versions_of_a_peer_is_connected_by_ip4_where
     asyncio.run(main())
 
 
-def test_nodes_that_share_a_seed_reach_each_other_without_being_told_where_also_when_it_is_gone(
+def test_nodes_that_share_a_seed_find_each_other_also_after_it_is_gone(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -82,14 +80,14 @@ def test_nodes_that_share_a_seed_reach_each_other_without_being_told_where_also_
             assert await reaches(b, a.peer_id)
             with pytest.raises(PeerUnreachable, match="no address of the peer is known"):
                 await a.call(Identity(bytes(32)).peer_id, "nonesuch", b"", timeout_s=5)
-            await seed.close()  # nobody has met c yet
+            await seed.close()  # no node has connected to c yet
             for one, other in itertools.permutations((a, b, c), 2):
                 assert await reaches(one, other.peer_id)
 
     asyncio.run(main())
 
 
-def test_node_that_announces_another_address_is_told_by_it(tmp_path: Path) -> None:
+def test_peer_is_known_by_the_address_that_it_announces(tmp_path: Path) -> None:
     async def main() -> None:
         port = free_port()
         addrs = {"listen": (f"/ip4/127.0.0.1/tcp/{port}",), "announce": (f"/dns4/localhost/tcp/{port}",)}
@@ -99,7 +97,7 @@ def test_node_that_announces_another_address_is_told_by_it(tmp_path: Path) -> No
         ):
             (contact,) = seed._dht.contacts()
             assert (contact.peer_id, contact.addrs) == (a.peer_id, addrs["announce"])
-            assert seed.known_peers == (), "names of peers are neither dialled nor remembered"
+            assert seed.known_peers == (), "peers' names must be neither dialled nor remembered"
             assert [peer.peer_id for peer in a.known_peers] == [seed.peer_id]
 
     asyncio.run(main())

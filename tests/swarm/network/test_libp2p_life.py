@@ -1,4 +1,4 @@
-"""What a libp2p network leaves behind, and what happens when its daemon or its process dies."""
+"""Tests of what a libp2p network leaves behind, and what happens when its daemon or its process dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_closed_networks_leave_no_task_file_socket_or_child(tmp_path: Path) -> N
     async def main() -> None:
         process = psutil.Process()
         num_files = process.num_fds()
-        # other tests of this process keep hosts of their own
+        # other tests of this process keep their own hosts
         children, sockets = set(process.children()), set(sockets_of(os.getpid()))
 
         async def echo_stream(_peer_id: str, stream: Stream) -> None:
@@ -80,14 +80,14 @@ def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
                 await asyncio.sleep(delay_s)
                 starting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await (await starting).close()  # it was quicker
+                    await (await starting).close()  # it was faster
                 assert set(psutil.Process().children()) == children
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
 
 
-def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: Path) -> None:
+def test_pending_calls_fail_with_the_reason_when_the_daemon_dies(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")
         b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
@@ -105,7 +105,9 @@ def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: P
             await asyncio.wait_for(pending, 5)
         reason = await asyncio.wait_for(waiting, 5)
         assert isinstance(reason, StartError)
-        assert reason.message == "the libp2p daemon ended (killed by signal 9)"  # without the addresses it had listed
+        assert (
+            reason.message == "the libp2p daemon ended (killed by signal 9)"
+        )  # without the addresses that it had listed
         assert "restart this node" in reason.remedy
         with pytest.raises(PeerUnreachable):
             await b.call(a.peer_id, "hang", b"", timeout_s=5)
@@ -118,7 +120,7 @@ def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: P
     asyncio.run(main())
 
 
-def test_bug_in_a_task_of_the_network_ends_it_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_a_task_of_the_network_ends_it_with_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         network = await libp2p_node(tmp_path / "a")
 
@@ -159,7 +161,7 @@ def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
 
     def has_ended() -> bool:
         try:
-            return daemon.status() == psutil.STATUS_ZOMBIE  # nobody may be there to collect an orphan
+            return daemon.status() == psutil.STATUS_ZOMBIE  # there may be nobody to collect an orphan
         except psutil.NoSuchProcess:
             return True
 
@@ -169,22 +171,22 @@ def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
 
         assert await eventually(ended) < 5
         async with await libp2p_node(tmp_path / "b"):
-            assert not any(folder.exists() for folder in folders)  # the next start clears up after it
+            assert not any(folder.exists() for folder in folders)  # the next start removes its files
 
     asyncio.run(main())
 
 
-def test_daemon_is_in_our_session_and_out_of_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:
+def test_daemon_is_in_our_session_and_gets_no_interrupt_from_the_terminal(tmp_path: Path) -> None:
     async def main() -> None:
         async with await libp2p_node(tmp_path / "a") as network:
-            assert os.getpgid(p2pd_of(network)) != os.getpgrp()  # Ctrl-C goes to our whole process group
+            assert os.getpgid(p2pd_of(network)) != os.getpgrp()  # Ctrl-C is sent to our whole process group
             assert os.getsid(p2pd_of(network)) == os.getsid(0)
 
     asyncio.run(main())
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux")
-def test_daemon_does_not_push_aside_who_computes(tmp_path: Path) -> None:
+def test_daemon_threads_use_the_batch_scheduler_and_this_process_does_not(tmp_path: Path) -> None:
     before = os.sched_getscheduler(0)
     if before not in (os.SCHED_OTHER, os.SCHED_BATCH):
         pytest.skip("these tests run under another policy, which is the daemon's too")
@@ -198,7 +200,7 @@ def test_daemon_does_not_push_aside_who_computes(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Path) -> None:
+def test_network_ends_with_an_error_when_another_process_published_our_record(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")
         b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
@@ -223,7 +225,7 @@ def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_record_of_ours_from_before_a_crash_is_no_copy(tmp_path: Path) -> None:
+def test_own_record_from_before_a_crash_is_not_taken_for_a_copy(tmp_path: Path) -> None:
     async def main() -> None:
         async with await libp2p_node(tmp_path / "a") as a:
             before = await libp2p_node(tmp_path / "b", peers=await a.addrs())

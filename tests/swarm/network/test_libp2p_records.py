@@ -1,4 +1,4 @@
-"""The record DHT under a peer that lies, with real hosts."""
+"""The record DHT with a peer that lies, on real hosts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 
 @pytest.fixture(autouse=True)
 def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is alone asks every peer that connects, and suspects those that have nothing to say yet."""
+    """Stop routine checks: a lone node asks every peer that connects, and suspects those that have no answer yet."""
     monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
 
 
 class Liar:
-    """A host with its own key in the same DHT as honest peers, which answers as it likes."""
+    """A host with its own key in the DHT of honest peers, which answers as the test says."""
 
     def __init__(self, identity: Identity, host: Host, victim: str) -> None:
         self.identity = identity
@@ -56,7 +56,7 @@ class Liar:
         return StoreResponse.from_bytes(answer).held
 
     def tell(self, *records: bytes) -> None:
-        """Answer everyone that asks that these are under the one key asked for."""
+        """Answer each request with these records under its only key."""
         self.answer = FindResponse(found=(Found(records=records),)).to_bytes()
 
     async def answer_find(self, _peer_id: str, _request: bytes) -> bytes:
@@ -73,7 +73,7 @@ BesideHonest = Callable[[Case], None]
 
 @pytest.fixture(scope="module")
 def beside_honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideHonest]:
-    """Run cases beside one honest node, which has met the liars of earlier ones."""
+    """Run cases beside one honest node, which has met the liars of earlier cases."""
     with asyncio.Runner() as runner:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
@@ -129,17 +129,17 @@ def test_lying_peer_cannot_place_or_replace_records(tmp_path: Path) -> None:
             assert not await liar.store(forged[:-1] + bytes([forged[-1] ^ 1]))
             assert not await liar.store(signed(liar.identity, b"x", now + limits.MAX_CLOCK_SKEW_S + 5))
             assert a.dht_counts.num_refused == num_refused + 4
-            # under the key that was signed, not another
+            # under the key that was signed, and no other
             assert await liar.store(signed(liar.identity, b"elsewhere", now, key="other"))
             assert await payloads(a) == await payloads(b) == [b"honest"]
-            # its own record is its right, and hides nobody
+            # it may publish its own record, and hides nobody by it
             assert await liar.store(forged)
             assert await payloads(a) == await payloads(b) == [b"forged", b"honest"]
 
     asyncio.run(main())
 
 
-def test_replayed_record_does_not_bring_back_what_was_replaced(tmp_path: Path) -> None:
+def test_replayed_record_does_not_displace_its_successor(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             await libp2p_node(tmp_path / "a") as a,
@@ -180,20 +180,20 @@ def test_answer_with_forged_records_does_not_hide_the_honest_ones(tmp_path: Path
         b"",
         b"\x01\xff",
         b"\x02",
-        FindResponse().to_bytes(),  # to a key asked for
+        FindResponse().to_bytes(),  # to a requested key
         FindResponse(found=(Found(), Found())).to_bytes(),
         bytes(1) * (limits.MAX_FIND_RESPONSE_BYTES + 1),
     ],
     ids=["nothing", "malformed", "another version", "too few", "too many", "too long"],
 )
-def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
+def test_peer_with_malformed_answers_is_dropped_and_not_asked_for_a_while(
     beside_honest: BesideHonest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     for name in ("SUSPECT_S", "MAX_SUSPECT_S"):
         monkeypatch.setattr(routing_table, name, 600.0)  # also on a machine that is busy for long
 
     async def case(a: Libp2pNetwork) -> None:
-        await a.publish(KEY, b"honest", lifetime_s=60)  # before there is anybody who could be slow to take it
+        await a.publish(KEY, b"honest", lifetime_s=60)  # before any peer could be slow to take it
         async with liar_beside(a, tmp_path / "liar") as liar:
             liar.answer, liar.num_asked = answer, 0
             assert await payloads(a) == [b"honest"]
@@ -229,7 +229,7 @@ def test_peer_with_a_key_that_no_node_has_never_becomes_a_member(beside_honest: 
     beside_honest(case)
 
 
-def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(
+def test_failing_answer_is_an_error_for_its_caller_and_leaves_the_node_working(
     beside_honest: BesideHonest, tmp_path: Path
 ) -> None:
     async def fail(_peer_id: str, _request: bytes) -> bytes:
@@ -245,7 +245,7 @@ def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(
     beside_honest(case)
 
 
-def test_answer_has_the_records_that_fit_and_the_rest_when_asked_again(tmp_path: Path) -> None:
+def test_answer_has_the_records_that_fit_and_the_next_one_has_the_rest(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             await libp2p_node(tmp_path / "a") as a,

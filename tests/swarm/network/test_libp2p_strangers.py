@@ -1,4 +1,4 @@
-"""What strangers get from a node's libp2p daemon, and what they can make it hold: real daemons on loopback."""
+"""What strangers get from a node's libp2p daemon, and what they can make it store, with real daemons on loopback."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm_protocol.wire import encode_varint
 
 KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
-WARM_UP_S, FLOOD_S = 2.0, 1.5  # the daemon's heap reaches its size for so many refusals within a second
+WARM_UP_S, FLOOD_S = 2.0, 1.5  # the daemon's heap reaches its size for this many refusals within a second
 ADD_PROVIDER = 2
 MEBIBYTE = 2**20
 
 
 @asynccontextmanager
 async def stranger_beside(node: Libp2pNetwork, identity_path: Path | None = None) -> AsyncIterator[Host]:
-    """A libp2p host that is connected to `node`, anonymous or with a key of its own."""
+    """Start a libp2p host that is connected to `node`, anonymous or with its own key."""
     host = await Host.start(DaemonOptions(identity_path=identity_path, listen=("/ip4/127.0.0.1/tcp/0",)))
     running = asyncio.create_task(host.unary.run())
     try:
@@ -55,13 +55,13 @@ async def stranger_beside(node: Libp2pNetwork, identity_path: Path | None = None
 
 
 def write_rsa_key(path: Path) -> None:
-    """Write a key as libp2p's daemon reads it, of a kind that no node has: the protobuf PrivateKey{RSA, PKCS #1}."""
+    """Write a key of a type that no node has, as libp2p's daemon reads it: the protobuf PrivateKey{RSA, PKCS #1}."""
     key = rsa.generate_private_key(65537, 2048)
     data = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     path.write_bytes(b"\x08\x00\x12" + encode_varint(len(data)) + data)
 
 
-def test_stranger_with_a_key_of_a_kind_that_no_node_has_is_answered_nothing(tmp_path: Path) -> None:
+def test_stranger_with_a_key_type_that_no_node_has_gets_no_answer(tmp_path: Path) -> None:
     write_rsa_key(tmp_path / "rsa")
     served: list[str] = []
 
@@ -94,7 +94,7 @@ def test_stranger_with_a_key_of_a_kind_that_no_node_has_is_answered_nothing(tmp_
 
 
 def add_provider(provider: bytes) -> bytes:
-    """A message of go-libp2p's DHT that has the receiver keep a record of about 200 bytes in memory."""
+    """Return a message of go-libp2p's DHT that makes the receiver keep a record of about 200 bytes in memory."""
     key = b"\x12\x20" + os.urandom(32)
     addr = b"\x04\x7f\x00\x00\x01\x06\x0f\xa1"
     peer = b"\x0a" + bytes([len(provider)]) + provider + b"\x12" + bytes([len(addr)]) + addr
@@ -120,7 +120,7 @@ def test_flood_of_provider_records_leaves_the_daemon_as_it_was(tmp_path: Path) -
             before = daemon.memory_info().rss
             num_taken += await flood(stranger, seed.peer_id, FLOOD_S)
             assert num_taken == 0
-            # with the DHT it was 80 MiB a second
+            # with the DHT, the growth is 80 MiB a second
             assert daemon.memory_info().rss - before < 24 * MEBIBYTE
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -131,7 +131,7 @@ def test_flood_of_provider_records_leaves_the_daemon_as_it_was(tmp_path: Path) -
 def test_answers_that_a_stranger_does_not_read_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """The daemon keeps each until it is read."""
+    """The daemon keeps each answer until it is read."""
     num_asked = 32
     answers: list[int] = []
     send = UnaryConnection._send
@@ -164,7 +164,7 @@ def test_answers_that_a_stranger_does_not_read_are_small(
 
 
 def place(node: Libp2pNetwork, key: str, *, num_records: int) -> None:
-    """Have a node hold the largest records that may be, under one key."""
+    """Let a node store the largest possible records under one key."""
     payload = bytes(limits.MAX_RECORD_BYTES)
     for _ in range(num_records):
         envelope = seal_record(
@@ -184,7 +184,7 @@ async def asked_unread(stranger: Host, node: Libp2pNetwork, protocol: str, reque
 
 
 async def flood(stranger: Host, peer_id: str, seconds: float) -> int:
-    """Send records over eight streams. The number that could be sent."""
+    """Send records over eight streams, and return how many could be sent."""
     records = b"".join(add_provider(peer_id_bytes(stranger.peer_id)) for _ in range(100))
     until = time.monotonic() + seconds
 

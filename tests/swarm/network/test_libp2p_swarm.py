@@ -1,4 +1,4 @@
-"""Many real hosts: they find each other, forget the dead, and heal a partition."""
+"""Many real hosts find each other, drop dead ones, and recover from a partition."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def wait_until_all_see(networks: list[Libp2pNetwork], expected: set[str], 
 
 
 def seed_of(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where a seed is to listen that comes back at the same place, and the address that its peers are given."""
+    """Return the listen address of a seed that returns to the same port, and the address that its peers are given."""
     listen = f"/ip4/127.0.0.1/tcp/{free_port()}"
     return (listen,), (f"{listen}/p2p/{Identity.load_or_create(folder / 'seed').peer_id}",)
 
 
 async def group_of(folder: Path, names: str, peers: tuple[str, ...]) -> list[Libp2pNetwork]:
-    """A node for each letter, which has published a record."""
+    """Start a node for each letter, which has published a record."""
     nodes = [await libp2p_node(folder / name, peers=peers) for name in names]
     for node in nodes:
         await node.publish(KEYS[0], b"", lifetime_s=120)
@@ -69,7 +69,7 @@ async def close_all(networks: list[Libp2pNetwork]) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_eight_hosts_find_each_other_and_forget_the_killed_within_their_lifetime(tmp_path: Path) -> None:
+def test_eight_hosts_find_each_other_and_drop_killed_ones_within_their_records_lifetime(tmp_path: Path) -> None:
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed")
         peers, hosts = await seed.addrs(), [seed]
@@ -97,9 +97,7 @@ def test_eight_hosts_find_each_other_and_forget_the_killed_within_their_lifetime
     asyncio.run(main())
 
 
-def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_groups_find_each_other_when_their_seed_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_watch, "CHECK_S", 0.3)
     monkeypatch.setattr(partition_watch, "MAX_PAUSE_S", 0.6)
     listen, peers = seed_of(tmp_path)
@@ -110,7 +108,7 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
         os.kill(seed._host.daemon.pid, signal.SIGKILL)
         await seed.wait_failed()
         await seed.close()
-        await wait_until_all_see(first, {node.peer_id for node in first}, 10)  # they live on without it
+        await wait_until_all_see(first, {node.peer_id for node in first}, 10)  # they go on without it
 
         seed = await libp2p_node(tmp_path / "seed", listen=listen)  # it knows nobody any more
         second = await group_of(tmp_path, "cd", peers)
@@ -121,7 +119,7 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
     asyncio.run(main())
 
 
-def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
+def test_group_asks_again_when_it_reached_its_seed_before_that_served_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_watch, "CHECK_S", 0.1)
@@ -159,7 +157,7 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
     asyncio.run(main())
 
 
-def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
+def test_seed_is_asked_again_when_it_has_dropped_nodes_that_are_still_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_watch, "CHECK_S", 0.1)
@@ -184,7 +182,7 @@ def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
     asyncio.run(main())
 
 
-def test_node_that_lost_everyone_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_lost_all_peers_rejoins_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_watch, "CHECK_S", 0.3)
     monkeypatch.setattr(partition_watch, "MAX_PAUSE_S", 0.6)
 
@@ -200,7 +198,7 @@ def test_node_that_lost_everyone_comes_back_by_itself(tmp_path: Path, monkeypatc
 
         await eventually(is_alone)
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
-        await wait_until_all_see([seed], {node.peer_id}, 15)  # what it published before is there again
+        await wait_until_all_see([seed], {node.peer_id}, 15)  # its earlier record is published again
         await close_all([seed, node])
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Slow senders, receivers and links are named, and equal ones never, however often the dice are thrown."""
+"""Slow senders, receivers and links are named, and equal ones never are, in any random draw."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_equal_links_raise_no_alarm_in_any_of_many_draws(num_members: int, sigma
 
 @pytest.mark.parametrize("num_members", [3, 5, 16])
 def test_links_of_busy_machines_raise_no_alarm_that_lasts(num_members: int) -> None:
-    """One transfer in fifty takes ten times as long: as many stand out, and never the same ones for long."""
+    """One transfer in fifty takes ten times as long: some stand out at each moment, and none for long."""
     rng, watch, num_single = np.random.default_rng(1), LinkWatch(), 0
     for step in range(1, 300):
         rates = _rates(num_members, rng, 0.3)
@@ -70,7 +70,7 @@ def test_row_column_and_cell_name_a_sender_a_receiver_and_a_link(num_members: in
         rates = _rates(num_members, rng)
         assert _named(slow_links(_slower(rates, factor, sender="m1"))) == [("sender", "m1", "")]
         assert _named(slow_links(_slower(rates, factor, receiver="m2"))) == [("receiver", "", "m2")]
-        if num_members > 3:  # of three a link is a half of its sender's
+        if num_members > 3:  # of three links, one is half of its sender's
             found = slow_links(_slower(rates, factor, sender="m0", receiver="m2"))
             assert _named(found) == [("link", "m0", "m2")]
             assert found[0].slowdown == pytest.approx(factor, rel=0.6)

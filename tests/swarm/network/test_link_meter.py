@@ -1,4 +1,4 @@
-"""Rates and round trips as traffic shows them, on the simulated internet, whose links have known ones."""
+"""Rates and round trips as observed traffic shows them, on a simulated internet whose links are known."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rate_is_that_of_the_link_however_much_is_sent(pause_s: float) -> None:
     _run(case)
 
 
-def test_streams_beside_each_other_show_their_link_together() -> None:
+def test_parallel_streams_show_the_rate_of_their_link_together() -> None:
     async def case() -> None:
         internet = MemoryInternet(1, LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6))
         sender, receiver = internet.network(), internet.network()
@@ -70,7 +70,7 @@ def test_streams_beside_each_other_show_their_link_together() -> None:
     _run(case)
 
 
-def test_senders_are_ordered_by_what_they_showed_and_unknown_ones_are_usual() -> None:
+def test_senders_are_ordered_by_observed_rate_and_unknown_ones_count_as_average() -> None:
     async def case() -> None:
         internet = MemoryInternet(1)
         receiver = internet.network(down_bytes_per_s=20e6)
@@ -89,7 +89,7 @@ def test_senders_are_ordered_by_what_they_showed_and_unknown_ones_are_usual() ->
     _run(case)
 
 
-def test_short_messages_show_no_rate_and_impossible_ones_are_bounded() -> None:
+def test_short_messages_show_no_rate_and_impossible_rates_are_bounded() -> None:
     async def case() -> None:
         meter, now = LinkMeter(), asyncio.get_running_loop().time
         for _ in range(1000):
@@ -106,7 +106,7 @@ def test_short_messages_show_no_rate_and_impossible_ones_are_bounded() -> None:
     _run(case)
 
 
-def test_strangers_do_not_fill_the_memory() -> None:
+def test_memory_of_strangers_rates_is_bounded() -> None:
     async def case() -> None:
         meter = LinkMeter()
         for index in range(2 * MAX_PEERS):
@@ -120,7 +120,7 @@ def test_strangers_do_not_fill_the_memory() -> None:
     _run(case)
 
 
-def test_peer_whose_answers_have_shown_its_round_trip_is_not_pinged() -> None:
+def test_peer_is_not_pinged_when_its_answers_have_shown_its_round_trip() -> None:
     async def case() -> None:
         internet = MemoryInternet(1, LinkModel(latency_s=0.03))
         asking, other = internet.network(), internet.network()
@@ -137,7 +137,7 @@ def test_peer_whose_answers_have_shown_its_round_trip_is_not_pinged() -> None:
             asking.links.answered(other.peer_id, seconds)
         assert await trips.measure_s(other.peer_id, timeout_s=5) == 0.06
         assert num_pings == 0
-        await asyncio.sleep(120)  # what was shown is too old now
+        await asyncio.sleep(120)  # the observation is too old now
         assert await trips.measure_s(other.peer_id, timeout_s=5) == pytest.approx(0.06)
         assert num_pings == NUM_PINGS
         await internet.close()

@@ -1,4 +1,6 @@
-"""Membership: published at once and again, seen by all, newest wins, malformed skipped, left politely, measured."""
+"""Membership: records are announced at once and renewed, the newest wins, malformed ones are skipped, leaving and round
+trips.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def trainer_record(run: str = "run", **changes: object) -> TrainerRecord:
 
 
 class CountingNetwork(MemoryNetwork):
-    """Counts publishes, and fails them while told to."""
+    """Counts publishes, and makes them fail when the test says so."""
 
     failing: BaseException | bool | None = None
     publishes: list[tuple[float, str]]
@@ -67,7 +69,7 @@ def counting(network: MemoryNetwork) -> CountingNetwork:
 
 
 @in_virtual_time
-async def test_announced_records_are_seen_by_all_at_once_own_peer_included() -> None:
+async def test_announced_records_are_seen_by_all_at_once_also_by_their_own_peer() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()
     async with Membership(a) as at_a, Membership(b) as at_b:
@@ -89,7 +91,7 @@ async def test_announced_records_are_seen_by_all_at_once_own_peer_included() -> 
 
 
 @in_virtual_time
-async def test_node_record_of_a_node_that_has_been_there_for_long_is_published_more_rarely_and_never_lapses() -> None:
+async def test_node_record_of_a_long_lived_node_is_published_more_rarely_and_never_lapses() -> None:
     internet = make_internet()
     a, b = counting(internet.network()), internet.network()
     async with Membership(a) as at_a, Membership(b) as at_b:
@@ -106,7 +108,7 @@ async def test_node_record_of_a_node_that_has_been_there_for_long_is_published_m
 
 
 @in_virtual_time
-async def test_node_that_had_been_there_for_long_is_forgotten_within_five_lives_and_known_again_at_once() -> None:
+async def test_long_lived_node_is_dropped_within_five_lifetimes_and_known_again_at_once() -> None:
     async def announce(network: MemoryNetwork, name: str) -> None:
         async with Membership(network) as membership:
             membership.announce(node_record(name))
@@ -149,7 +151,7 @@ async def test_records_are_republished_before_half_their_life_and_never_lapse() 
 
 
 @in_virtual_time
-async def test_ages_are_by_kind_and_name_and_grow_from_when_each_peer_last_spoke() -> None:
+async def test_ages_are_by_kind_and_name_and_count_from_each_peer_s_last_record() -> None:
     internet = make_internet()
     a, b, c = internet.network(), internet.network(), internet.network()
     async with Membership(a) as at_a, Membership(b) as at_b, Membership(c) as at_c:
@@ -158,7 +160,7 @@ async def test_ages_are_by_kind_and_name_and_grow_from_when_each_peer_last_spoke
         await asyncio.sleep(5)
         at_b.announce(trainer_record())
         await asyncio.sleep(5)
-        assert at_c.ages_s("nodes") == {}  # nobody has been asked
+        assert at_c.ages_s("nodes") == {}  # nobody has been asked yet
         await at_c.nodes()
         await at_c.servers("tiny")
         await at_c.trainers("run")
@@ -213,7 +215,7 @@ async def test_announcing_twice_at_the_same_moment_leaves_the_later_record() -> 
 
 
 @in_virtual_time
-async def test_withdrawn_record_says_goodbye_then_expires_and_its_model_is_gone_at_once() -> None:
+async def test_withdrawn_record_is_marked_as_leaving_then_expires_and_its_model_is_gone_at_once() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()
     async with Membership(a) as at_a, Membership(b) as at_b:
@@ -252,7 +254,7 @@ async def test_leaving_is_announced_at_once_in_every_record() -> None:
 
 
 @in_virtual_time
-async def test_killed_peer_is_forgotten_within_its_records_lifetime() -> None:
+async def test_killed_peer_is_dropped_within_its_record_s_lifetime() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()
     async with Membership(b) as at_b, Membership(a) as at_a:
@@ -290,7 +292,7 @@ def test_failed_publishes_are_counted_warned_of_once_and_retried(
     assert len([record for record in caplog.records if "could not publish" in record.message]) == 1
 
 
-def test_running_node_hears_that_its_clock_may_be_wrong_once_nobody_takes_its_records(
+def test_running_node_is_warned_of_its_clock_when_nobody_accepts_its_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -309,7 +311,7 @@ def test_running_node_hears_that_its_clock_may_be_wrong_once_nobody_takes_its_re
     assert "its clock is ahead of theirs" in caplog.text
 
 
-def test_first_node_of_a_network_is_not_warned_that_nobody_hears_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_node_of_a_network_is_not_warned_that_nobody_stores_its_records(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         internet = make_internet()
         async with Membership(internet.network()) as alone:
@@ -323,7 +325,7 @@ def test_first_node_of_a_network_is_not_warned_that_nobody_hears_it(caplog: pyte
     assert not caplog.records
 
 
-def test_bug_in_publishing_ends_the_body_of_the_context_loudly(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_publishing_ends_the_body_of_the_context_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         internet = make_internet()
         a = counting(internet.network())
@@ -343,7 +345,7 @@ def test_bug_in_publishing_ends_the_body_of_the_context_loudly(caplog: pytest.Lo
         assert noticed_s < 1
         assert caught.value.remedy
         assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
-        await asyncio.sleep(1)  # and its task can go on
+        await asyncio.sleep(1)  # its task can go on
         await internet.close()
 
     virtual_time.run(main())
@@ -381,7 +383,7 @@ def test_cancellation_from_outside_is_not_mistaken_for_that_of_a_bug(when: str) 
 
 
 @in_virtual_time
-async def test_error_of_the_body_of_the_context_comes_out_as_it_is() -> None:
+async def test_error_of_the_body_of_the_context_is_raised_unchanged() -> None:
     internet = make_internet()
     with pytest.raises(PeerTimeout, match="of the body"):
         async with Membership(internet.network()):
@@ -401,7 +403,7 @@ async def test_second_membership_of_one_network_is_refused_at_once() -> None:
 
 
 @in_virtual_time
-async def test_publish_that_never_ends_is_given_up_and_the_others_go_on() -> None:
+async def test_publish_that_never_ends_is_given_up_and_others_continue() -> None:
     class StuckNetwork(MemoryNetwork):
         async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
             if key.startswith("train/"):
@@ -432,7 +434,7 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
         num_malformed = at_b.counters.num_malformed
         assert num_malformed > 0
         await at_b.nodes()
-        assert at_b.counters.num_malformed == num_malformed  # the same ones are not looked at again
+        assert at_b.counters.num_malformed == num_malformed  # the same records are not checked again
     await internet.close()
 
 
@@ -471,7 +473,7 @@ async def test_record_with_lower_issued_at_never_replaces_a_newer_one() -> None:
         now = a.now()
         await plant("new", now)
         assert (await at_a.nodes())[peer.peer_id].name == "new"
-        a._records.clear()  # the store has lost the newer one and finds an older
+        a._records.clear()  # the store has lost the newer record and finds an older one
         await plant("old", now - 5)
         assert (await at_a.nodes())[peer.peer_id].name == "new"
         await asyncio.sleep(60)
@@ -581,7 +583,7 @@ async def test_round_trip_is_measured_cached_and_measured_again_later() -> None:
 
 
 @in_virtual_time
-async def test_round_trip_to_a_dead_peer_raises_and_remembers_nothing() -> None:
+async def test_round_trip_to_a_dead_peer_raises_and_stores_nothing() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()
     async with Membership(a) as at_a:
@@ -610,7 +612,7 @@ def test_round_trips_are_remembered_of_a_bounded_number_of_peers(monkeypatch: py
 
 
 @in_virtual_time
-async def test_round_trip_that_traffic_has_shown_is_known_without_a_ping() -> None:
+async def test_round_trip_shown_by_traffic_is_known_without_a_ping() -> None:
     internet = make_internet()
     here, there = internet.network(), internet.network()
     asker = round_trips.RoundTrips(here)
@@ -693,7 +695,7 @@ async def test_ping_with_a_payload_is_a_violation() -> None:
 
 
 @in_virtual_time
-async def test_cancelled_context_leaves_nothing_behind() -> None:
+async def test_cancelled_context_leaves_no_record_and_no_task() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()
 
@@ -709,7 +711,7 @@ async def test_cancelled_context_leaves_nothing_behind() -> None:
         with pytest.raises(asyncio.CancelledError):
             await living
         assert (await at_b.nodes())[a.peer_id].state == "leaving"
-        # and once more, cancelled again while it says goodbye: virtual_time.run fails on what is left
+        # and once more, cancelled again while it leaves: virtual_time.run fails on what remains
         c = internet.network()
         hurried = Membership(c)
 
@@ -757,7 +759,7 @@ def test_twenty_nodes_find_each_other_half_die_and_a_partition_heals() -> None:
 
 
 @in_virtual_time
-async def test_made_up_models_do_not_crowd_out_one_that_several_nodes_serve() -> None:
+async def test_made_up_models_do_not_displace_one_that_several_nodes_serve() -> None:
     internet = make_internet()
     liars, honest = [internet.network() for _ in range(9)], [internet.network() for _ in range(2)]
     for index, network in enumerate([*liars, *honest]):
@@ -770,7 +772,7 @@ async def test_made_up_models_do_not_crowd_out_one_that_several_nodes_serve() ->
     await internet.close()
 
 
-def test_record_that_a_full_key_has_no_room_for_is_listed_from_the_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_without_room_under_a_full_key_is_listed_from_the_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_module, "FULL_RECORDS", 2)
     plain, root = MemoryNetwork.publish, lookup_key("nodes")
 
@@ -797,7 +799,7 @@ def test_record_that_a_full_key_has_no_room_for_is_listed_from_the_key_below(mon
     virtual_time.run(main())
 
 
-def test_crowded_name_does_not_keep_another_one_from_being_read_below_its_full_key(
+def test_crowded_name_does_not_hide_another_one_below_its_full_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(membership_module, "FULL_RECORDS", 2)

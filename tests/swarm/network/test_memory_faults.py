@@ -1,4 +1,6 @@
-"""The simulated internet when it breaks: crashes, restarts, partitions, cancelled callers, records across a cut."""
+"""Faults of the simulated internet: crashes, restarts, partitions, cancelled callers, and records across a
+partition.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ async def nodes(num: int, **options: object) -> AsyncIterator[tuple[MemoryIntern
 
 
 class Waiting:
-    """A handler that waits until it is cancelled, and remembers that it was."""
+    """A handler that waits until it is cancelled, and records that."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -104,7 +106,7 @@ async def test_call_deadline_before_detection_is_a_timeout() -> None:
 
 
 @in_virtual_time
-async def test_crash_like_a_killed_process_is_noticed_at_once() -> None:
+async def test_crash_of_only_the_process_is_noticed_at_once() -> None:
     async with nodes(2) as (internet, [a, b]):
         waiting = Waiting()
         await b.serve_stream("wait", waiting.stream)
@@ -119,7 +121,7 @@ async def test_crash_like_a_killed_process_is_noticed_at_once() -> None:
 
 
 @in_virtual_time
-async def test_stream_of_crashed_peer_gives_what_had_arrived_then_breaks() -> None:
+async def test_stream_of_crashed_peer_returns_what_had_arrived_and_then_breaks() -> None:
     async def talk(_peer_id: str, stream: Stream) -> None:
         await stream.send(b"one")
         await stream.send(b"two")
@@ -182,7 +184,7 @@ async def test_call_across_partition_is_unreachable_and_works_when_healed() -> N
 
 
 @in_virtual_time
-async def test_call_under_way_survives_a_partition_shorter_than_detection() -> None:
+async def test_call_in_flight_survives_a_partition_shorter_than_detection() -> None:
     async def slow(_peer_id: str, request: bytes) -> bytes:
         await asyncio.sleep(0.1)
         return request
@@ -196,11 +198,11 @@ async def test_call_under_way_survives_a_partition_shorter_than_detection() -> N
         assert not call.done()
         internet.heal()
         assert await call == b"kept"
-        await asyncio.sleep(DETECTION_S)  # the detection of the healed partition strikes nobody
+        await asyncio.sleep(DETECTION_S)  # the timeout of the healed partition must not fire later
 
 
 @in_virtual_time
-async def test_call_under_way_breaks_at_both_ends_of_a_lasting_partition() -> None:
+async def test_call_in_flight_breaks_at_both_ends_of_a_lasting_partition() -> None:
     async with nodes(2) as (internet, [a, b]):
         waiting = Waiting()
         await b.serve("wait", waiting.unary)
@@ -284,7 +286,7 @@ async def test_both_sides_sending_more_than_the_window_before_reading_get_stuck(
 
 
 @in_virtual_time
-async def test_large_message_takes_the_links_time() -> None:
+async def test_large_message_takes_its_transmission_time() -> None:
     async def echo(_peer_id: str, request: bytes) -> bytes:
         return request
 
@@ -316,8 +318,8 @@ async def test_nodes_with_slow_uplinks_share_them_over_all_links() -> None:
 
 
 @in_virtual_time
-async def test_message_whose_sender_uses_its_buffer_again_arrives_spoilt() -> None:
-    """The real wire may send the buffer again, with what it holds then: who does so is to notice it here."""
+async def test_message_arrives_changed_when_its_sender_reuses_the_buffer() -> None:
+    """A real connection may send the buffer's later content. A caller that uses a buffer again must notice it here."""
 
     async def first(_peer_id: str, stream: Stream) -> None:
         await stream.send(await stream.receive())
@@ -334,7 +336,7 @@ async def test_message_whose_sender_uses_its_buffer_again_arrives_spoilt() -> No
 
 
 @in_virtual_time
-async def test_record_published_behind_a_partition_is_seen_once_healed() -> None:
+async def test_record_published_behind_a_partition_is_seen_once_it_is_healed() -> None:
     async with nodes(4) as (internet, [a, b, c, d]):
         internet.partition([[a.peer_id, b.peer_id], [c.peer_id, d.peer_id]])
         assert await a.publish("key", b"from a", lifetime_s=60)
@@ -357,7 +359,7 @@ async def test_lookup_after_heal_takes_the_newest_of_two_versions() -> None:
 
 
 @in_virtual_time
-async def test_record_published_twice_at_one_moment_is_the_later_one() -> None:
+async def test_later_of_two_records_published_at_one_moment_is_found() -> None:
     async with nodes(2) as (_, [a, b]):
         async with asyncio.TaskGroup() as tasks:
             for payload in (b"first", b"second"):
@@ -385,7 +387,7 @@ async def test_records_of_a_crashed_peer_live_on_elsewhere_until_they_expire() -
 
 
 @in_virtual_time
-async def test_offered_bytes_that_are_no_valid_record_are_taken_by_nobody() -> None:
+async def test_offered_bytes_that_are_no_valid_record_are_stored_by_nobody() -> None:
     async with nodes(2) as (_, [a, b]):
         forger, now = Identity.generate(), a.now()
         sealed = [
@@ -432,7 +434,7 @@ async def test_peer_with_a_wrong_clock_or_network_is_refused_by_name() -> None:
 
 
 @in_virtual_time
-async def test_handler_that_fails_with_a_foreign_error_tells_nothing_of_it() -> None:
+async def test_caller_gets_no_details_when_a_handler_fails_with_a_foreign_error() -> None:
     async def broken(_peer_id: str, _request: bytes) -> bytes:
         raise RuntimeError("secret path /home/someone")
 
@@ -449,7 +451,7 @@ async def test_handler_that_fails_with_a_foreign_error_tells_nothing_of_it() -> 
         assert "secret" not in str(caught.value)
 
 
-def test_internet_with_same_seed_has_the_same_trace() -> None:
+def test_internet_with_the_same_seed_has_the_same_trace() -> None:
     async def main() -> list[tuple[float, str]]:
         link = LinkModel(latency_s=0.02, jitter_s=0.03, bandwidth_bytes_per_s=1e6, loss=0.05)
         internet, trace = MemoryInternet(seed=5, default_link=link), []

@@ -1,4 +1,4 @@
-"""Addresses as people type them."""
+"""Addresses as users type them."""
 
 import tracemalloc
 
@@ -31,7 +31,7 @@ RELAY = Identity(bytes(31) + b"1").peer_id
         f"/ip4/10.0.0.1/tcp/4001/p2p/{RELAY}/p2p-circuit",
     ],
 )
-def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
+def test_valid_peer_addr_is_returned_unchanged(addr: str) -> None:
     parsed = parse_peer_addr(f"{addr}/p2p/{PEER}")
     assert parsed == PeerAddr(peer_id=PEER, addr=addr)
     assert str(parsed) == f"{addr}/p2p/{PEER}"
@@ -65,7 +65,7 @@ def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
         (f"/ip4/1.2.3.4/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{RELAY}/p2p-circuit/p2p/{PEER}", "may follow the port"),
     ],
 )
-def test_peer_addr_that_is_wrong_names_the_part(text: str, fault: str) -> None:
+def test_invalid_peer_addr_error_names_the_part(text: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_peer_addr(text)
     assert fault in caught.value.message
@@ -73,7 +73,7 @@ def test_peer_addr_that_is_wrong_names_the_part(text: str, fault: str) -> None:
     assert str(parse_peer_addr(example)) == example  # whole, with the /p2p/<peer id> that a listen address lacks
 
 
-def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
+def test_listen_addr_accepts_port_0_and_no_peer_or_name() -> None:
     assert check_listen_addr("/ip4/0.0.0.0/tcp/0") == "/ip4/0.0.0.0/tcp/0"
     with pytest.raises(ConfigError, match="names no peer"):
         check_listen_addr(f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}")
@@ -85,7 +85,7 @@ def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
     assert check_listen_addr(example) == example
 
 
-def test_loopback_is_told_from_what_others_can_use() -> None:
+def test_loopback_is_distinguished_from_addresses_that_others_can_use() -> None:
     assert is_loopback("/ip4/127.0.0.1/tcp/4001")
     assert is_loopback(f"/ip6/::1/tcp/4001/p2p/{PEER}")
     assert is_loopback("/ip6/0:0:0:0:0:0:0:1/tcp/4001")
@@ -117,7 +117,7 @@ def test_tcp_endpoint_is_none_for_a_transport_that_only_the_daemon_knows() -> No
     assert tcp_endpoint("/ip4/1.2.3.4/tcp/80/ws") is None
 
 
-def test_long_addresses_that_strangers_name_are_not_remembered() -> None:
+def test_long_addresses_from_strangers_are_not_cached() -> None:
     host = f"{'a' * MAX_REMEMBERED_CHARS}.example"
     tracemalloc.start()
     try:

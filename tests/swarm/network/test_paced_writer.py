@@ -1,4 +1,4 @@
-"""Streams share a limited upload in turns, in virtual time, over connections that take whatever they are given."""
+"""Streams that share a limited upload in turns, in virtual time and over connections that accept all bytes at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATE = 1e6
 
 
 class Connection:
-    """Takes what is written, and remembers when."""
+    """A connection that records what is written, and when."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -38,7 +38,7 @@ def _writer(turns: Turns) -> tuple[PacedWriter, Connection]:
     return PacedWriter(cast("Any", connection), turns), connection
 
 
-def test_long_frames_of_several_streams_leave_at_the_limit_together_and_in_equal_shares() -> None:
+def test_long_frames_of_several_streams_share_the_limit_equally() -> None:
     async def main() -> None:
         turns = Turns(Allowance(RATE))
         pairs = [_writer(turns) for _ in range(3)]
@@ -47,7 +47,7 @@ def test_long_frames_of_several_streams_leave_at_the_limit_together_and_in_equal
             writer.write((bytes([index]) * 500_000, bytes([index + 10]) * 500_000), at_once=False)
         await asyncio.sleep(1.0)
         shares = [len(connection.written) for _, connection in pairs]
-        # the first has made up for the unused time before
+        # the first stream has used the idle time before it
         assert max(shares) - min(shares) <= SLICE_BYTES + BURST_S * RATE
         for writer, _ in pairs:
             await writer.emptied()
@@ -59,7 +59,7 @@ def test_long_frames_of_several_streams_leave_at_the_limit_together_and_in_equal
     virtual_time.run(main())
 
 
-def test_short_frame_waits_for_one_slice_of_each_other_stream_and_no_longer() -> None:
+def test_short_frame_waits_for_one_slice_of_each_other_stream_at_most() -> None:
     async def main() -> None:
         turns = Turns(Allowance(RATE))
         for _ in range(4):
@@ -75,7 +75,7 @@ def test_short_frame_waits_for_one_slice_of_each_other_stream_and_no_longer() ->
     virtual_time.run(main())
 
 
-def test_what_goes_out_at_once_waits_for_nothing_and_overtakes_nothing_of_its_own_stream() -> None:
+def test_urgent_frame_is_not_delayed_and_stays_in_the_order_of_its_stream() -> None:
     async def main() -> None:
         turns = Turns(Allowance(RATE))
         busy, connection = _writer(turns)
@@ -90,7 +90,7 @@ def test_what_goes_out_at_once_waits_for_nothing_and_overtakes_nothing_of_its_ow
     virtual_time.run(main())
 
 
-def test_calls_are_charged_and_hold_streams_back_for_a_bounded_time() -> None:
+def test_calls_are_charged_and_delay_streams_for_a_bounded_time() -> None:
     async def main() -> None:
         allowance = Allowance(RATE)
         turns = Turns(allowance)
@@ -134,7 +134,7 @@ def test_end_of_a_stream_flushes_it_and_a_lost_connection_drops_it() -> None:
     virtual_time.run(main())
 
 
-def test_stream_that_drops_what_it_had_and_begins_anew_has_one_turn_as_others_have() -> None:
+def test_stream_that_drops_its_frames_and_begins_anew_has_one_turn() -> None:
     async def main() -> None:
         turns = Turns(Allowance(RATE))
         turns.charge(int(BURST_S * RATE) + SLICE_BYTES)

@@ -1,4 +1,6 @@
-"""The watch over a node's place in its network goes on whatever the process lacks for a while. In virtual time."""
+"""The watch over a node's connection to its network goes on when the process lacks resources for a while, in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ class Control:
         return dict(self.connections)
 
     async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
-        """Stands for `Control.connect`, which a host takes; nobody is dialled by it here."""
+        """Stands in for `Control.connect`, which a host takes; this one dials nobody."""
 
 
 class Dht:
-    """A routing table with the seed in it. A look at its members takes as long as they are silent."""
+    """A routing table with the seed in it. Checking its members takes as long as they are silent."""
 
     def __init__(self, silent_s: float = 0.0) -> None:
         self._silent_s = silent_s
@@ -62,7 +64,7 @@ class Dht:
         await asyncio.sleep(self._silent_s)
 
 
-def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over(
+def test_lack_of_open_files_is_reported_once_and_the_seed_is_dialled_afterwards(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -102,7 +104,7 @@ def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over
     virtual_time.run(main())
 
 
-def test_silent_members_of_the_routing_table_do_not_delay_the_way_back_into_the_network(
+def test_silent_members_of_the_routing_table_do_not_delay_rejoining_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     control, dialled_at = Control(), []

@@ -1,4 +1,4 @@
-"""Test which methods a node serves where the libp2p daemon cannot be asked for a moment."""
+"""The methods that a node serves when the libp2p daemon is unavailable for a moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def answer(_peer_id: str, request: bytes) -> bytes:
 async def greet(_peer_id: str, _stream: Stream) -> None: ...
 
 
-def test_method_that_the_daemon_did_not_take_is_registered_when_it_is_served_again() -> None:
+def test_method_that_could_not_be_registered_is_registered_when_it_is_served_again() -> None:
     async def main() -> None:
         gone = PeerUnreachable("no daemon")
         host = MagicMock(accept_streams=AsyncMock(side_effect=[gone, None, gone, None]), serve=AsyncMock())

@@ -1,4 +1,4 @@
-"""Streams and calls are bounded for each peer and in all, and a flood keeps nobody out who wants little."""
+"""Streams and calls are bounded for each peer and in all, and a flood does not keep modest peers out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_slots_are_bounded_for_each_peer_and_in_all() -> None:
     for _ in range(NUM_GUARANTEED):
         slots.give_back("d")
     assert not slots.has_room("a")
-    assert slots.has_room("d"), "who holds little is not kept out"
+    assert slots.has_room("d"), "a peer that holds little must be let in"
     with slots.taken("a") as has_room:
         assert not has_room
     assert slots.held_by("a") == 8

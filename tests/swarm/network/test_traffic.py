@@ -1,4 +1,4 @@
-"""Bytes are counted by how the peer is reached, also between real hosts of which one is behind a relay."""
+"""Bytes are counted by the kind of path to the peer, also between real hosts of which one is behind a relay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELAYED = ("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWrelay/p2p-circuit",)
 DIRECT = ("/ip4/127.0.0.1/tcp/1",)
 
 
-def test_bytes_count_for_the_path_of_the_last_look_and_for_the_peer() -> None:
+def test_bytes_count_for_the_last_observed_path_and_for_the_peer() -> None:
     counted = Traffic()
     counted.sent("far", 1)
     counted.note({"far": "relayed", "near": "direct", "back": "dialled back", "idle": "punched"})
@@ -50,7 +50,7 @@ def test_bytes_of_a_peer_are_kept_while_it_is_not_connected() -> None:
     assert counted.peer_paths() == {"far": PeerPath(kind="punched", sent_bytes=0, received_bytes=12)}
 
 
-def test_of_too_many_peers_those_that_were_silent_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longest_silent_peers_are_dropped_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "MAX_PEERS", 2)
     counted = Traffic()
     for peer_id in ("first", "second", "first", "third"):
@@ -61,7 +61,7 @@ def test_of_too_many_peers_those_that_were_silent_for_longest_are_forgotten(monk
     }  # fmt: skip
 
 
-def test_path_is_relayed_while_all_connections_are_and_as_introduced_else() -> None:
+def test_path_is_relayed_only_while_all_connections_are_relayed() -> None:
     control = MagicMock()
     host = Host(MagicMock(), control, MagicMock(), "me")
     places = {"far": RELAYED, "near": DIRECT, "both": (*RELAYED, *DIRECT), "leaving": (), "fallen": RELAYED}
@@ -121,10 +121,10 @@ async def _exchange(server: Libp2pNetwork, caller: Libp2pNetwork, expects: str =
         assert all(moved >= least for moved, least in zip((path.sent_bytes, path.received_bytes), way, strict=True))
     for network, had, wants in zip((caller, server), before, ((sent, received), (received, sent)), strict=True):
         moved = tuple(now - then for now, then in zip(_of(network), had, strict=True))
-        # beside them only the DHT talks, in small messages
+        # apart from them only the DHT sends, in small messages
         assert all(want <= now < want + 20_000 for now, want in zip(moved, wants, strict=True)), (moved, wants)
 
 
 def _of(network: Libp2pNetwork) -> tuple[int, int]:
-    """Return the sum over all paths: between two looks a relayed connection may have become a direct one."""
+    """Return the sum over all paths, since a relayed connection may become direct between two looks."""
     return sum(network.traffic.sent_bytes.values()), sum(network.traffic.received_bytes.values())

@@ -1,4 +1,4 @@
-"""Limits on upload and download are kept between real hosts, and calls are answered meanwhile."""
+"""Limits on upload and download hold between real hosts, and calls are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def _run(folder: Path, near: TrafficLimits, far: TrafficLimits, case: Callable[[
 
 
 async def _transfer_s(sender: Libp2pNetwork, receiver: Libp2pNetwork, num_streams: int = 2) -> tuple[float, float]:
-    """Seconds until NUM_BYTES have come over `num_streams` streams, and the longest that a call took meanwhile."""
+    """Return the seconds until NUM_BYTES arrived over `num_streams` streams, and the longest time of a call
+    meanwhile.
+    """
     messages = [98_304] * (NUM_BYTES // num_streams // 98_304)
 
     async def give(_peer_id: str, stream: Stream) -> None:
@@ -98,7 +100,7 @@ def test_upload_limit_is_kept_within_a_tenth_while_calls_are_answered(tmp_path: 
     _run(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS, case)
 
 
-def test_download_limit_is_kept_but_for_what_is_on_its_way(tmp_path: Path) -> None:
+def test_download_limit_is_kept_except_for_bytes_in_flight(tmp_path: Path) -> None:
     async def case(pair: Pair) -> None:
         sender, receiver = pair
         took_s, slowest_s = await _transfer_s(sender, receiver)
@@ -125,8 +127,8 @@ def test_large_answer_of_a_limited_node_goes_over_a_stream_at_its_rate(tmp_path:
     _run(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS, case)
 
 
-def test_large_answers_of_a_limited_node_all_come_to_a_caller_that_asks_for_many_at_once(tmp_path: Path) -> None:
-    """A joiner asks one donor for chunks of a state in this way."""
+def test_many_simultaneous_large_answers_of_a_limited_node_all_arrive(tmp_path: Path) -> None:
+    """A joiner requests chunks of a state from one donor in this way."""
 
     async def case(pair: Pair) -> None:
         sender, receiver = pair
@@ -143,7 +145,7 @@ def test_large_answers_of_a_limited_node_all_come_to_a_caller_that_asks_for_many
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, MIN_BYTES_PER_S - 1, float("nan")])
-def test_limit_that_leaves_no_room_is_refused(limit: float) -> None:
+def test_limit_that_is_too_low_is_refused(limit: float) -> None:
     with pytest.raises(ConfigError):
         TrafficLimits(up_bytes_per_s=limit)
     with pytest.raises(ConfigError):

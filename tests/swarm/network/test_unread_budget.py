@@ -1,4 +1,4 @@
-"""Which streams give way when more waits unread than a host holds."""
+"""The streams that are dropped when more bytes wait unread than a host may hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OneStream:
         self.refusals.append(refusal)
 
 
-def test_stream_beyond_its_peers_budget_gives_way_and_the_others_stay() -> None:
+def test_stream_beyond_its_peer_s_budget_is_dropped_and_others_stay() -> None:
     budget = UnreadBudget(max_peer_bytes=10, max_host_bytes=100)
     first, second, other = OneStream("a"), OneStream("a"), OneStream("b")
     assert budget.charge(first, 6)
@@ -43,7 +43,7 @@ def test_stream_beyond_its_peers_budget_gives_way_and_the_others_stay() -> None:
     assert budget.num_refused == 1
 
 
-def test_full_host_has_the_largest_stream_of_the_greediest_peer_give_way() -> None:
+def test_full_host_drops_the_largest_stream_of_the_greediest_peer() -> None:
     budget = UnreadBudget(max_peer_bytes=100, max_host_bytes=20)
     small, large, honest = OneStream("greedy"), OneStream("greedy"), OneStream("honest")
     assert budget.charge(small, 5)
@@ -87,8 +87,8 @@ def test_budget_under_any_events_is_kept_and_counts_what_is_held(events: list[tu
 
 
 @pytest.mark.parametrize("opener", ["its peer", "itself"])
-def test_streams_of_one_key_that_nobody_reads_share_the_budget_of_their_host(tmp_path: Path, opener: str) -> None:
-    """Each is within its own window; together they took a seed to 832 MiB. Another key's stream goes on."""
+def test_unread_streams_of_one_key_share_their_peer_s_budget(tmp_path: Path, opener: str) -> None:
+    """Each is within its own window, but together they would take 832 MiB of a seed. Another key's stream stays."""
     num_bytes = framing.WINDOW_BYTES // 2
 
     async def hang(_peer_id: str, _stream: Stream) -> None:
@@ -116,7 +116,7 @@ def test_streams_of_one_key_that_nobody_reads_share_the_budget_of_their_host(tmp
                 await eventually(is_so)
 
             async def filled() -> Stream:
-                """A stream of `greedy`, over which half of a window comes that nobody reads."""
+                """Open a stream of `greedy`, over which half a window arrives that nobody reads."""
                 if opener == "itself":
                     return await stack.enter_async_context(host.stream(greedy.peer_id, "flood", timeout_s=10))
                 found = await stack.enter_async_context(greedy.stream(host.peer_id, "hang", timeout_s=10))
@@ -145,7 +145,7 @@ def test_streams_of_one_key_that_nobody_reads_share_the_budget_of_their_host(tmp
     asyncio.run(main())
 
 
-def test_budgets_let_in_the_largest_message_and_the_windows_of_a_group() -> None:
+def test_budgets_admit_the_largest_message_and_the_windows_of_a_group() -> None:
     num_pieces = -(-limits.MAX_MESSAGE_BYTES // framing.CHUNK_BYTES)
     assert limits.MAX_MESSAGE_BYTES + num_pieces * framing.FRAME_COST_BYTES + 3 * framing.WINDOW_BYTES <= PEER_BYTES
     assert HOST_BYTES >= 16 * 4 * framing.WINDOW_BYTES

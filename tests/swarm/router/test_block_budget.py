@@ -20,7 +20,7 @@ NEEDS = ModelNeeds(num_blocks=32, block_bytes=400 * 2**20, ends_bytes=GIB, kv_by
 SESSION_BYTES = SESSION_TOKENS * NEEDS.kv_bytes
 
 
-def test_room_leaves_the_cache_of_many_sessions_and_less_where_a_gap_would_stay() -> None:
+def test_room_leaves_cache_for_many_sessions_and_less_when_a_gap_would_remain() -> None:
     room = block_budget(NEEDS, 8 * GIB, 8 * GIB)
     assert room.num_blocks == 7 * GIB // (NEEDS.block_bytes + COMFORTABLE_SESSIONS * SESSION_BYTES)
     assert room.max_blocks == 7 * GIB // (NEEDS.block_bytes + SESSION_BYTES) > room.num_blocks
@@ -36,12 +36,12 @@ def test_room_for_the_whole_model_says_so() -> None:
     assert capped.reason == "the whole model fits beside the cache of 1 session of 2048 tokens"
 
 
-def test_room_short_context_needs_less_cache() -> None:
+def test_room_needs_less_cache_when_the_context_is_short() -> None:
     short = replace(NEEDS, context_tokens=128)
     assert block_budget(short, 8 * GIB, 8 * GIB).num_blocks > block_budget(NEEDS, 8 * GIB, 8 * GIB).num_blocks
 
 
-def test_room_too_small_for_many_sessions_holds_one_block_for_fewer() -> None:
+def test_room_holds_one_block_for_fewer_sessions_when_memory_is_short() -> None:
     three = NEEDS.ends_bytes + NEEDS.block_bytes + 3 * SESSION_BYTES
     assert block_budget(NEEDS, three, three).reason == "1 block fits beside the cache of 3 sessions of 2048 tokens"
     little = NEEDS.ends_bytes + NEEDS.block_bytes + PAGE_TOKENS * NEEDS.kv_bytes
@@ -50,7 +50,7 @@ def test_room_too_small_for_many_sessions_holds_one_block_for_fewer() -> None:
         block_budget(NEEDS, little - 1, little)
 
 
-def test_kv_bytes_are_what_is_left_up_to_what_is_allowed() -> None:
+def test_kv_bytes_are_the_remaining_memory_up_to_the_allowed_bytes() -> None:
     assert kv_bytes_beside(NEEDS, 4, 4 * GIB, 10 * GIB) == 4 * GIB - NEEDS.weight_bytes(4)
     assert kv_bytes_beside(NEEDS, 4, 4 * GIB, GIB // 2) == GIB // 2
     with pytest.raises(ConfigError, match="8 blocks with embedding and head take"):
@@ -58,7 +58,7 @@ def test_kv_bytes_are_what_is_left_up_to_what_is_allowed() -> None:
 
 
 @given(st.integers(1, 60 * GIB), st.integers(1, 60 * GIB), st.integers(1, 2**30), st.integers(1, 2**20))
-def test_room_any_machine_never_takes_more_than_it_may(
+def test_room_never_takes_more_memory_than_allowed_on_any_machine(
     max_bytes: int, max_kv_bytes: int, block_bytes: int, kv_bytes: int
 ) -> None:
     needs = replace(NEEDS, block_bytes=block_bytes, kv_bytes=kv_bytes)
@@ -71,13 +71,13 @@ def test_room_any_machine_never_takes_more_than_it_may(
         try:
             cache_bytes = kv_bytes_beside(needs, num_blocks, max_bytes, max_kv_bytes)
         except ConfigError:
-            assert max_kv_bytes < PAGE_TOKENS * kv_bytes * num_blocks  # so little cache is allowed
+            assert max_kv_bytes < PAGE_TOKENS * kv_bytes * num_blocks  # little cache is allowed
         else:
             assert needs.weight_bytes(num_blocks) + cache_bytes <= max_bytes
 
 
-def test_room_counts_what_comes_on_top_while_a_span_is_loaded() -> None:
-    """A cache may have it once that is done, so it takes no room beside a larger cache."""
+def test_room_counts_the_extra_memory_while_a_span_is_loaded() -> None:
+    """The cache may use that memory once loading is done, so it takes no room beside a larger cache."""
     needs = replace(NEEDS, loading_bytes=4 * GIB)
     told = NEEDS.weight_bytes(5) + needs.loading_bytes
     assert kv_bytes_beside(needs, 5, told, told) == needs.loading_bytes

@@ -74,21 +74,21 @@ def throughput(servers: dict[str, ServeRecord], num_blocks: int) -> list[float]:
     return sorted(round(total, 6) for total in totals)
 
 
-def test_span_first_node_takes_the_first_blocks() -> None:
+def test_span_begins_at_the_first_block_for_the_first_node() -> None:
     assert span({}) == (0, 2)
 
 
-def test_span_gap_is_filled_first() -> None:
+def test_span_fills_a_gap_first() -> None:
     assert span({"a": record(0, 2), "b": record(0, 2), "c": record(0, 2)}) == (2, 4)
 
 
-def test_span_slowest_blocks_get_help() -> None:
+def test_span_helps_the_slowest_blocks() -> None:
     assert span({"fast": record(0, 2, ms=1.0), "slow": record(2, 4, ms=9.0)}) == (2, 4)
     twice = {"a": record(0, 4), "b": record(0, 4), "fast": record(0, 2, ms=1.0), "slow": record(2, 4, ms=9.0)}
     assert span(twice) == (2, 4)
 
 
-def test_span_block_with_one_server_gets_a_second_before_speed_counts() -> None:
+def test_span_gives_a_block_a_second_server_before_speed_counts() -> None:
     slow = {"a": record(0, 2, ms=9.0), "b": record(0, 2, ms=9.0), "fast": record(2, 4, ms=0.1)}
     assert span(slow) == (2, 4)
     assert "one server only" in choose_span(slow, 4, me()).reason
@@ -102,19 +102,19 @@ def test_span_four_nodes_of_very_different_speed_cover_twice() -> None:
     assert sorted((server.start, server.end) for server in servers.values()) == [(0, 2), (0, 2), (2, 4), (2, 4)]
 
 
-def test_span_capacity_over_the_model_takes_it_whole() -> None:
+def test_span_is_the_whole_model_when_the_capacity_exceeds_it() -> None:
     assert span({}, capacity=me(99)) == (0, 4)
 
 
-def test_span_draining_servers_do_not_count() -> None:
+def test_span_ignores_draining_servers() -> None:
     assert span({"a": record(0, 2), "b": record(2, 4, state="draining")}) == (2, 4)
 
 
-def test_span_settled_joiners_count_as_if_they_served() -> None:
+def test_span_counts_settled_joiners_as_servers() -> None:
     assert span({"a": record(0, 2, state="joining")}) == (2, 4)
 
 
-def test_span_own_old_record_does_not_count() -> None:
+def test_span_ignores_the_node_s_own_old_record() -> None:
     assert span({"me": record(0, 2)}) == (0, 2)
 
 
@@ -136,7 +136,7 @@ def test_span_four_equal_nodes_one_after_another_cover_twice() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=4, max_size=4, unique=True), st.integers(2, 12))
 def test_span_four_equal_nodes_in_the_same_second_cover_twice(peer_ids: list[str], half: int) -> None:
-    """All have proposed the same first span; none has seen another decide."""
+    """All have proposed the same first span, and none has seen another's choice."""
     num_blocks = 2 * half
     proposals = {peer_id: proposal(0, half, num_blocks) for peer_id in peer_ids}
     chosen = {peer_id: span(proposals, num_blocks, me(half, peer_id=peer_id)) for peer_id in peer_ids}
@@ -144,10 +144,10 @@ def test_span_four_equal_nodes_in_the_same_second_cover_twice(peer_ids: list[str
 
 
 @given(st.permutations(PEERS), st.lists(st.booleans(), min_size=2, max_size=4), st.integers(2, 12))
-def test_span_nodes_in_the_same_second_of_which_some_have_measured_the_others_leave_no_gap(
+def test_span_leaves_no_gap_when_some_nodes_of_the_same_second_have_measured_the_others(
     peers: list[str], has_measured: list[bool], half: int
 ) -> None:
-    """A node that starts a moment after another one finds its proposal, and measures the link to it."""
+    """A node that starts a moment after another finds its proposal, and measures the link to it."""
     num_blocks = 2 * half
     joiners = dict(zip(peers, has_measured, strict=False))
     rtts_ms = {p: {other: 1.0 for other in joiners if other != p and joiners[p]} for p in joiners}
@@ -159,8 +159,8 @@ def test_span_nodes_in_the_same_second_of_which_some_have_measured_the_others_le
     assert chosen == {(0, half), (half, num_blocks)}
 
 
-def test_span_late_joiner_chooses_around_those_who_have_settled() -> None:
-    """Though it ranks before them and would have chosen first."""
+def test_span_of_a_late_joiner_avoids_the_blocks_of_settled_ones() -> None:
+    """It ranks before them, and would have chosen first."""
     late, early = sorted(("x", "y"), key=turn_hash)
     assert span({early: record(0, 2, state="joining")}, 4, me(peer_id=late)) == (2, 4)
     assert span({early: proposal(0, 2)}, 4, me(peer_id=late)) == (0, 2)
@@ -179,7 +179,7 @@ def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Capacity]:
 
 @given(swarms())
 @settings(max_examples=150, deadline=None)
-def test_span_any_swarm_no_other_window_is_better(swarm: tuple[dict[str, ServeRecord], int, Capacity]) -> None:
+def test_span_is_the_best_window_in_any_swarm(swarm: tuple[dict[str, ServeRecord], int, Capacity]) -> None:
     servers, num_blocks, capacity = swarm
     start, end = span(servers, num_blocks, capacity)
     length = min(capacity.num_blocks, num_blocks)
@@ -197,7 +197,7 @@ def test_span_any_swarm_no_other_window_is_better(swarm: tuple[dict[str, ServeRe
         assert counts > other_counts or slowest * SAME_SPEED**1.5 >= other_slowest
 
 
-def test_span_near_neighbours_decide_between_windows_of_like_speed() -> None:
+def test_span_prefers_near_neighbours_between_windows_of_similar_speed() -> None:
     a, b, c = PEERS[:3]
     servers = {a: record(0, 2), b: record(2, 4, ms=1.02), c: record(2, 4, ms=50.0)}
     assert span({**servers, "d": record(0, 2, ms=50.0)}, capacity=me()) == (2, 4)
@@ -205,7 +205,7 @@ def test_span_near_neighbours_decide_between_windows_of_like_speed() -> None:
     assert span({**servers, "d": record(0, 2, ms=50.0)}, capacity=near_b) == (0, 2)
 
 
-def test_span_a_relay_is_a_longer_way() -> None:
+def test_span_counts_a_relay_as_a_longer_path() -> None:
     a, b = PEERS[:2]
     servers = {a: record(0, 2, relayed=True), b: record(2, 4), "c": record(0, 2), "d": record(2, 4)}
     equal = Capacity(peer_id="me", num_blocks=2, block_ms=1.0, rtt_ms={a: 5.0, b: 5.0})
@@ -220,7 +220,7 @@ def test_span_slow_node_takes_fewer_blocks_than_one_eight_times_faster() -> None
     assert span({}, 12, me(8, ms=1.0)) == (0, 8)
 
 
-def test_span_prompts_count_as_work() -> None:
+def test_span_counts_prompts_as_work() -> None:
     slow = record(2, 4, prefill=5.0)
     slow_prompts = {"a": record(0, 2), "b": record(0, 2), "c": slow, "d": slow}
     assert span(slow_prompts) == (2, 4)
@@ -231,23 +231,23 @@ def test_span_last_gap_is_closed_at_the_expense_of_cache_room() -> None:
     tight = Capacity(peer_id="me", num_blocks=2, max_blocks=3, block_ms=1.0)
     assert span({"a": record(0, 1)}, 4, tight) == (1, 4)
     assert span({"a": record(0, 2)}, 4, tight) == (2, 4)
-    assert span({}, 8, tight) == (0, 2)  # not even three would make the model whole
+    assert span({}, 8, tight) == (0, 2)  # even three would not make the model whole
 
 
-def test_move_balanced_swarm_stays() -> None:
+def test_move_is_none_in_a_balanced_swarm() -> None:
     servers = {"a": record(0, 2), "b": record(2, 4), "me": record(0, 2)}
     assert choose_move(servers, 4, me(), (0, 2)) is None
 
 
-def test_move_blocks_nobody_serves_are_worth_it() -> None:
+def test_move_goes_to_blocks_that_nobody_serves() -> None:
     decision = choose_move({"a": record(0, 2), "me": record(0, 2)}, 4, me(), (0, 2))
     assert decision is not None
     assert (decision.start, decision.end) == (2, 4)
     assert decision.reason == "blocks without a server go from 2 to 0"
 
 
-def test_move_small_gain_is_not_worth_it() -> None:
-    """From 1.0 to 1.2 of the slowest block's throughput: below the hysteresis."""
+def test_move_is_none_for_a_small_gain() -> None:
+    """From 1.0 to 1.2 of the slowest block's throughput, which is below the hysteresis."""
     servers = {"a": record(0, 2, ms=1.0), "b": record(2, 4, ms=1.0)}
     assert choose_move(servers, 4, me(ms=5.0), (0, 2)) is None
     slow = {"a": record(0, 2, ms=1.0), "b": record(2, 4, ms=4.0)}
@@ -259,7 +259,7 @@ def test_move_that_would_open_a_gap_is_refused() -> None:
     assert sole_spans({"a": record(1, 4, ms=50.0)}, 4, "me", (0, 2)) == ((0, 1),)
 
 
-def test_move_second_server_for_single_blocks_is_worth_it_and_few_of_many_are_not() -> None:
+def test_move_adds_a_second_server_for_many_single_blocks_and_not_for_few() -> None:
     crowd = {f"p{i}": record(0, 4, 8, ms=0.1) for i in range(2)}
     decision = choose_move({**crowd, "alone": record(4, 8, 8, ms=0.1)}, 8, me(4, ms=50.0), (0, 4))
     assert decision is not None
@@ -268,15 +268,15 @@ def test_move_second_server_for_single_blocks_is_worth_it_and_few_of_many_are_no
     assert choose_move(most, 8, me(7, ms=50.0), (0, 7)) is None
 
 
-def test_move_of_another_that_leaves_the_same_blocks_is_waited_for() -> None:
+def test_move_waits_while_another_node_leaves_the_same_blocks() -> None:
     gap = {"a": record(0, 2), "me": record(0, 2)}
     assert choose_move(gap, 4, me(), (0, 2)) is not None
     moving = {"a": record(0, 2, moving_to=(2, 4))}
     assert choose_move(moving, 4, me(), (0, 2)) is None
 
 
-def test_move_that_another_makes_already_is_not_made_twice() -> None:
-    """Two nodes announce it at once: the one of lower hash goes on, and the other gives way."""
+def test_move_is_not_made_twice_when_another_node_makes_it() -> None:
+    """Two nodes announce it at once. The one with the lower hash continues, and the other cancels."""
     first, second = sorted(("x", "y"), key=turn_hash)
     swarm = {"a": record(0, 2), "x": record(0, 2, moving_to=(2, 4)), "y": record(0, 2, moving_to=(2, 4))}
     assert choose_move(swarm, 4, me(peer_id=first), (0, 2)) is not None
@@ -291,7 +291,7 @@ def test_move_gap_is_closed_at_the_expense_of_cache_room() -> None:
 
 
 @pytest.mark.parametrize("num_servers", [1000])
-def test_span_a_thousand_servers_is_chosen_in_milliseconds(num_servers: int) -> None:
+def test_span_is_chosen_in_milliseconds_among_a_thousand_servers(num_servers: int) -> None:
     rng = random.Random(0)
     servers = {}
     for i in range(num_servers):
@@ -302,7 +302,7 @@ def test_span_a_thousand_servers_is_chosen_in_milliseconds(num_servers: int) -> 
         since = time.perf_counter()
         choose_span(servers, 126, me(20))
         times.append(time.perf_counter() - since)
-    assert min(times) < 0.2  # many times what the bench shows, for a machine that is busy with other tests
+    assert min(times) < 0.2  # many times the bench's result, for a machine that is busy with other tests
 
 
 def test_span_of_a_node_with_a_slow_upload_ends_with_the_last_block() -> None:
@@ -312,14 +312,14 @@ def test_span_of_a_node_with_a_slow_upload_ends_with_the_last_block() -> None:
     assert (choose_span(servers, 4, slow).start, choose_span(servers, 4, slow).end) == (2, 4)
 
 
-def test_span_of_a_server_counts_for_what_its_upload_carries() -> None:
+def test_span_counts_a_server_by_what_its_upload_carries() -> None:
     fast_but_choked = replace(record(0, 2), send_ms_per_token=1000.0)
     servers = {"a": fast_but_choked, "b": record(0, 2, ms=50.0), "c": record(2, 4, ms=8.0), "d": record(2, 4, ms=50.0)}
     assert choose_span(servers, 4, me()).start == 0
     assert choose_span({**servers, "a": record(0, 2)}, 4, me()).start == 2
 
 
-def test_upload_that_carries_more_than_is_computed_changes_nothing() -> None:
+def test_span_is_unchanged_when_the_upload_carries_more_than_is_computed() -> None:
     assert replace(me(), send_ms=0.5).tokens_per_s((0, 2), 4) == me().tokens_per_s((0, 2), 4) == 500.0
     assert replace(me(), send_ms=1.0).tokens_per_s((0, 2), 4) == pytest.approx(1000 / 3)
     assert replace(me(), send_ms=1.0).tokens_per_s((2, 4), 4) == 500.0

@@ -1,4 +1,4 @@
-"""Placement of whole swarms: nodes of every kind that join, leave and move, one after another or at the same time."""
+"""Placement in whole swarms of unlike nodes that join, leave and move, one after another or at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEEDS_MS = (1.0, 2.0, 8.0, 30.0)
 
 
 class Swarm:
-    """Everyone sees what everyone announces at once; a move takes as long as the test likes."""
+    """A swarm in which every node sees every announcement at once, and a move takes as long as the test says."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -51,7 +51,7 @@ class Swarm:
         self.servers[peer_id] = replace(self.servers[peer_id], next_start=move.start, next_end=move.end)
 
     def finish(self, peer_id: str) -> bool:
-        """Do what the volunteer does: go only if it is still wanted."""
+        """Do what the volunteer does: move only if it still wants to."""
         record = self.servers[peer_id]
         wish = self.wish(peer_id)
         goes = wish is not None and (wish.start, wish.end) == (record.next_start, record.next_end)
@@ -59,7 +59,7 @@ class Swarm:
         return goes
 
     def settle(self, order: random.Random) -> int:
-        """One move at a time until nobody wants to; the number of moves."""
+        """Make one move at a time until no node wants to, and return the number of moves."""
         num_moves = 0
         while True:
             peer_ids = sorted(self.servers)
@@ -73,7 +73,7 @@ class Swarm:
                     num_moves += 1
             if num_moves == before:
                 return num_moves
-            assert num_moves < 200, "ping-pong"
+            assert num_moves < 200, "nodes must not move back and forth for ever"
 
     def health(self) -> CoverageSummary:
         return health_of(self.num_blocks, {p: self.span(p) for p in self.servers}, self.capacities)
@@ -100,14 +100,14 @@ def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Cap
 
 
 def is_better(before: CoverageSummary, after: CoverageSummary) -> bool:
-    """What makes moves end: each goes up in this order, which has no circles."""
+    """Return whether `after` is better than `before`. Moves end, since each goes up in this order, which has no cycles."""
     was, now = (before.num_missing, before.num_single), (after.num_missing, after.num_single)
-    # sums in another order round otherwise: a gain of exactly the least may be above it for one and not for the other
+    # sums in another order round differently, so a gain at the threshold may be above it in one and below in the other
     return now < was or (now == was and before.slowest < MIN_GAIN * after.slowest * (1 + 1e-9))
 
 
 def could_close(swarm: Swarm) -> list[str]:
-    """Nodes that would leave fewer blocks without a server by going elsewhere."""
+    """Return the nodes that would leave fewer blocks without a server by moving."""
     now = swarm.health().num_missing
     found = []
     for peer_id, capacity in swarm.capacities.items():
@@ -134,7 +134,7 @@ def capacities(num_blocks: int) -> st.SearchStrategy[list[Capacity]]:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_swarm_any_joins_and_leaves_come_to_rest_without_a_gap_that_a_node_could_close(data: st.DataObject) -> None:
+def test_swarm_comes_to_rest_without_a_closable_gap_after_any_joins_and_leaves(data: st.DataObject) -> None:
     num_blocks = data.draw(st.integers(2, 12))
     swarm = Swarm(num_blocks)
     order = random.Random(data.draw(st.integers(0, 99)))
@@ -150,7 +150,7 @@ def test_swarm_any_joins_and_leaves_come_to_rest_without_a_gap_that_a_node_could
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_swarm_moves_at_the_same_time_never_open_a_gap(data: st.DataObject) -> None:
+def test_swarm_never_opens_a_gap_when_nodes_move_at_the_same_time(data: st.DataObject) -> None:
     num_blocks = data.draw(st.integers(2, 10))
     swarm = Swarm(num_blocks)
     for capacity in data.draw(capacities(num_blocks)):
@@ -169,7 +169,7 @@ def test_swarm_moves_at_the_same_time_never_open_a_gap(data: st.DataObject) -> N
 
 
 def best_slowest(num_blocks: int, nodes: list[Capacity], found: CoverageSummary) -> float:
-    """Return the fastest slowest block of all ways to place `nodes` that cover the model as well."""
+    """Return the slowest block's speed in the best placement of `nodes` that covers the model equally well."""
     options = []
     for node in nodes:
         lengths = range(1, min(node.num_blocks, num_blocks) + 1)
@@ -194,15 +194,17 @@ def share_of_best(seed: int) -> float:
     return swarm.health().slowest / best if best else 1.0
 
 
-def test_swarm_small_ones_are_mostly_within_half_of_the_best_there_is() -> None:
-    """The rest would need two nodes to change places, with a block on one server only in between."""
+def test_small_swarms_mostly_reach_half_of_the_best_placement() -> None:
+    """The others could only improve if two nodes changed places, which would leave a block on one server meanwhile."""
     shares = sorted(share_of_best(seed) for seed in range(20))
     assert shares[len(shares) // 2] > 0.9
     assert shares[len(shares) // 10] >= 0.5
 
 
-def test_swarm_of_fifty_unlike_nodes_is_near_what_its_machines_can_do() -> None:
-    """The bound: all machines' compute, spread evenly over the blocks, with nothing lost to memory or whole blocks."""
+def test_swarm_of_fifty_unlike_nodes_is_near_the_bound_of_its_machines() -> None:
+    """The bound is the compute of all machines, spread evenly over the blocks, with nothing lost to memory or whole
+    blocks.
+    """
     rng = random.Random(7)
     num_blocks = 32
     swarm = Swarm(num_blocks)

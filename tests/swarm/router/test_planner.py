@@ -16,7 +16,7 @@ def node(name: str, memory: float, ms: float = 1.0, **more: object) -> PlannedNo
     return PlannedNode(name=name, memory_bytes=int(memory * GIB), decode_ms=ms, **more)  # type: ignore[arg-type]
 
 
-def test_plan_two_nodes_share_the_model_and_the_chain_goes_through_both() -> None:
+def test_plan_shares_the_model_between_two_nodes_and_the_chain_uses_both() -> None:
     found = plan(NEEDS, [node("a", 8), node("b", 8)])
     assert [taken.span for taken in found.taken] == [(0, 6), (6, 12)]
     assert found.lacking == ()
@@ -26,7 +26,7 @@ def test_plan_two_nodes_share_the_model_and_the_chain_goes_through_both() -> Non
     assert all(taken.kv_tokens > 8 * 2048 and "6 blocks fit" in taken.reason for taken in found.taken)
 
 
-def test_plan_gap_names_the_memory_that_closes_it_and_that_memory_does() -> None:
+def test_plan_names_the_memory_that_closes_a_gap_and_that_memory_does() -> None:
     nodes = [node("a", 8), node("poor", 1)]
     found = plan(NEEDS, nodes)
     assert found.taken[1].span is None
@@ -37,13 +37,13 @@ def test_plan_gap_names_the_memory_that_closes_it_and_that_memory_does() -> None
     assert plan(NEEDS, [*nodes, replace(node("new", 1), memory_bytes=memory_bytes)]).lacking == ()
 
 
-def test_plan_gap_of_one_block_is_closed_with_less_cache() -> None:
+def test_plan_closes_a_gap_of_one_block_with_less_cache() -> None:
     found = plan(NEEDS, [node("a", 8), node("b", 7.5)])
     assert found.lacking == ()
     assert "closing the gap is worth less cache" in found.taken[1].reason
 
 
-def test_plan_faster_and_nearer_nodes_get_the_request() -> None:
+def test_plan_routes_the_request_over_faster_and_nearer_nodes() -> None:
     nodes = [
         node("slow", 20, ms=8.0, client_rtt_ms=5.0),
         node("fast", 20, client_rtt_ms=5.0),
@@ -61,7 +61,9 @@ def test_plan_faster_and_nearer_nodes_get_the_request() -> None:
     )
 )
 @settings(max_examples=40, deadline=None)
-def test_plan_any_nodes_has_a_chain_exactly_when_nothing_is_missing(machines: list[tuple[float, float, bool]]) -> None:
+def test_plan_of_any_nodes_has_a_chain_exactly_when_no_block_is_missing(
+    machines: list[tuple[float, float, bool]],
+) -> None:
     nodes = [node(f"n{i}", memory, ms, relayed=relayed) for i, (memory, ms, relayed) in enumerate(machines)]
     found = plan(NEEDS, nodes)
     assert found == plan(NEEDS, nodes)

@@ -26,7 +26,7 @@ def serve_record(start: int, end: int, revision: str) -> ServeRecord:
 
 
 def found(*servers: tuple[str, int, int, str], failing: Collection[str] = ()) -> list[Revision]:
-    """Return records of a model of 8 blocks: peer, start, end, digest."""
+    """Return records of a model of 8 blocks, from tuples of peer, start, end and digest."""
     return revisions({peer: serve_record(start, end, revision=digest) for peer, start, end, digest in servers}, failing)
 
 
@@ -34,39 +34,39 @@ def chosen(revision: Revision | None) -> str | None:
     return revision.digest if revision else None
 
 
-def test_revisions_whole_one_is_better_than_one_of_more_servers() -> None:
+def test_revisions_prefer_a_whole_one_to_one_of_more_servers() -> None:
     listed = found(*((f"old{i}", 0, 4, OLD) for i in range(5)), ("new", 0, 8, NEW))
     assert [(each.digest, each.num_servers, each.missing()) for each in listed] == [(NEW, 1, ()), (OLD, 5, ((4, 8),))]
     assert chosen(choose(listed)) == NEW
     assert choose(found()) is None
 
 
-def test_revisions_servers_that_fail_do_not_hide_a_whole_one() -> None:
+def test_revisions_prefer_a_whole_one_when_the_servers_of_another_fail() -> None:
     servers = (("a", 0, 8, OLD), ("b", 0, 8, OLD), ("c", 0, 8, NEW))
     assert chosen(choose(found(*servers))) == OLD
     dead = {"a", "b"}
     assert chosen(choose(found(*servers, failing=dead), failing=dead)) == NEW
 
 
-def test_choose_one_that_was_used_stays_before_one_of_more_servers_and_of_a_greater_digest() -> None:
+def test_choose_prefers_the_used_revision_to_one_with_more_servers_or_a_greater_digest() -> None:
     servers = (("a", 0, 8, OLD), ("b", 0, 8, NEW), ("c", 0, 8, NEW))
     assert chosen(choose(found(*servers))) == NEW
     assert chosen(choose(found(*servers), used=[OLD])) == OLD
     assert chosen(choose(found(*servers), used=[OTHER, OLD, NEW])) == OLD
 
 
-def test_choose_one_that_was_used_is_left_when_it_is_lost_and_not_when_it_fails_once() -> None:
+def test_choose_leaves_the_used_revision_when_it_is_lost_and_not_when_it_fails_once() -> None:
     servers = (("a", 0, 8, OLD), ("b", 0, 8, NEW))
     assert chosen(choose(found(*servers), used=[OLD], failing={"a"})) == OLD
     assert chosen(choose(found(*servers), used=[OLD], failing={"a"}, lost={"a"})) == NEW
     assert chosen(choose(found(("a", 0, 4, OLD), ("b", 0, 8, NEW)), used=[OLD])) == NEW
 
 
-def test_choose_of_parts_the_one_that_was_used_is_told_of() -> None:
+def test_choose_returns_the_used_revision_when_all_have_gaps() -> None:
     assert chosen(choose(found(("a", 0, 2, OLD), ("b", 0, 7, NEW)), used=[OLD])) == OLD
 
 
-def test_choose_pinned_one_or_none() -> None:
+def test_choose_returns_the_pinned_revision_or_none() -> None:
     listed = found(("a", 0, 8, OLD), ("b", 0, 4, NEW), ("c", 0, 8, OTHER))
     assert chosen(choose(listed, pin=NEW[:8], used=[OLD])) == NEW
     assert choose(listed, pin="c" * 8, used=[OLD]) is None
@@ -88,11 +88,11 @@ def test_choose_pinned_one_or_none() -> None:
         ("@1a2b3c4d", ("@1a2b3c4d", "")),
     ],
 )
-def test_split_pin(text: str, expected: tuple[str, str]) -> None:
+def test_split_pin_separates_the_model_and_its_revision(text: str, expected: tuple[str, str]) -> None:
     assert split_pin(text) == expected
 
 
-def test_in_words_names_a_few_with_their_servers() -> None:
+def test_in_words_names_a_few_revisions_with_their_servers() -> None:
     assert describe_revisions(found(("a", 0, 8, OLD), ("b", 0, 8, NEW), ("c", 0, 8, NEW))) == (
         "bbbbbbbbbbbb by 2 servers, aaaaaaaaaaaa by 1 server"
     )
@@ -100,8 +100,8 @@ def test_in_words_names_a_few_with_their_servers() -> None:
     assert describe_revisions(many).endswith(" and 2 more")
 
 
-def test_choose_among_thousands_that_strangers_made_up_takes_a_few_lines_each() -> None:
-    """A gateway chooses several times for each request, and for its /health among those of every model."""
+def test_choose_among_thousands_of_made_up_revisions_takes_little_work_for_each() -> None:
+    """A gateway chooses several times for each request, and among every model's revisions for its /health."""
     num = 1000
     servers = {f"peer {index}": serve_record(4, 8, revision=f"{index:032x}") for index in range(num)}
     assert num_lines(lambda: choose(revisions(servers, {"peer 0"}), failing={"peer 0"})) < 100 * num

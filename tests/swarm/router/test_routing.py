@@ -51,15 +51,15 @@ def spans(servers: dict[str, ServeRecord], num_blocks: int = 8, **changes: objec
     return [(hop.peer_id, hop.start, hop.end) for hop in chain.hops]
 
 
-def test_chain_two_disjoint_servers_uses_both_in_order() -> None:
+def test_chain_uses_two_disjoint_servers_in_order() -> None:
     assert spans({"b": record(4, 8), "a": record(0, 4)}) == [("a", 0, 4), ("b", 4, 8)]
 
 
-def test_chain_overlapping_servers_takes_part_of_a_span() -> None:
+def test_chain_uses_part_of_a_span_when_servers_overlap() -> None:
     assert spans({"a": record(0, 5), "b": record(3, 8, decode_ms_per_block=0.5)}) == [("a", 0, 3), ("b", 3, 8)]
 
 
-def test_chain_charges_every_block_and_not_every_node() -> None:
+def test_chain_charges_each_block_and_not_each_node() -> None:
     """38 blocks on one slow node look cheap to a router that charges a node once."""
     servers = {
         "long": record(0, 38, 40, decode_ms_per_block=10.0),
@@ -70,14 +70,14 @@ def test_chain_charges_every_block_and_not_every_node() -> None:
     assert [hop[0] for hop in spans(servers, 40)] == ["first", "second"]
 
 
-def test_chain_far_servers_are_left_for_near_ones() -> None:
+def test_chain_prefers_near_servers() -> None:
     servers = {"near": record(0, 8, decode_ms_per_block=3.0), "far": record(0, 8)}
     assert spans(servers, rtt_ms={"near": 1.0, "far": 200.0})[0][0] == "near"
     assert spans(servers, rtt_ms={"near": 30.0, "far": 31.0})[0][0] == "far"
 
 
-def test_chain_servers_near_each_other_are_chained() -> None:
-    """Each is as far from the client; only the servers know which of them are neighbours."""
+def test_chain_prefers_servers_near_each_other() -> None:
+    """Each is equally far from the client; only the servers know which of them are neighbours."""
     a, b, c = PEERS[:3]
     servers = {a: record(0, 4, rtt_ms={b: 30.0, c: 2.0}), b: record(4, 8), c: record(4, 8)}
     assert [hop[0] for hop in spans(servers)] == [a, c]
@@ -85,7 +85,7 @@ def test_chain_servers_near_each_other_are_chained() -> None:
     assert [hop[0] for hop in spans(servers)] == [a, b]
 
 
-def test_chain_who_alone_claims_to_be_near_gains_nothing() -> None:
+def test_chain_ignores_a_claim_of_nearness_that_only_one_side_makes() -> None:
     a, honest, liar = PEERS[:3]
     servers = {
         a: record(0, 4, rtt_ms={honest: 20.0, liar: 40.0}),
@@ -95,7 +95,7 @@ def test_chain_who_alone_claims_to_be_near_gains_nothing() -> None:
     assert [hop[0] for hop in spans(servers)] == [a, honest]
 
 
-def test_chain_cost_is_the_way_through_all_servers_and_back() -> None:
+def test_chain_cost_is_the_path_through_all_servers_and_back() -> None:
     a, b = PEERS[:2]
     servers = {a: record(0, 4, rtt_ms={b: 8.0}, free_kv_tokens=2**40), b: record(4, 8, free_kv_tokens=2**40)}
     chain = find_chain(servers, 0, 8, context(rtt_ms={a: 20.0, b: 40.0}))
@@ -103,7 +103,7 @@ def test_chain_cost_is_the_way_through_all_servers_and_back() -> None:
     assert [hop.cost_ms for hop in chain.hops] == pytest.approx([10 + 4 + 1, 4 + 4 + 20 + 1])
 
 
-def test_chain_relayed_server_is_left_for_an_equal_one() -> None:
+def test_chain_prefers_a_direct_server_to_an_equal_relayed_one() -> None:
     servers = {"direct": record(0, 8, decode_ms_per_block=1.5), "relayed": record(0, 8, relayed=True)}
     for salt in "abcd":
         assert spans(servers, salt=salt)[0][0] == "direct"
@@ -111,7 +111,7 @@ def test_chain_relayed_server_is_left_for_an_equal_one() -> None:
     assert spans(far)[0][0] == "relayed"
 
 
-def test_chain_repair_counts_the_way_to_its_neighbours_and_not_to_the_client() -> None:
+def test_chain_of_a_repair_counts_the_links_to_its_neighbours_and_not_to_the_client() -> None:
     before, after, near_client, near_both = PEERS[:4]
     servers = {
         before: record(0, 2, rtt_ms={near_client: 90.0, near_both: 3.0}),
@@ -125,7 +125,7 @@ def test_chain_repair_counts_the_way_to_its_neighbours_and_not_to_the_client() -
     assert [hop.peer_id for hop in find_chain(servers, 2, 6, alone).hops] == [near_client]
 
 
-def test_chain_more_servers_than_can_compete_still_finds_a_cheap_one() -> None:
+def test_chain_is_cheap_when_there_are_more_servers_than_it_compares() -> None:
     slow = {f"slow{i}": record(0, 8, decode_ms_per_block=9.0) for i in range(4 * MAX_CANDIDATES)}
     servers = {**slow, "fast": record(0, 5), "faster": record(5, 8, decode_ms_per_block=0.5)}
     seen = context(rtt_ms=dict.fromkeys(servers, 1.0))
@@ -134,17 +134,17 @@ def test_chain_more_servers_than_can_compete_still_finds_a_cheap_one() -> None:
     assert len({spans(equal, salt=str(i))[0][0] for i in range(200)}) > 2 * MAX_CANDIDATES
 
 
-def test_chain_queue_at_a_server_sends_new_sessions_elsewhere() -> None:
+def test_chain_avoids_a_server_with_a_queue() -> None:
     assert spans({"a": record(0, 8, queue_depth=3), "b": record(0, 8, queue_depth=1)})[0][0] == "b"
 
 
-def test_chain_own_sessions_not_yet_announced_count_as_load() -> None:
+def test_chain_counts_own_unannounced_sessions_as_load() -> None:
     servers = {"a": record(0, 8), "b": record(0, 8)}
     assert spans(servers, load={"a": 1})[0][0] == "b"
     assert spans(servers, load={"b": 1})[0][0] == "a"
 
 
-def test_chain_many_sessions_over_equal_chains_spread_evenly() -> None:
+def test_chain_spreads_many_sessions_evenly_over_equal_chains() -> None:
     servers = {f"{half}{i}": record(*span) for half, span in (("a", (0, 4)), ("b", (4, 8))) for i in range(4)}
     load: dict[str, int] = {}
     for session in range(80):
@@ -153,43 +153,43 @@ def test_chain_many_sessions_over_equal_chains_spread_evenly() -> None:
     assert set(load.values()) == {20}
 
 
-def test_chain_equal_servers_are_chosen_by_salt() -> None:
+def test_chain_chooses_between_equal_servers_by_salt() -> None:
     servers = {f"p{i}": record(0, 8) for i in range(4)}
     chosen = {spans(servers, salt=str(i))[0][0] for i in range(64)}
     assert chosen == set(servers)
     assert len({spans(servers, salt="x")[0][0] for _ in range(8)}) == 1
 
 
-def test_chain_server_without_cache_room_is_not_used() -> None:
+def test_chain_does_not_use_a_server_without_cache_room() -> None:
     servers = {"full": record(0, 8, decode_ms_per_block=0.1, free_kv_tokens=99), "slow": record(0, 8)}
     assert spans(servers, max_tokens=100)[0][0] == "slow"
     assert spans(servers, max_tokens=50)[0][0] == "full"
 
 
-def test_chain_nearly_full_cache_costs_more() -> None:
+def test_chain_costs_more_when_a_cache_is_nearly_full() -> None:
     servers = {"full": record(0, 8, free_kv_tokens=110), "free": record(0, 8)}
     assert spans(servers, max_tokens=100)[0][0] == "free"
 
 
 @pytest.mark.parametrize("state", ["joining", "draining"])
-def test_chain_servers_that_do_not_serve_are_not_used(state: ServeState) -> None:
+def test_chain_does_not_use_servers_in_other_states(state: ServeState) -> None:
     with pytest.raises(NoChain):
         spans({"a": record(0, 8, state=state)})
 
 
-def test_chain_missing_blocks_are_named() -> None:
+def test_chain_error_names_the_missing_blocks() -> None:
     servers = {"a": record(0, 2), "b": record(3, 4), "c": record(7, 8)}
     with pytest.raises(NoChain, match=r"blocks 2:3, 4:7 are not available: nobody serves them") as caught:
         spans(servers)
     assert caught.value.missing == ((2, 3), (4, 7))
 
 
-def test_chain_only_server_barred_says_it_just_failed() -> None:
+def test_chain_error_says_that_the_only_server_just_failed_when_it_is_barred() -> None:
     with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed"):
         spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"})
 
 
-def test_chain_server_to_avoid_is_used_where_no_other_can_be() -> None:
+def test_chain_uses_a_server_to_avoid_when_there_is_no_other() -> None:
     assert spans({"a": record(0, 8)}, avoid={"a"}) == [("a", 0, 8)]
     fast, slow = record(0, 8, decode_ms_per_block=0.1), record(0, 8, decode_ms_per_block=99)
     assert spans({"a": fast, "b": slow}, avoid={"a"}) == [("b", 0, 8)]
@@ -199,7 +199,7 @@ def test_chain_server_to_avoid_is_used_where_no_other_can_be() -> None:
     ]
 
 
-def test_chain_blocks_that_other_weights_have_are_told_with_both_revisions() -> None:
+def test_chain_error_names_both_revisions_when_only_other_weights_have_the_blocks() -> None:
     with pytest.raises(NoChain) as caught:
         spans({"a": record(0, 4, revision="a" * 32)})
     others = {
@@ -218,30 +218,30 @@ def test_chain_blocks_that_other_weights_have_are_told_with_both_revisions() -> 
     assert with_other_revisions(caught.value, "a", {"e": others["e"]}) is caught.value
 
 
-def test_chain_only_server_full_says_there_is_no_room() -> None:
+def test_chain_error_says_that_the_only_server_has_no_room() -> None:
     with pytest.raises(NoChain, match="cache room for 100 tokens"):
         spans({"a": record(0, 8, free_kv_tokens=10)}, max_tokens=100)
 
 
-def test_chain_server_that_just_had_no_room_is_gone_around_and_alone_says_so() -> None:
+def test_chain_avoids_a_server_that_just_had_no_room_and_says_so_when_it_is_alone() -> None:
     assert spans({"a": record(0, 8), "b": record(0, 8)}, full={"a"}) == [("b", 0, 8)]
     with pytest.raises(NoChain, match="cache room for 100 tokens"):
         spans({"a": record(0, 8)}, full={"a"}, max_tokens=100)
 
 
-def test_chain_part_of_the_model_is_routed_alone() -> None:
+def test_chain_can_cover_a_part_of_the_model() -> None:
     chain = find_chain({"a": record(0, 5), "b": record(4, 8)}, 3, 6, context())
     assert (chain.hops[0].start, chain.hops[-1].end) == (3, 6)
 
 
-def test_chain_no_servers_names_all_blocks() -> None:
+def test_chain_error_names_all_blocks_when_there_are_no_servers() -> None:
     with pytest.raises(NoChain) as caught:
         spans({})
     assert caught.value.missing == ((0, 8),)
 
 
 def link_ms(servers: dict[str, ServeRecord], seen: RoutingContext, one: str, other: str) -> float:
-    """Half a round trip between two servers, or a server and the client (empty)."""
+    """Return half a round trip between two servers, or between a server and the client (empty)."""
     if not one or not other:
         return seen.rtt_ms.get(one or other, DEFAULT_RTT_MS) / 2
     said = [servers[one].rtt_ms.get(other, -1.0), servers[other].rtt_ms.get(one, -1.0)]
@@ -249,7 +249,7 @@ def link_ms(servers: dict[str, ServeRecord], seen: RoutingContext, one: str, oth
 
 
 def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: RoutingContext) -> float:
-    """All ways to give each block to a server that has it, tried one by one."""
+    """Return the cheapest chain, by trying every assignment of blocks to servers that hold them."""
     having = [
         [p for p, s in servers.items() if s.start <= block < s.end and p not in seen.barred]
         for block in range(num_blocks)
@@ -292,7 +292,7 @@ def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, RoutingContext
 
 @given(swarms())
 @settings(max_examples=150, deadline=None)
-def test_chain_any_swarm_is_as_cheap_as_the_best_found_by_trying_all(
+def test_chain_of_any_swarm_is_as_cheap_as_the_best_of_all_chains(
     swarm: tuple[dict[str, ServeRecord], int, RoutingContext],
 ) -> None:
     servers, num_blocks, seen = swarm
@@ -310,7 +310,7 @@ def test_chain_any_swarm_is_as_cheap_as_the_best_found_by_trying_all(
         assert servers[hop.peer_id].start <= hop.start < hop.end <= servers[hop.peer_id].end
 
 
-def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
+def test_chain_is_found_in_milliseconds_among_a_thousand_servers() -> None:
     rng = random.Random(0)
     servers = {}
     for i in range(1000):
@@ -322,10 +322,10 @@ def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
         since = time.perf_counter()
         find_chain(servers, 0, 126, context())
         times.append(time.perf_counter() - since)
-    assert min(times) < 0.05  # ten times what the bench shows, for a machine that is busy with other tests
+    assert min(times) < 0.05  # ten times the bench's result, for a machine that is busy with other tests
 
 
-def test_missing_spans_counts_only_who_serves_now() -> None:
+def test_missing_spans_count_only_servers_that_serve_now() -> None:
     servers = {"a": record(0, 3), "b": record(3, 5, state="joining"), "c": record(6, 8)}
     assert missing_spans(servers, 8) == ((3, 6),)
     assert format_spans(missing_spans(servers, 8)) == "3:6"
@@ -354,7 +354,7 @@ def test_chain_avoids_a_slow_pair_and_not_the_servers_of_it() -> None:
     assert [hop[0] for hop in spans({**first, **second})] == [a, d]
 
 
-def test_part_of_a_chain_counts_the_way_to_the_servers_around_it() -> None:
+def test_part_of_a_chain_counts_the_links_to_the_servers_around_it() -> None:
     a, b, c, d = PEERS[:4]
     servers = {
         a: record(0, 2),
@@ -368,7 +368,7 @@ def test_part_of_a_chain_counts_the_way_to_the_servers_around_it() -> None:
     assert find_chain(servers, 2, 3, around).hops[0].peer_id == c
 
 
-def test_claims_of_transfers_make_their_own_server_farther_and_no_other() -> None:
+def test_claimed_transfer_times_make_only_their_own_server_farther() -> None:
     a, b, c = PEERS[:3]
     lying = dict.fromkeys((a, b), 60000.0)
     servers = {a: record(0, 4, token_ms={c: 60_000.0}), b: record(4, 8), c: record(4, 8, token_ms=lying)}

@@ -1,4 +1,4 @@
-"""Which addresses of peers are kept, and which of its own a node tells."""
+"""The addresses of peers that a node keeps, and those of its own that it sends to others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A, B, C = (Identity(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 NEAR, FAR = "/ip4/127.0.0.1/tcp/4001", "/ip4/192.0.2.7/tcp/4001"
 
 
-def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
+def test_book_keeps_the_last_addresses_of_a_peer_that_can_be_dialled() -> None:
     book = AddressBook()
     book.learn(A, (NEAR, CIRCUIT, "/unix/tmp/x", "/ip4/1.2.3/tcp/1", f"{FAR}/p2p/{RELAY}", "/ip4/192.0.2.7/tcp/99999"))
     assert book.of(A) == (NEAR, CIRCUIT)
@@ -24,7 +24,7 @@ def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
     assert book.of(B) == ()
 
 
-def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_book_drops_the_peer_with_the_oldest_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing_table, "MAX_ADDRESSED", 2)
     book = AddressBook()
     for peer_id in (A, B, A, C):
@@ -32,7 +32,7 @@ def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pyt
     assert [book.of(peer_id) for peer_id in (A, B, C)] == [(FAR,), (), (FAR,)]
 
 
-def test_book_forgets_who_was_gone_twice() -> None:
+def test_book_drops_a_peer_that_was_gone_twice() -> None:
     book = AddressBook()
     for peer_id in (A, B, C):
         book.learn(peer_id, (FAR,))

@@ -1,4 +1,4 @@
-"""A search asks the right nodes for the right things, and stops in time."""
+"""A search asks the right nodes for the right keys, and ends in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nearest(peers: list[str], count: int) -> list[str]:
 
 
 @given(st.sets(st.sampled_from(OTHERS[:60])), st.data())
-def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: st.DataObject) -> None:
+def test_search_asks_the_nearest_live_nodes_when_others_are_dead(known: set[str], data: st.DataObject) -> None:
     dead = data.draw(st.sets(st.sampled_from(OTHERS[:60])))
     search = NodeLookup([KEY], OWN)
     search.meet([*known, OWN], ())
@@ -50,7 +50,7 @@ def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: 
     assert set(search.nearest(KEY, WIDTH)) == set(nearest(list(named - dead), WIDTH))
 
 
-def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
+def test_search_does_not_ask_suspected_or_dropped_nodes() -> None:
     search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:3], OTHERS[:1])
     search.drop(OTHERS[1])
@@ -58,7 +58,7 @@ def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
     assert search.peers == {OTHERS[2]}
 
 
-def test_search_meets_whom_it_suspected_when_it_hears_of_them_again_and_takes_in_each_address() -> None:
+def test_search_asks_a_suspected_node_that_is_named_again_and_keeps_each_address() -> None:
     search = NodeLookup([KEY], OWN)
     first, other = (Contact(peer_id=OTHERS[0], addrs=(f"/ip4/192.0.2.{n}/tcp/4001",)) for n in (1, 2))
     search.hear([first], OTHERS[:1], named_by=OTHERS[1])
@@ -69,20 +69,20 @@ def test_search_meets_whom_it_suspected_when_it_hears_of_them_again_and_takes_in
     assert search.addrs_of(OTHERS[0]) == (*first.addrs, *other.addrs)
 
 
-def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:
+def test_search_ends_when_a_liar_names_peers_without_end() -> None:
     search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:WIDTH], ())
     num_calls = 0
     while calls := search.next_calls():
         num_calls += len(calls)
-        # each time nearer ones
+        # nearer ones each time
         search.meet([peer_id_of(hashlib.sha256(b"%d %d" % (num_calls, n)).digest()) for n in range(WIDTH)], ())
         for peer_id, _ in calls:
             search.drop(peer_id)
     assert num_calls == MAX_CALLS
 
 
-def test_nearest_are_of_those_that_answered() -> None:
+def test_nearest_nodes_are_among_those_that_answered() -> None:
     search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:3], ())
     search.answered.update(OTHERS[:2])
@@ -98,7 +98,7 @@ def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> Non
     assert list(search.records.values()) == records[1::3]
 
 
-def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_keeps_at_most_its_bound_of_records_for_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing_table, "MAX_RECORDS_PER_KEY", 2)
     search = NodeLookup([KEY], OWN)
     for signer in b"abc":

@@ -1,4 +1,4 @@
-"""Answers of the record DHT that are cut, and the whole ones, which come over streams."""
+"""Truncated answers of the record DHT, and the whole ones, which come over streams."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def found(*envelopes: Envelope) -> Found:
 
 
 class Wire:
-    """A host that reaches the one peer which has said how it answers, by small calls and over streams."""
+    """A host that reaches a single peer, which is scripted, by unary calls and over streams."""
 
     peer_id = ASKER.peer_id
 
@@ -65,7 +65,7 @@ class Wire:
 
 
 async def found_over(wire: Wire) -> list[Envelope]:
-    """Return what a node finds whose only peer answers over `wire`."""
+    """Return what a node finds when its only peer answers over `wire`."""
     streams = cast("StreamedCalls", wire)
     dht = await RecordDht.create(cast("RecordTransport", wire), "", RecordValidator("test", lambda: NOW), streams)
     dht.known.table.heard_of(HOLDER.peer_id)
@@ -97,7 +97,7 @@ def test_whole_answer_is_fetched_where_it_was_cut() -> None:
     virtual_time.run(main())
 
 
-def test_large_answer_of_an_earlier_version_counts_whole() -> None:
+def test_large_unary_answer_of_an_earlier_version_is_used_whole() -> None:
     held = records(KEYS[0], NUM_LARGE)
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_large_answer_of_an_earlier_version_counts_whole() -> None:
     ],
     ids=repr,
 )
-def test_cut_answer_counts_where_the_whole_one_does_not_come(outcome: bytes | Exception) -> None:
+def test_cut_answer_is_used_when_the_whole_one_does_not_come(outcome: bytes | Exception) -> None:
     held = records(KEYS[0], 3)
 
     async def whole(_peer_id: str, _request: bytes) -> bytes:
@@ -154,10 +154,10 @@ def test_answer_over_the_unary_connection_is_small_and_names_every_peer() -> Non
         num_bytes = len(cut.to_bytes())
         assert MAX_UNARY_BYTES - 2 * len(LARGE) < num_bytes <= MAX_UNARY_BYTES
         draws.update(place.records)
-    assert draws == set(first.records), "each node gives others"
+    assert draws == set(first.records), "each node names other peers"
 
 
-def test_answer_that_is_cut_begins_with_the_places_that_fit() -> None:
+def test_cut_answer_begins_with_the_addresses_that_fit() -> None:
     small, large = found(*records(KEYS[0], 3, b"small")), found(*records(KEYS[1], NUM_LARGE))
     cut = FindResponse(found=(small, large)).within(MAX_UNARY_BYTES, random.Random(0))
     assert cut == FindResponse(found=(small,), is_cut=True)
@@ -165,7 +165,7 @@ def test_answer_that_is_cut_begins_with_the_places_that_fit() -> None:
     assert whole.within(MAX_UNARY_BYTES, random.Random(0)) is whole
 
 
-def test_node_cuts_what_it_holds_and_gives_the_whole_over_a_stream() -> None:
+def test_node_cuts_a_large_answer_and_sends_the_whole_one_over_a_stream() -> None:
     async def main() -> None:
         served: dict[str, UnaryHandler] = {}
 

@@ -1,4 +1,4 @@
-"""What a node concludes of the records that it has signed while its clock is set, in virtual time."""
+"""Tests of how a node dates the records that it signs, and detects copies of itself, when its clock is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = 1_700_000_000.0
 
 
 class Holders:
-    """Holds every record that was stored, as the nodes nearest to its key do, and finds the newest."""
+    """Stores every record, as the nodes nearest to its key do, and finds the newest."""
 
     def __init__(self) -> None:
         self.stored: list[Envelope] = []
@@ -52,21 +52,21 @@ class Node:
         return [each.payload for each in await self.records.lookup([key], timeout_s=5)]
 
 
-def test_records_are_dated_now_once_a_clock_that_was_ahead_is_set_back() -> None:
+def test_records_are_dated_now_when_a_clock_that_was_ahead_is_set_back() -> None:
     async def scenario() -> None:
         node = Node()
         node.now += 3600
         await node.publish()
         node.now -= 3600
         assert await node.publish(payload=b"now") == 0
-        node.holders.stored.pop(0)  # who holds records refuses one that is dated ahead
+        node.holders.stored.pop(0)  # a node that holds records refuses one that is dated ahead
         assert await node.lookup() == [b"now"]
         assert node.num_copies == 0
 
     virtual_time.run(scenario())
 
 
-def test_record_follows_the_one_before_it_if_the_clock_is_set_back_a_little() -> None:
+def test_record_is_dated_after_the_one_before_when_the_clock_is_set_back_a_little() -> None:
     async def scenario() -> None:
         node = Node()
         await node.publish()
@@ -76,7 +76,7 @@ def test_record_follows_the_one_before_it_if_the_clock_is_set_back_a_little() ->
     virtual_time.run(scenario())
 
 
-def test_own_record_is_no_copy_if_the_clock_was_set_back_and_forth() -> None:
+def test_own_record_is_no_copy_when_the_clock_was_set_back_and_forth() -> None:
     async def scenario() -> None:
         node = Node()
         await node.publish()
@@ -89,7 +89,7 @@ def test_own_record_is_no_copy_if_the_clock_was_set_back_and_forth() -> None:
     virtual_time.run(scenario())
 
 
-def test_last_record_of_a_key_is_no_copy_if_the_clock_is_set_back_after_its_end() -> None:
+def test_last_record_of_a_key_is_no_copy_when_the_clock_is_set_back_after_it_expired() -> None:
     async def scenario() -> None:
         node = Node()
         node.now += 1

@@ -1,4 +1,4 @@
-"""Searches among peers that are silent, in virtual time: nodes of the DHT that call each other without a network."""
+"""Searches among silent peers, in virtual time: nodes of the DHT call each other without a network."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def numbered(number: int) -> Identity:
 
 
 def is_far(identity: Identity, other: Identity) -> bool:
-    """Return whether both are in the bucket of the other that is farthest."""
+    """Return whether each is in the farthest bucket of the other."""
     return (node_id_of(identity.peer_id) ^ node_id_of(other.peer_id)).bit_length() == 256
 
 
 class Host:
-    """The host of one node. `wire` has the answers of all nodes that give any; all others are silent."""
+    """The host of one node. `wire` has the answers of the nodes that answer; all others are silent."""
 
     def __init__(self, peer_id: str, wire: dict[tuple[str, str], Any]) -> None:
         self.peer_id = peer_id
@@ -82,7 +82,7 @@ class World:
         return dht
 
     def add_liar(self, asker: RecordDht) -> None:
-        """It names ten peers for each key, always others, of which none is there."""
+        """Add a node that names ten other peers for each key, none of which exists."""
         num_named = 0
 
         async def answer(_peer_id: str, request: bytes) -> bytes:
@@ -107,7 +107,7 @@ def record(identity: Identity, key: str = KEY) -> Envelope:
     return seal_record(identity, network_id="test", key=key, payload=b"", issued_at=NOW, lifetime_s=60)
 
 
-def test_find_whose_time_ends_among_silent_peers_gives_what_others_said() -> None:
+def test_find_returns_the_answers_so_far_when_its_time_ends_among_silent_peers() -> None:
     async def main() -> None:
         world = World()
         asker, honest = await world.node(ASKER), await world.node(HONEST)
@@ -118,14 +118,14 @@ def test_find_whose_time_ends_among_silent_peers_gives_what_others_said() -> Non
         world.add_liar(asker)
         begin = asyncio.get_running_loop().time()
         found, answered = await asker.find(keys, timeout_s=5)
-        assert asyncio.get_running_loop().time() - begin == 5  # the silent are too many for it
+        assert asyncio.get_running_loop().time() - begin == 5  # there are more silent nodes than it can ask in time
         assert answered
         assert {envelope.subject for envelope in found} == set(keys)
 
     virtual_time.run(main())
 
 
-def test_record_is_placed_in_time_with_those_that_answer() -> None:
+def test_record_is_stored_in_time_with_the_nodes_that_answer() -> None:
     async def main() -> None:
         world = World()
         asker, honest = await world.node(ASKER), await world.node(HONEST)
@@ -141,10 +141,10 @@ def test_record_is_placed_in_time_with_those_that_answer() -> None:
     virtual_time.run(main())
 
 
-def test_search_whose_caller_is_cancelled_asks_nobody_afterwards() -> None:
+def test_search_asks_nobody_after_its_caller_is_cancelled() -> None:
     async def main() -> None:
         asker = await World().node(ASKER)
-        for number in range(100, 140):  # all of them silent, and more than are asked at first
+        for number in range(100, 140):  # all of them are silent, and they are more than are asked at first
             asker.known.table.heard_of(peer_id_of(hashlib.sha256(b"%d" % number).digest()))
         asked = asker._host.dialled  # type: ignore[attr-defined]
         storing = asyncio.create_task(asker.store(record(ASKER)))
@@ -158,7 +158,7 @@ def test_search_whose_caller_is_cancelled_asks_nobody_afterwards() -> None:
     virtual_time.run(main())
 
 
-def test_search_whose_last_answer_takes_as_long_as_it_waits_to_widen_asks_nobody_more(
+def test_search_asks_nobody_more_when_its_last_answer_comes_as_it_would_widen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(searches, "WIDEN_S", 0.01)
@@ -188,14 +188,14 @@ def test_search_whose_last_answer_takes_as_long_as_it_waits_to_widen_asks_nobody
     asyncio.run(main())
 
 
-def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
+def test_addresses_of_a_peer_are_found_at_the_nodes_to_which_it_sent_them() -> None:
     async def main() -> None:
         world = World()
         asker, honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
         assert await sought.ping(HONEST.peer_id)
         assert await asker.ping(HONEST.peer_id)
         assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
-        assert SOUGHT.peer_id not in world.hosts[ASKER.peer_id].dialled  # it is the one that cannot be dialled yet
+        assert SOUGHT.peer_id not in world.hosts[ASKER.peer_id].dialled  # it cannot be dialled yet
         told = world.wire.pop((HONEST.peer_id, "find"))  # it is not asked again at once
         assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
         world.wire[HONEST.peer_id, "find"] = told
@@ -205,7 +205,7 @@ def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
     virtual_time.run(main())
 
 
-def test_addresses_of_a_peer_that_several_callers_want_are_found_by_each() -> None:
+def test_addresses_of_a_peer_are_found_by_each_of_several_callers() -> None:
     """A reduction opens several streams to a member at the same time."""
 
     async def main() -> None:
@@ -229,14 +229,14 @@ def test_addresses_of_a_peer_that_several_callers_want_are_found_by_each() -> No
         await asyncio.sleep(0.1)
         others = [asyncio.create_task(find()) for _ in range(3)]
         await asyncio.sleep(0.1)
-        first.cancel()  # the others do without it
+        first.cancel()  # the other callers do without its address
         assert await asyncio.gather(*others) == [[addr_of(SOUGHT)]] * 3
         assert len(calls) <= 3
 
     virtual_time.run(main())
 
 
-def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
+def test_addresses_are_found_when_a_liar_answers_before_honest_nodes() -> None:
     async def main() -> None:
         world = World()
         asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
@@ -259,8 +259,8 @@ def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
     virtual_time.run(main())
 
 
-def test_node_that_is_not_yet_asked_when_a_liar_answers_is_asked_for_the_next_address() -> None:
-    """Its call is cancelled before it has begun."""
+def test_node_whose_call_was_cancelled_by_a_liar_s_answer_is_asked_for_the_next_address() -> None:
+    """Its call is cancelled before it begins."""
 
     async def main() -> None:
         world = World()
@@ -290,7 +290,7 @@ def test_node_that_is_not_yet_asked_when_a_liar_answers_is_asked_for_the_next_ad
     virtual_time.run(main())
 
 
-def test_addresses_that_a_liar_names_are_tried_beside_the_true_ones_and_told_to_nobody() -> None:
+def test_addresses_from_a_liar_are_tried_beside_true_ones_and_passed_on_to_nobody() -> None:
     async def main() -> None:
         world = World()
         asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
@@ -329,7 +329,7 @@ def test_flood_of_newcomers_pushes_out_no_address_of_a_known_peer() -> None:
     virtual_time.run(main())
 
 
-def test_newcomer_is_found_though_the_node_it_joined_by_is_full_of_those_that_were_killed() -> None:
+def test_newcomer_is_found_when_the_node_that_it_joined_through_knows_many_killed_ones() -> None:
     async def main() -> None:
         world = World()
         seed = await world.node(HONEST)
@@ -348,7 +348,7 @@ def test_newcomer_is_found_though_the_node_it_joined_by_is_full_of_those_that_we
     virtual_time.run(main())
 
 
-def test_silent_members_that_are_checked_leave_calls_to_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_silent_members_leave_calls_to_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         world = World()
         asker, honest = await world.node(ASKER), await world.node(HONEST)
@@ -362,14 +362,14 @@ def test_silent_members_that_are_checked_leave_calls_to_searches(monkeypatch: py
         begin = asyncio.get_running_loop().time()
         found, _ = await asker.find([KEY], timeout_s=5)
         assert [each.peer_id for each in found] == [HONEST.peer_id]
-        assert asyncio.get_running_loop().time() == begin, "the search waited for silent members"
+        assert asyncio.get_running_loop().time() == begin, "the search must not wait for silent members"
         await checking
         assert set(silent) <= world.hosts[ASKER.peer_id].dialled.keys()
 
     virtual_time.run(main())
 
 
-def test_node_that_only_asks_is_named_to_nobody() -> None:
+def test_node_that_only_asks_is_not_named_to_others() -> None:
     async def main() -> None:
         world = World()
         asker, honest = await world.node(ASKER), await world.node(HONEST)
@@ -410,7 +410,7 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
         world.wire = {place: answer for place, answer in world.wire.items() if place[0] != holder}
         for host in world.hosts.values():
             host._wire = world.wire
-        assert await asker.store(envelope)  # the others still take it
+        assert await asker.store(envelope)  # the others still hold it
         assert await asker.store(envelope)
         assert num_finds > 0
         asker.forget_holders()
@@ -421,7 +421,7 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
     virtual_time.run(main())
 
 
-def test_search_for_holders_is_put_off_once_however_many_are_gone_one_after_the_other() -> None:
+def test_search_for_holders_is_postponed_once_however_many_holders_disappear_in_turn() -> None:
     async def main() -> None:
         world = World()
         others = list(map(numbered, range(20)))
@@ -449,7 +449,7 @@ def test_search_for_holders_is_put_off_once_however_many_are_gone_one_after_the_
     virtual_time.run(main())
 
 
-def test_search_for_holders_that_is_due_asks_few_of_those_that_took_the_record_and_finds_a_nearer_node() -> None:
+def test_due_search_for_holders_asks_few_holders_and_finds_a_nearer_node() -> None:
     async def main() -> None:
         world = World()
         near = sorted(map(numbered, range(60)), key=lambda each: node_id_of(each.peer_id) ^ to_id(dht_id_of(KEY)))
@@ -485,7 +485,7 @@ def test_search_for_holders_that_is_due_asks_few_of_those_that_took_the_record_a
 
 
 def test_search_for_a_key_begins_where_the_last_one_ended() -> None:
-    """The asker's routing table leads to HONEST alone, which then knows nobody any more."""
+    """The searcher's routing table leads only to HONEST, which then knows nobody any more."""
 
     async def main() -> None:
         world = World()
@@ -506,7 +506,7 @@ def test_search_for_a_key_begins_where_the_last_one_ended() -> None:
     virtual_time.run(main())
 
 
-def test_sample_of_records_asks_few_nodes_and_more_only_where_these_have_none() -> None:
+def test_sample_of_records_asks_more_nodes_only_when_a_few_have_none() -> None:
     async def main() -> None:
         world = World()
         asker = await world.node(ASKER)

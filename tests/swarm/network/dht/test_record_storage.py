@@ -1,4 +1,4 @@
-"""Which records a node keeps for others, and for how long."""
+"""The records that a node stores for others, and for how long."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def held(storage: RecordStorage, key: str = "k") -> set[bytes]:
     return set(storage.get(dht_id_of(key)))
 
 
-def test_storage_keeps_the_record_that_was_issued_last_until_it_is_due() -> None:
+def test_storage_keeps_the_record_that_was_issued_last_until_it_expires() -> None:
     clock = Clock()
     storage = RecordStorage(clock)
     old, new = record(issued_at=NOW - 250), record(issued_at=NOW)
     assert stored(storage, old)
     assert stored(storage, new)
-    assert stored(storage, new)  # it is held
+    assert stored(storage, new)  # it is stored
     assert not stored(storage, old)
     assert not stored(storage, record(issued_at=NOW, payload=b"of the same moment"))
     clock.now = NOW + limits.MAX_RECORD_LIFETIME_S - 1
@@ -75,7 +75,7 @@ def test_storage_keeps_each_signers_record_under_each_key() -> None:
     assert storage.num_records == 4
 
 
-def test_full_key_takes_no_other_signer_until_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_key_accepts_no_other_signer_until_a_record_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RECORDS_PER_KEY", 2)
     clock = Clock()
     storage = RecordStorage(clock)
@@ -87,7 +87,7 @@ def test_full_key_takes_no_other_signer_until_one_is_due(monkeypatch: pytest.Mon
     assert stored(storage, record(2, issued_at=clock.now))
 
 
-def test_signer_has_no_more_keys_than_its_share_until_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signer_has_at_most_its_share_of_keys_until_a_record_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_storage, "MAX_KEYS_PER_SIGNER", 2)
     clock = Clock()
     storage = RecordStorage(clock)
@@ -101,7 +101,7 @@ def test_signer_has_no_more_keys_than_its_share_until_one_is_due(monkeypatch: py
     assert [len(held(storage, key)) for key in "abc"] == [0, 1, 2]
 
 
-def test_storage_with_too_many_keys_drops_the_one_that_is_due_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_drops_the_key_that_expires_first_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_storage, "MAX_KEYS", 2)
     storage = RecordStorage(Clock())
     assert stored(storage, record(0, "a", NOW - 100))
@@ -113,14 +113,14 @@ def test_storage_with_too_many_keys_drops_the_one_that_is_due_first(monkeypatch:
     assert storage.num_records == 3
 
 
-def test_storage_with_too_many_bytes_drops_what_is_due_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_drops_what_expires_first_when_there_are_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     large = bytes(limits.MAX_RECORD_BYTES)
     monkeypatch.setattr(record_storage, "MAX_BYTES", 3 * limits.MAX_RECORD_BYTES)
     storage = RecordStorage(Clock())
     for age_s, key in enumerate("abc"):
         assert stored(storage, record(0, key, NOW - age_s, large)) == (key != "c")
     assert [len(held(storage, key)) for key in "abc"] == [1, 1, 0]
-    assert stored(storage, record(0, "b", NOW + 1))  # a small one in its place makes room
+    assert stored(storage, record(0, "b", NOW + 1))  # a small record in its place leaves room
     assert stored(storage, record(0, "c", NOW + 1, large))
 
 
@@ -129,7 +129,7 @@ def test_storage_with_too_many_bytes_drops_what_is_due_first(monkeypatch: pytest
         st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(-400, 15), st.integers(0, 3)), max_size=60
     )
 )
-def test_storage_after_any_stores_counts_what_it_holds_and_never_goes_back(
+def test_storage_counts_what_it_holds_and_never_returns_to_older_records_after_any_stores(
     stores: list[tuple[int, str, int, int]],
 ) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""Which records a node believes."""
+"""The records that a node accepts."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def believed(record: bytes, now: float = NOW) -> Envelope | None:
     return RecordValidator("test", lambda: now).envelope(record)
 
 
-def test_honest_record_is_believed() -> None:
+def test_honest_record_is_accepted() -> None:
     envelope = believed(sealed())
     assert envelope is not None
     assert (envelope.peer_id, envelope.subject, envelope.payload) == (IDENTITY.peer_id, "k", b"p")
 
 
-def test_record_that_expired_since_is_believed_so_that_it_hides_what_it_replaced() -> None:
+def test_expired_record_is_accepted_so_that_it_hides_what_it_replaced() -> None:
     record = sealed(lifetime_s=1)
     assert believed(record, NOW + 2) is not None
     assert believed(record, NOW + limits.MAX_RECORD_LIFETIME_S - 1) is not None
     assert believed(record, NOW + limits.MAX_RECORD_LIFETIME_S) is None
 
 
-def test_checked_record_is_forgotten_at_its_time_too() -> None:
+def test_checked_record_is_dropped_when_it_expires() -> None:
     now = NOW
     validator = RecordValidator("test", lambda: now)
     assert validator.envelope(sealed()) is not None
@@ -67,7 +67,7 @@ def test_checked_record_is_forgotten_at_its_time_too() -> None:
     assert validator.envelope(sealed()) is None
 
 
-def test_checked_record_is_refused_if_the_clock_is_set_back_to_before_it() -> None:
+def test_checked_record_is_refused_when_the_clock_is_set_back_to_before_it() -> None:
     now = NOW + 3600
     validator = RecordValidator("test", lambda: now)
     ahead = sealed(issued_at=now)
@@ -107,7 +107,7 @@ def test_forged_record_is_refused_after_the_honest_one_was_checked() -> None:
 
 
 @pytest.mark.parametrize("size", [1, limits.MAX_RECORD_BYTES])
-def test_checked_records_that_are_remembered_have_few_bytes_in_all(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_remembered_checked_records_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(record_storage, "_MAX_CHECKED_BYTES", most := 5 * limits.MAX_RECORD_BYTES)
     validator = RecordValidator("test", lambda: NOW)
     offered = [sealed(issued_at=NOW - age_s, payload=bytes(size)) for age_s in range(50)]

@@ -1,4 +1,4 @@
-"""The contacts that a node of the DHT keeps, as peers come and go."""
+"""The contacts that a DHT node keeps as peers come and go."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_table_after_any_events_is_bounded_and_finds_the_nearest(
     assert set(members) <= there
     for bucket in set(map(bucket_of, there)):
         mine = [peer_id for peer_id in members if bucket_of(peer_id) == bucket]
-        # full, or everyone who is there
+        # as many as fit, or all known peers
         assert len(mine) == min(BUCKET_SIZE, sum(bucket_of(peer_id) == bucket for peer_id in there))
     assert table.nearest(key, count) == sorted(members, key=lambda peer_id: node_id_of(peer_id) ^ key)[:count]
 
@@ -82,7 +82,7 @@ def test_table_does_not_hold_the_node_itself() -> None:
     assert table.peers == ()
 
 
-def test_flood_of_newcomers_pushes_nobody_out() -> None:
+def test_flood_of_newcomers_displaces_nobody() -> None:
     table = full_table()
     for peer_id in far_peers(200)[BUCKET_SIZE:]:
         table.heard_of(peer_id)
@@ -91,11 +91,11 @@ def test_flood_of_newcomers_pushes_nobody_out() -> None:
     assert len(bucket.waiting) == BUCKET_SIZE
 
 
-def test_doubtful_is_of_every_second_bucket_who_was_not_heard_of_for_longest() -> None:
+def test_doubtful_gives_the_longest_silent_contact_of_every_second_bucket() -> None:
     table = full_table()
     first, second, third, *_ = far_peers(BUCKET_SIZE)
     assert table.doubtful(0) == (first,)
-    assert table.doubtful(1) == ()  # the bucket's turn is every second one
+    assert table.doubtful(1) == ()  # a bucket is due in every second turn
     table.heard_of(first)
     assert table.doubtful(0) == (second,)
     table.lost(second)
@@ -106,7 +106,7 @@ def test_doubtful_is_of_every_second_bucket_who_was_not_heard_of_for_longest() -
     assert table.doubtful(0) == (third,)
 
 
-def test_lost_peer_is_replaced_by_who_of_those_waiting_was_heard_of_last() -> None:
+def test_lost_peer_is_replaced_by_the_candidate_with_the_latest_news() -> None:
     table = full_table()
     early, late = far_peers(BUCKET_SIZE + 2)[BUCKET_SIZE:]
     table.heard_of(early)
@@ -117,12 +117,12 @@ def test_lost_peer_is_replaced_by_who_of_those_waiting_was_heard_of_last() -> No
     assert gone not in table.peers
     assert early in table.peers
     assert late not in table.peers
-    table.lost(late)  # it waits no longer
+    table.lost(late)  # it is no longer a candidate
     table.lost(far_peers(BUCKET_SIZE)[4])
     assert late not in table.peers
 
 
-def test_peer_that_was_lost_comes_back_with_its_next_call() -> None:
+def test_lost_peer_returns_with_its_next_call() -> None:
     table = RoutingTable(OWN)
     table.heard_of(peer(1))
     table.lost(peer(1))
@@ -136,7 +136,7 @@ def test_place_of_a_peer_follows_from_its_id(monkeypatch: pytest.MonkeyPatch) ->
     assert routing_table.to_id(b"\x01\x00") == 256
 
 
-def test_doubtful_leaves_out_who_was_heard_of_lately() -> None:
+def test_doubtful_leaves_out_contacts_with_recent_news() -> None:
     table = RoutingTable(OWN)
     first, second, *_ = far_peers(2)
     table.heard_of(first, 10.0)
@@ -145,7 +145,7 @@ def test_doubtful_leaves_out_who_was_heard_of_lately() -> None:
     assert table.doubtful(0, heard_before_s=10.1) == (first,)
 
 
-def test_candidate_that_takes_a_place_is_the_first_to_be_doubted() -> None:
+def test_candidate_that_takes_a_place_is_checked_first() -> None:
     table = RoutingTable(OWN)
     *members, newcomer = far_peers(BUCKET_SIZE + 1)
     for now_s, peer_id in enumerate((*members, newcomer)):
@@ -154,11 +154,11 @@ def test_candidate_that_takes_a_place_is_the_first_to_be_doubted() -> None:
     assert table.doubtful(0, heard_before_s=0.0) == (newcomer,)
 
 
-def test_member_is_pinged_when_newcomers_wait_for_its_place_and_more_rarely_while_all_are_there() -> None:
+def test_member_is_pinged_when_candidates_wait_and_more_rarely_while_all_members_answer() -> None:
     table, peers = RoutingTable(OWN), far_peers(BUCKET_SIZE + 1)
     for member in peers[:BUCKET_SIZE]:
         table.heard_of(member, 0.0)
-    assert not table.crowded(100.0)  # nobody waits
+    assert not table.crowded(100.0)  # no candidate waits
     table.heard_of(peers[BUCKET_SIZE], 100.0)
     times = []
     for now_s in range(100, 1500):
@@ -171,7 +171,7 @@ def test_member_is_pinged_when_newcomers_wait_for_its_place_and_more_rarely_whil
     assert len(pauses) > 5
 
 
-def test_members_that_are_gone_are_pinged_one_after_the_other_while_newcomers_wait() -> None:
+def test_dead_members_are_pinged_one_after_the_other_while_candidates_wait() -> None:
     table, peers = RoutingTable(OWN), far_peers(2 * BUCKET_SIZE)
     gone, newcomers = peers[:BUCKET_SIZE], peers[BUCKET_SIZE:]
     for peer_id in peers:
@@ -185,7 +185,7 @@ def test_members_that_are_gone_are_pinged_one_after_the_other_while_newcomers_wa
     assert set(table.peers) == set(newcomers)
 
 
-def test_suspect_is_left_out_for_twice_as_long_each_further_time_until_it_answers() -> None:
+def test_suspect_is_left_out_for_twice_as_long_each_time_until_it_answers() -> None:
     suspects, now_s, held_s = Suspects(), 100.0, list[float]()
     for _ in range(8):
         suspects.add(peer(1), now_s)
@@ -199,7 +199,7 @@ def test_suspect_is_left_out_for_twice_as_long_each_further_time_until_it_answer
     assert peer(1) not in suspects.at(now_s + SUSPECT_S)
 
 
-def test_suspect_that_calls_is_tried_again_soon_and_one_that_nobody_names_is_forgotten() -> None:
+def test_suspect_is_tried_again_soon_when_it_calls_and_dropped_when_nobody_names_it() -> None:
     suspects = Suspects()
     for now_s in (0.0, 10.0, 25.0):
         suspects.add(peer(1), now_s)

@@ -1,4 +1,4 @@
-"""Nodes of one local network hear of each other: in memory and in virtual time, liars included."""
+"""Nodes of one local network find each other, with liars among them: in memory and in virtual time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def contact(number: int) -> Contact:
 
 
 def host(lan: MemoryLan, number: int, network_id: str = NETWORK_ID, *more: str) -> LocalDiscovery:
-    """The node with address 192.168.1.`number`."""
+    """Return the node with address 192.168.1.`number`."""
     here = subnets(f"192.168.1.{number}/24", *more)
     return LocalDiscovery(
         network_id, peer(number), lambda _: contact(number).addrs, subnets=lambda: here, open_link=lan.open
@@ -60,7 +60,7 @@ def in_lan(case: Callable[[MemoryLan, asyncio.TaskGroup], Awaitable[None]]) -> N
     virtual_time.run(main())
 
 
-def test_nodes_of_one_network_hear_of_each_other_at_once() -> None:
+def test_nodes_of_one_network_find_each_other_at_once() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         a, b, stranger = host(lan, 1), host(lan, 2), host(lan, 3, "other")
         for each in (a, b, stranger):
@@ -72,7 +72,7 @@ def test_nodes_of_one_network_hear_of_each_other_at_once() -> None:
     in_lan(case)
 
 
-def test_newcomer_is_heard_of_and_hears_at_once() -> None:
+def test_newcomer_and_other_nodes_find_each_other_at_once() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         old = host(lan, 1)
         tasks.create_task(old.run())
@@ -101,7 +101,7 @@ def test_node_that_has_left_is_forgotten_and_one_that_stays_is_not() -> None:
     in_lan(case)
 
 
-def test_many_nodes_ask_hardly_more_often_than_one() -> None:
+def test_many_nodes_query_hardly_more_often_than_one() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         for number in range(1, 9):
             tasks.create_task(host(lan, number).run())
@@ -127,7 +127,9 @@ def test_flood_of_queries_is_answered_once_a_second() -> None:
     in_lan(case)
 
 
-def test_flood_of_answers_is_bounded_in_number_and_work_and_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_answers_is_bounded_in_number_and_work_and_delays_no_other_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     num_read = 0
     really_read = local_discovery.read_message
 
@@ -161,7 +163,7 @@ def test_flood_of_answers_is_bounded_in_number_and_work_and_takes_nobodys_turn(m
     in_lan(case)
 
 
-def test_packets_from_beyond_the_subnet_are_not_heard() -> None:
+def test_packets_from_outside_the_subnet_are_ignored() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         node = host(lan, 1)
         tasks.create_task(node.run())
@@ -193,7 +195,7 @@ def test_interfaces_that_come_and_go_are_followed() -> None:
     in_lan(case)
 
 
-def test_interface_that_was_removed_and_is_back_with_its_address_gets_new_sockets() -> None:
+def test_interface_gets_new_sockets_when_it_returns_with_its_address() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         here = [subnets("192.168.1.2/24", index=2)]
         opened: list[int] = []
@@ -222,7 +224,7 @@ def test_segments_leave_out_public_and_loopback_addresses() -> None:
     assert len(segments_of(many)) == MAX_SEGMENTS
 
 
-def test_local_addrs_are_those_listened_on_whatever_is_announced() -> None:
+def test_local_addrs_are_the_listen_addresses_whatever_is_announced() -> None:
     here = subnets("192.168.1.5/24", "fd00::5/64")
     listen = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001", "/ip4/0.0.0.0/tcp/0", "/ip4/10.0.0.1/tcp/1")
     assert local_addrs(listen, ["/dns4/seed.example.org/tcp/4001"], here) == (
@@ -234,7 +236,7 @@ def test_local_addrs_are_those_listened_on_whatever_is_announced() -> None:
 
 
 class FakePeerTable:
-    """A table of peers, and who can be reached."""
+    """A table of peers that says which of them can be reached."""
 
     def __init__(self, *reachable: int) -> None:
         self.reachable = {peer(number) for number in reachable}
@@ -261,7 +263,7 @@ class FakePeerTable:
         self.num_met += 1
 
 
-def test_local_peer_that_is_there_is_met_once() -> None:
+def test_reachable_local_peer_is_connected_once() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         node, world = host(lan, 1), FakePeerTable(2)
         tasks.create_task(node.run())
@@ -274,7 +276,7 @@ def test_local_peer_that_is_there_is_met_once() -> None:
     in_lan(case)
 
 
-def test_liars_make_a_node_dial_no_more_than_a_few_and_hide_nobody() -> None:
+def test_liars_make_a_node_dial_only_a_few_addresses_and_hide_nobody() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         node, world = host(lan, 1), FakePeerTable(2)
         tasks.create_task(node.run())

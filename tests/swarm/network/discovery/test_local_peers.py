@@ -1,4 +1,4 @@
-"""Real hosts whose local network is in memory: local peers prove who they are, and liars are harmless."""
+"""Real hosts whose local network is in memory: local peers prove their identity, and liars do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIAR = Identity(bytes(32)).peer_id
 
 @pytest.fixture
 def lan(monkeypatch: pytest.MonkeyPatch) -> MemoryLan:
-    """All nodes of the test are on this network, and their loopback addresses count as addresses there."""
+    """All nodes of the test are in this network, where their loopback addresses count."""
     lan = MemoryLan()
     here = subnets("192.168.1.5/24")
 
@@ -73,7 +73,7 @@ def test_node_alone_in_its_local_network_says_so(tmp_path: Path, lan: MemoryLan)
     asyncio.run(main())
 
 
-def test_local_peers_that_lie_are_not_met_and_hide_nobody(
+def test_lying_local_peers_are_not_connected_and_hide_nobody(
     tmp_path: Path, lan: MemoryLan, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -86,7 +86,7 @@ def test_local_peers_that_lie_are_not_met_and_hide_nobody(
         ):
             [stranger_addr] = [addr.partition("/p2p/")[0] for addr in await stranger.addrs()]
             service = service_of("test")
-            # a peer that does not exist at another's address, one of another network, and an address where nobody is
+            # a made-up peer at another's address, a peer of another network, and an address where nobody listens
             for peer_id, addr in (
                 (LIAR, stranger_addr),
                 (stranger.peer_id, stranger_addr),

@@ -1,4 +1,4 @@
-"""What nodes of a local network tell each other, and what a liar may tell them."""
+"""The packets that nodes of a local network exchange, and what a liar can put into them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADDR = "/ip4/192.168.1.7/tcp/4001"
 
 
 def said(*strings: str, peer_id: str = PEER, service: str = SERVICE, ttl: int = 120) -> bytes:
-    """An answer with these strings in its TXT record."""
+    """Return an answer with these strings in its TXT record."""
     instance = f"{peer_id}.{service}"
     telling = message.from_wire(answer(service, peer_id, [ADDR]))
     telling.additional = [rrset.from_text(instance, ttl, "IN", "TXT", " ".join(f'"{text}"' for text in strings))]
@@ -50,13 +50,13 @@ def test_service_is_named_by_the_network_in_fifteen_characters() -> None:
         assert label.startswith("_swarm-")
 
 
-def test_query_and_answer_are_read_again() -> None:
+def test_query_and_answer_round_trip() -> None:
     assert read_message(query(SERVICE), SERVICE, HERE) == MdnsQuery()
     addrs = (ADDR, "/ip6/fd00:1::7/tcp/4001")
     assert read_message(answer(SERVICE, PEER, addrs), SERVICE, HERE) == Contact(peer_id=PEER, addrs=addrs)
 
 
-def test_other_programs_read_what_is_written() -> None:
+def test_packets_are_readable_by_other_programs() -> None:
     [asked] = message.from_wire(query(SERVICE)).question
     assert (str(asked.name), asked.rdtype) == (SERVICE, rdatatype.PTR)
     told = message.from_wire(answer(SERVICE, PEER, [ADDR]))
@@ -73,7 +73,7 @@ def test_answer_with_the_most_and_longest_addresses_fits() -> None:
     assert len(read.addrs) == limits.MAX_CONTACT_ADDRS
 
 
-def test_other_networks_and_services_are_not_heard() -> None:
+def test_other_networks_and_services_are_ignored() -> None:
     other = service_of("other")
     for packet in (query(other), answer(other, PEER, [ADDR]), query("_http._tcp.local."), b"", b"\0" * 11, b"x" * 100):
         assert read_message(packet, SERVICE, HERE) is None
@@ -82,7 +82,7 @@ def test_other_networks_and_services_are_not_heard() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"dnsaddr=/ip4/192.168.2.7/tcp/4001/p2p/{PEER}",  # of another subnet
+        f"dnsaddr=/ip4/192.168.2.7/tcp/4001/p2p/{PEER}",  # from another subnet
         f"dnsaddr=/ip4/8.8.8.8/tcp/4001/p2p/{PEER}",
         f"dnsaddr=/ip4/127.0.0.1/tcp/22/p2p/{PEER}",
         f"dnsaddr=/ip6/fd00:2::7/tcp/4001/p2p/{PEER}",
@@ -101,7 +101,7 @@ def test_other_networks_and_services_are_not_heard() -> None:
         "dnsaddr=\\255\\254",
     ],
 )
-def test_address_that_is_not_of_this_subnet_is_left_out(text: str) -> None:
+def test_address_outside_this_subnet_is_left_out(text: str) -> None:
     assert read_message(said(text), SERVICE, HERE) is None
     assert read_message(said(text, f"dnsaddr={ADDR}/p2p/{PEER}"), SERVICE, HERE) == Contact(peer_id=PEER, addrs=(ADDR,))
 
@@ -149,7 +149,7 @@ def test_question_of_another_type_is_not_answered() -> None:
 
 
 def raw_packet(*, questions: list[bytes], records: list[bytes], is_answer: bool) -> bytes:
-    """A packet of encoded questions and records, cut off at the size limit."""
+    """Return a packet of encoded questions and records, cut at the size limit."""
     header = struct.pack("!6H", 0, 0x8400 if is_answer else 0, len(questions), len(records), 0, 0)
     return b"".join((header, *questions, *records))[:MAX_PACKET_BYTES]
 
@@ -159,8 +159,10 @@ def raw_record(name: bytes, kind: int, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("num_labels", [1, 15, 16, 120])
-def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
-    """What keeps general parsers busy within the size limit, and what comes nearest to the bounds of this one."""
+def test_any_packet_takes_little_work(num_labels: int) -> None:
+    """Packets that keep general parsers busy within the size limit, and those that come nearest to this parser's
+    bounds.
+    """
     honest = answer(SERVICE, PEER, [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/tcp/1" for number in range(1, 9)])
     ip_of.cache_clear()
     usual = num_lines(lambda: read_message(honest, SERVICE, HERE))
@@ -191,7 +193,7 @@ def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
         assert num_lines(lambda packet=packet: read_message(packet, SERVICE, HERE)) < 3 * usual  # type: ignore[misc]
 
 
-def test_private_network_tells_strangers_neither_its_name_nor_who_is_there() -> None:
+def test_private_network_shows_strangers_neither_its_name_nor_its_members() -> None:
     secret, stranger = NetworkSecret(bytes(32)), NetworkSecret(bytes([1]) * 32)
     service = service_of("private-name", secret)
     assert service not in (service_of("private-name"), service_of("private-name", stranger))
@@ -202,10 +204,10 @@ def test_private_network_tells_strangers_neither_its_name_nor_who_is_there() -> 
     assert read_message(packet, service, HERE) is None
     assert read_message(packet, service, HERE, stranger) is None
     open_answer = answer(service, PEER, ["/ip4/192.168.1.7/tcp/4001"])
-    assert read_message(open_answer, service, HERE, secret) is None, "a stranger's answer is not believed"
+    assert read_message(open_answer, service, HERE, secret) is None, "a stranger's answer must not be accepted"
 
 
-def test_private_network_tells_its_longest_address() -> None:
+def test_private_network_can_announce_its_longest_address() -> None:
     secret = NetworkSecret(bytes(32))
     addr = "/ip6/fd12:3456:789a:1111:2222:3333:4444:5555/tcp/65535"
     here = subnets("fd12:3456:789a:1111::1/64")

@@ -1,4 +1,4 @@
-"""Packets count only if a host of the own network sent them."""
+"""Packets count only if a host of the same network sent them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LOOPBACK = Segment(
 ELSEWHERE = segment("192.168.1.5/24")
 
 
-def test_socket_hears_only_the_hosts_of_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_receives_only_from_hosts_of_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     ports: dict[Segment, int] = {}
 
     def open_socket(of: Segment) -> socket.socket:
-        """Open a socket at a free port, as other programs of the machine may use port 5353."""
+        """Open a socket at a free port, since other programs of the machine may use port 5353."""
         opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         opened.setblocking(False)
         opened.bind(("127.0.0.1", 0))

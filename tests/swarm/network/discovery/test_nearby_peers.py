@@ -1,4 +1,4 @@
-"""What strangers in the local network can and cannot do to what is known of others there."""
+"""The effect of strangers in the local network on what a node knows of other local peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def source(number: int) -> ipaddress.IPv4Address:
     return ipaddress.IPv4Address(f"10.0.0.{number}")
 
 
-def test_stranger_that_names_many_peers_has_nobody_elses_forgotten() -> None:
+def test_stranger_that_names_many_peers_displaces_none_of_others() -> None:
     nearby = NearbyPeers()
     for number in range(1, 20):
         nearby.note(source(number), contact(number), 0.0)
@@ -27,17 +27,17 @@ def test_stranger_that_names_many_peers_has_nobody_elses_forgotten() -> None:
         nearby.note(source(99), contact(number), 1.0)
     assert len(nearby) == 19 + MAX_PER_SOURCE
     assert {contact(number) for number in range(1, 20)} <= set(nearby.contacts)
-    assert nearby.contacts[-1] == contact(199), "the last that it named are kept"
+    assert nearby.contacts[-1] == contact(199), "the last peers that it named must be kept"
 
 
-def test_stranger_that_names_a_peer_that_is_there_changes_nothing_of_what_that_says() -> None:
+def test_stranger_that_names_a_present_peer_does_not_change_its_addresses() -> None:
     nearby = NearbyPeers()
     nearby.note(source(1), contact(1), 0.0)
     nearby.note(source(99), contact(1, host=99), 1.0)
     assert nearby.contacts == (contact(1), contact(1, host=99))
 
 
-def test_peers_that_were_reached_keep_their_place_when_others_come() -> None:
+def test_reached_peers_keep_their_place_when_others_come() -> None:
     nearby = NearbyPeers()
     for number in range(1, 4):
         nearby.note(source(number), contact(number), 0.0)
@@ -51,10 +51,10 @@ def test_peers_that_were_reached_keep_their_place_when_others_come() -> None:
     nearby.note(source(250), contact(5, host=250), 2.0)
     assert contact(5, host=250) not in nearby.contacts, "no place is left"
     nearby.forget(0.0)
-    assert len(nearby) == MAX_CLAIMS - 3, "who says nothing any more is forgotten, reached or not"
+    assert len(nearby) == MAX_CLAIMS - 3, "a peer that sends nothing any more must be dropped, even if it was reached"
 
 
-def test_each_source_has_its_turn_before_any_has_a_second_one() -> None:
+def test_each_source_has_a_turn_before_any_has_a_second_one() -> None:
     nearby = NearbyPeers()
     for number in (1, 2, 3):
         nearby.note(source(99), contact(number), 0.0)
@@ -69,7 +69,7 @@ def test_peer_that_moves_is_known_where_it_is_now() -> None:
     assert nearby.contacts == (contact(1, host=2),)
 
 
-def test_source_that_repeats_a_claim_that_was_right_and_then_lies_keeps_no_place_by_it() -> None:
+def test_source_keeps_no_place_by_repeating_a_claim_that_has_become_false() -> None:
     nearby = NearbyPeers()
     for number in range(1, MAX_CLAIMS + 1):
         nearby.note(source(number), contact(200 - number), 0.0)

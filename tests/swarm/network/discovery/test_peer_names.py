@@ -1,4 +1,4 @@
-"""Names of peers, looked up at a real DNS server: what they lead to, and what they may not lead to."""
+"""Names of peers, looked up at a real DNS server: which addresses they may and may not resolve to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def found_at(
     timeout_s: float = TIMEOUT_S,
     **faults: list[str],
 ) -> tuple[Resolved, list[str]]:
-    """What the names lead to, and what the server was asked."""
+    """Return what the names resolve to, and what the server was asked."""
 
     async def main() -> tuple[Resolved, list[str]]:
         async with NameServer(zone, **faults).serving() as server:
@@ -65,7 +65,7 @@ def reason(resolved: Resolved) -> str:
     return failure.message
 
 
-def test_host_names_lead_to_the_addresses_of_their_version(tmp_path: Path) -> None:
+def test_host_names_resolve_to_addresses_of_their_ip_version(tmp_path: Path) -> None:
     zone = {"seed.test A": ["198.51.100.7", "198.51.100.8"], "seed.test AAAA": ["2001:db8::7"]}
     v4 = [f"/ip4/198.51.100.{last}/tcp/4001/p2p/{PEER}" for last in (7, 8)]
     v6 = [f"/ip6/2001:db8::7/tcp/4001/p2p/{PEER}"]
@@ -77,7 +77,7 @@ def test_host_names_lead_to_the_addresses_of_their_version(tmp_path: Path) -> No
     assert addrs(relayed) == [f"/ip6/2001:db8::7/tcp/1/p2p/{OTHER}/p2p-circuit/p2p/{PEER}"]
 
 
-def test_network_s_name_leads_to_all_of_its_seeds_through_further_names(tmp_path: Path) -> None:
+def test_network_s_name_resolves_to_all_its_seeds_through_other_names(tmp_path: Path) -> None:
     zone = {
         "_dnsaddr.swarm.test TXT": [
             f"dnsaddr=/ip4/198.51.100.1/tcp/4001/p2p/{PEER}",
@@ -100,7 +100,7 @@ def test_long_list_is_fetched_over_tcp_and_cut(tmp_path: Path) -> None:
     assert asked == ["_dnsaddr.swarm.test TXT"] * 2  # once more over TCP
 
 
-def test_plain_addresses_are_neither_looked_up_nor_judged(tmp_path: Path) -> None:
+def test_plain_addresses_are_neither_looked_up_nor_checked(tmp_path: Path) -> None:
     plain = [f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}", f"/ip6/::1/tcp/1/p2p/{PEER}"]
     resolved, asked = found_at(plain, {}, tmp_path)
     assert addrs(resolved) == plain
@@ -121,7 +121,7 @@ def test_plain_addresses_are_neither_looked_up_nor_judged(tmp_path: Path) -> Non
         ([], "has no TXT record"),
     ],
 )
-def test_records_that_lead_nowhere_are_told_in_one_line(texts: list[str], said: str, tmp_path: Path) -> None:
+def test_unusable_dns_records_are_reported_with_one_line(texts: list[str], said: str, tmp_path: Path) -> None:
     assert said in reason(found_at(["a.test"], {"_dnsaddr.a.test TXT": texts}, tmp_path)[0])
 
 
@@ -148,16 +148,14 @@ def test_loops_and_trees_of_names_end(tmp_path: Path) -> None:
         ({"silent": ["_dnsaddr.swarm.test"]}, "no name server answered within 0.5 s"),
     ],
 )
-def test_name_server_that_does_not_answer_is_told_in_time(
-    faults: dict[str, list[str]], said: str, tmp_path: Path
-) -> None:
+def test_silent_name_server_is_reported_in_time(faults: dict[str, list[str]], said: str, tmp_path: Path) -> None:
     since = time.monotonic()
     resolved, _ = found_at(["swarm.test"], {}, tmp_path, timeout_s=0.5, **faults)
     assert said in reason(resolved)
     assert time.monotonic() - since < 3
 
 
-def test_name_without_an_address_is_told_and_costs_others_nothing(tmp_path: Path) -> None:
+def test_name_without_an_address_is_reported_and_delays_no_other(tmp_path: Path) -> None:
     zone = {"a.test TXT": ["x"], "b.test A": ["198.51.100.2"]}
     texts = [f"/dns4/{name}.test/tcp/1/p2p/{PEER}" for name in ("a", "b", "c")]
     resolved, _ = found_at(texts, zone, tmp_path)
@@ -182,7 +180,7 @@ def test_name_without_an_address_is_told_and_costs_others_nothing(tmp_path: Path
         ("255.255.255.255", "cannot be dialled"),
     ],
 )
-def test_name_that_leads_into_a_network_of_another_kind_is_refused(address: str, said: str, tmp_path: Path) -> None:
+def test_name_that_resolves_into_a_network_of_another_kind_is_refused(address: str, said: str, tmp_path: Path) -> None:
     zone = {
         "evil.test A": [address],
         "_dnsaddr.direct.test TXT": [f"dnsaddr=/ip4/{address}/tcp/4001/p2p/{PEER}"],
@@ -197,7 +195,7 @@ def test_name_that_leads_into_a_network_of_another_kind_is_refused(address: str,
 @pytest.mark.parametrize(
     "address", ["::1", "::", "fe80::1", "fd00::1", "ff02::fb", "::ffff:127.0.0.1", "::ffff:10.0.0.1"]
 )
-def test_ipv6_is_judged_likewise(address: str, tmp_path: Path) -> None:
+def test_name_that_resolves_into_an_ipv6_network_of_another_kind_is_refused(address: str, tmp_path: Path) -> None:
     resolved, _ = found_at([f"/dns6/evil.test/tcp/1/p2p/{PEER}"], {"evil.test AAAA": [address]}, tmp_path)
     assert "leads to " in reason(resolved)
 
@@ -212,7 +210,7 @@ def test_ipv6_link_local_address_is_refused_whatever_the_machine_has(tmp_path: P
         assert "which cannot be dialled" in reason(found_at([text], zone, tmp_path, kinds=every)[0])
 
 
-def test_right_addresses_beside_a_wrong_one_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_addresses_beside_an_invalid_one_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     zone = {"seed.test A": ["127.0.0.1", "198.51.100.7"]}
     resolved, _ = found_at([f"/dns4/seed.test/tcp/1/p2p/{PEER}"], zone, tmp_path)
     assert addrs(resolved) == [f"/ip4/198.51.100.7/tcp/1/p2p/{PEER}"]
@@ -226,7 +224,7 @@ def test_kinds_to_dial_follow_the_networks_that_the_node_is_in() -> None:
     assert kinds_to_dial(everywhere, [server, home, ip_address("127.0.0.1")]) == {"public", "private"}
     assert kinds_to_dial((*local, *everywhere), [ip_address("fd00::5")]) == {"public", "private"}
     assert kinds_to_dial(local, [server]) == {"public", "loopback"}
-    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is of no local network"
+    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is in no local network"
     assert kinds_to_dial(everywhere, [ip_address("169.254.7.7")]) == {"public", "link-local"}
 
 
@@ -238,7 +236,7 @@ def test_localhost_written_by_the_user_is_this_machine_but_not_in_a_record(tmp_p
     assert "localhost leads to 127.0.0.1" in reason(found_at(["evil.test"], zone, tmp_path)[0])
 
 
-def test_hosts_file_is_asked_first(tmp_path: Path) -> None:
+def test_hosts_file_is_read_first(tmp_path: Path) -> None:
     hosts = "# comment\n198.51.100.9 other SEED.test # seed.test\nnonsense seed.test\n\n2001:db8::9 seed.test\n"
     zone = {"seed.test A": ["198.51.100.1"]}
     resolved, asked = found_at([f"/dns/seed.test/tcp/1/p2p/{PEER}"], zone, tmp_path, hosts=hosts)
@@ -272,14 +270,14 @@ def test_hosts_file_is_asked_first(tmp_path: Path) -> None:
         *(f"/dns4/127.0.0.1/tcp/1/p2p/{PEER}", f"/dns6/::1/tcp/1/p2p/{PEER}"),
     ],
 )
-def test_malformed_names_are_refused_in_one_line(text: str) -> None:
+def test_malformed_names_are_refused_with_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_peer(text)
     assert caught.value.remedy
     assert "\n" not in caught.value.message
 
 
-def test_seed_that_moved_is_found_again_and_no_answer_takes_nothing_away(
+def test_moved_seed_is_found_again_and_a_missing_answer_removes_no_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_names, "AGAIN_S", 0.0)

@@ -1,4 +1,4 @@
-"""Peers that are in use hear of a change of a node's addresses once, and at once."""
+"""A node sends a change of its addresses to peers in use, once and immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakeDht:
         self.num_refreshes += 1
 
 
-def test_peers_in_use_are_told_of_a_change_and_of_nothing_else() -> None:
+def test_peers_in_use_get_a_change_and_nothing_else() -> None:
     async def main() -> None:
         dht, used = FakeDht(), ["a", "b"]
         running = asyncio.create_task(AddressNews(cast("RecordDht", dht), lambda: used).run())

@@ -1,4 +1,4 @@
-"""What the daemon is told of peers and addresses, and reads of them."""
+"""The binary form of peer ids and addresses in the daemon's protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm_protocol.identity import Identity
 PEER_ID = Identity(b"a" * 32).peer_id
 RSA_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
-# by the codes of multiformats' table of protocols
+# by the codes in the protocol table of multiformats
 KNOWN = {
     "/ip4/1.2.3.4/tcp/80": "0401020304060050",
     "/ip6/::1/udp/4001/quic-v1": "290000000000000000000000000000000191020fa1cd03",
@@ -54,13 +54,13 @@ def test_peer_id_round_trips(peer_id: str) -> None:
 @pytest.mark.parametrize(
     "addr", ["/ip4/1.2.3", "/ip4", "/tcp/65536", "/tcp/-1", "/tcp/x", "/sctp/1", "/p2p/0OIl", "/dns4//tcp/1", "ip4//"]
 )
-def test_address_that_is_none_is_refused(addr: str) -> None:
+def test_malformed_address_is_refused(addr: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         addr_bytes(addr)
 
 
 @pytest.mark.parametrize("raw", ["04010203", "ffff03", "84", "36ff", "360561", "3601ff"])
-def test_bytes_that_are_no_address_are_refused(raw: str) -> None:
+def test_bytes_that_encode_no_address_are_refused(raw: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         addr_text(bytes.fromhex(raw))
 

@@ -1,4 +1,4 @@
-"""Large requests and responses: whose turn it is, and how long what waits is kept."""
+"""Large requests and responses: in which order they are received, and how long waiting ones are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = bytes(MAX_UNARY_BYTES + 1)
 
 
 class Sender:
-    """A stream that sends its message when told to."""
+    """A stream that sends its message when the test says so."""
 
     def __init__(self, calls: Calls, peer_id: str) -> None:
         self.is_read = False
@@ -45,7 +45,7 @@ def _calls() -> Calls:
     return Calls(None, None)  # type: ignore[arg-type]
 
 
-def test_peer_has_few_large_requests_received_at_once_and_others_do_not_wait_for_it() -> None:
+def test_large_requests_of_one_peer_are_received_a_few_at_a_time_and_delay_no_other_peer() -> None:
     async def main() -> None:
         calls = _calls()
         greedy = [Sender(calls, "greedy") for _ in range(MAX_BULK_PER_PEER + 2)]
@@ -66,7 +66,7 @@ def test_peer_has_few_large_requests_received_at_once_and_others_do_not_wait_for
     virtual_time.run(main())
 
 
-def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
+def test_parcel_is_given_once_to_its_caller_and_kept_for_a_while() -> None:
     async def large(_peer_id: str, _request: bytes) -> bytes:
         return LARGE
 
@@ -83,7 +83,7 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
         tokens = [(await answer("caller", b""))[1:] for _ in range(most + 1)]
         foreign = (await answer("other", b""))[1:]
         with pytest.raises(PeerRefused):
-            await fetched(calls, "caller", tokens[0])  # its own newer ones took the place
+            await fetched(calls, "caller", tokens[0])  # its own newer parcels displaced it
         with pytest.raises(PeerRefused):
             await fetched(calls, "caller", foreign)
         assert await fetched(calls, "caller", tokens[1]) == LARGE
@@ -97,7 +97,7 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
     virtual_time.run(main())
 
 
-def test_parcels_that_nobody_fetches_do_not_displace_those_of_one_that_asks_for_little(
+def test_unfetched_parcels_do_not_displace_those_of_a_modest_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_PARCELS_BYTES", 10 * len(LARGE))
@@ -120,7 +120,7 @@ def test_parcels_that_nobody_fetches_do_not_displace_those_of_one_that_asks_for_
     virtual_time.run(main())
 
 
-def test_stream_that_asks_for_no_parcel_is_ended() -> None:
+def test_stream_that_names_no_parcel_is_closed() -> None:
     async def main() -> None:
         silent = Sender(_calls(), "caller")
         silent.handled.cancel()
@@ -132,13 +132,13 @@ def test_stream_that_asks_for_no_parcel_is_ended() -> None:
 
 
 class Stalled(Sender):
-    """A stream whose caller takes nothing of what it asked for."""
+    """A stream whose caller reads nothing of the response."""
 
     async def send(self, message: bytes) -> None:
         await asyncio.Event().wait()
 
 
-def test_response_that_its_caller_does_not_take_is_given_up() -> None:
+def test_response_is_given_up_when_its_caller_does_not_read_it() -> None:
     async def large(_peer_id: str, _request: bytes) -> bytes:
         return LARGE
 
@@ -158,8 +158,8 @@ def test_response_that_its_caller_does_not_take_is_given_up() -> None:
     virtual_time.run(main())
 
 
-def test_peer_that_takes_no_responses_has_few_of_them_made_and_kept() -> None:
-    """Each of the streams that a peer may have could otherwise hold one of the largest for minutes."""
+def test_peer_that_reads_no_responses_has_few_of_them_made_and_kept() -> None:
+    """Otherwise each of the streams that a peer may have could hold one of the largest responses for minutes."""
     num_made = 0
 
     async def large(_peer_id: str, _request: bytes) -> bytes:
@@ -192,8 +192,8 @@ def test_peer_that_takes_no_responses_has_few_of_them_made_and_kept() -> None:
     virtual_time.run(main())
 
 
-def test_large_requests_that_are_answered_late_do_not_delay_the_parcels_that_their_sender_fetches() -> None:
-    """Coordinators keep large reports waiting, from the members that fetch other large answers of theirs."""
+def test_parcels_are_fetched_at_once_when_large_requests_of_the_peer_are_answered_late() -> None:
+    """A coordinator holds members' large reports while the same members fetch other large answers from it."""
 
     async def late(_peer_id: str, _request: bytes) -> bytes:
         await asyncio.sleep(60)
@@ -221,17 +221,17 @@ def test_large_requests_that_are_answered_late_do_not_delay_the_parcels_that_the
 
 
 class Slow(Sender):
-    """A stream whose caller takes a minute for its response."""
+    """A stream whose caller takes a minute to read its response."""
 
     async def send(self, message: bytes) -> None:
         await asyncio.sleep(60)
         self.answers.append(message)
 
 
-def test_many_peers_that_take_no_responses_give_way_to_each_other_and_not_to_one_that_asks_for_little(
+def test_peers_that_read_no_responses_displace_each_other_and_not_a_modest_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stranger has as many keys as it likes, each of which has its turns."""
+    """A stranger can have any number of keys, and each key has its turns."""
     most = 10
     monkeypatch.setattr(module, "MAX_LEAVING_BYTES", most * len(LARGE))
 

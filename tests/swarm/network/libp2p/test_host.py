@@ -1,4 +1,4 @@
-"""A host's calls while the libp2p daemon ends or loses a peer: over scripted sockets."""
+"""A host's calls while the libp2p daemon dies or loses a peer, over scripted sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RSA_PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 class Dying:
-    """A daemon's control socket and unary connection: it reports that it reached nobody, and dies when told to dial."""
+    """A daemon's control socket and unary connection. It reports that it reached nobody, and dies at a dial."""
 
     async def call(self, _peer_id: str, _protocol: str, _request: bytes) -> bytes:
         raise ControlError("failed to dial: no addresses")
@@ -35,7 +35,7 @@ async def _somewhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
     yield ("/ip4/192.0.2.7/tcp/4001",)
 
 
-def test_call_whose_dial_finds_the_daemon_gone_is_a_peer_that_is_unreachable() -> None:
+def test_call_raises_unreachable_when_its_dial_finds_the_daemon_gone() -> None:
     async def main() -> None:
         host = Host(cast("Any", None), cast("Any", Dying()), cast("Any", Dying()), PEER)
         host.find_addrs = _somewhere
@@ -45,7 +45,7 @@ def test_call_whose_dial_finds_the_daemon_gone_is_a_peer_that_is_unreachable() -
     asyncio.run(main())
 
 
-def test_call_of_a_peer_that_is_silent_ends_at_its_time_out() -> None:
+def test_call_to_a_silent_peer_ends_at_its_deadline() -> None:
     async def main() -> None:
         async def silent(*_: object) -> None:
             await asyncio.sleep(60)
@@ -60,14 +60,14 @@ def test_call_of_a_peer_that_is_silent_ends_at_its_time_out() -> None:
     virtual_time.run(main())
 
 
-def test_two_calls_may_find_at_once_that_an_introduced_peer_is_lost() -> None:
+def test_two_calls_can_find_at_once_that_an_introduced_peer_is_lost() -> None:
     async def main() -> None:
         control, unary = MagicMock(), MagicMock()
         host = Host(MagicMock(), control, unary, "me")
         host.introduced = {"far": "punched"}
 
         async def nobody() -> dict[str, tuple[str, ...]]:
-            await asyncio.sleep(0)  # the daemon answers both before either goes on
+            await asyncio.sleep(0)  # the daemon answers both before either continues
             return {}
 
         control.connected_peers = nobody
@@ -79,7 +79,7 @@ def test_two_calls_may_find_at_once_that_an_introduced_peer_is_lost() -> None:
     asyncio.run(main())
 
 
-def test_peer_with_a_key_of_a_kind_that_no_node_has_is_answered_nothing() -> None:
+def test_peer_with_a_key_type_that_no_node_has_gets_no_answer() -> None:
     async def answer(peer_id: str, _request: bytes) -> bytes:
         return peer_id.encode()
 
@@ -105,7 +105,7 @@ def test_peer_with_a_key_of_a_kind_that_no_node_has_is_answered_nothing() -> Non
         (asyncio.IncompleteReadError(b"", 1), "libp2p daemon has ended"),
     ],
 )
-def test_lack_of_this_process_is_not_mistaken_for_the_daemons_end(error: Exception, message: str) -> None:
+def test_lack_of_open_files_is_not_mistaken_for_the_daemon_s_end(error: Exception, message: str) -> None:
     async def main() -> None:
         control = MagicMock()
         control.connected_peers = control.identify = AsyncMock(side_effect=error)
@@ -117,7 +117,7 @@ def test_lack_of_this_process_is_not_mistaken_for_the_daemons_end(error: Excepti
     asyncio.run(main())
 
 
-def test_those_who_look_at_the_connections_at_the_same_time_share_the_daemons_answers() -> None:
+def test_simultaneous_queries_of_the_connections_share_the_daemon_s_answer() -> None:
     async def main() -> None:
         control = MagicMock()
         control.connected_peers = AsyncMock(return_value={PEER: ()})

@@ -1,4 +1,4 @@
-"""How a libp2p node starts, and what it says when it cannot."""
+"""Tests of how a libp2p node starts, and the error when it cannot."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BesideSeed = Callable[[Case], None]
 
 @pytest.fixture(scope="module")
 def beside_seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideSeed]:
-    """Run cases beside one seed, which relays, for all that leave it alone."""
+    """Run cases beside one seed, which relays, for all cases that do not change it."""
     with asyncio.Runner() as runner:
         seed = runner.run(libp2p_node(tmp_path_factory.mktemp("seed") / "seed", relay="serve"))
         yield lambda case: runner.run(case(seed))
@@ -50,14 +50,14 @@ def beside_seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideSeed
 
 
 async def failure(path: Path, **options: object) -> SwarmError:
-    """What the start ends with. Nothing may be left of it."""
+    """Return the error that ends the start, and check that nothing is left of it."""
     children, tasks = set(psutil.Process().children()), asyncio.all_tasks()
     with pytest.raises((ConfigError, StartError)) as caught:
         await libp2p_node(path, **options)
     assert set(psutil.Process().children()) <= children
 
     async def tasks_are_the_same() -> bool:
-        return asyncio.all_tasks() <= tasks  # a seed may still be at its answer
+        return asyncio.all_tasks() <= tasks  # a seed may still be answering
 
     await eventually(tasks_are_the_same)
     assert caught.value.remedy
@@ -67,7 +67,7 @@ async def failure(path: Path, **options: object) -> SwarmError:
 
 @asynccontextmanager
 async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[str]:
-    """The address of a libp2p host that says `hello`, or is no Swarm node at all."""
+    """Yield the address of a libp2p host that answers `hello`, or is no Swarm node at all."""
     host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
     running = asyncio.create_task(host.unary.run())
 
@@ -89,7 +89,7 @@ def test_start_beside_dead_seeds_does_not_wait_for_them(
     monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 60)
 
     async def case(seed: Libp2pNetwork) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts and sends nothing
             silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
             refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
             start = time.monotonic()
@@ -151,7 +151,7 @@ def test_start_in_another_network_is_refused_by_name(
         assert "'test'" in error.message
         assert "'two'" in error.message
         assert str(error).count(error.remedy) == 1
-        assert not caplog.records  # the error has it all
+        assert not caplog.records  # the error has the whole text
 
     beside_seed(case)
 
@@ -171,7 +171,7 @@ def test_start_in_another_network_is_refused_by_name(
     ],
     ids=["version", "clock behind", "clock ahead", "no Swarm node"],
 )
-def test_start_at_a_seed_it_cannot_work_with_says_why(
+def test_start_at_an_incompatible_seed_says_why(
     tmp_path: Path, hello: Hello | None, skew_s: float, kind: type[SwarmError], words: str
 ) -> None:
     async def main() -> None:
@@ -221,7 +221,7 @@ def test_start_error_for_an_address_that_the_system_refuses_says_what_to_listen_
     assert "/ip6/::" in error.remedy
 
 
-def test_start_without_a_usable_daemon_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_names_the_file_of_an_unusable_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p2pd = tmp_path / "p2pd"
     monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)
 
@@ -252,7 +252,7 @@ def test_start_where_hivemind_is_not_installed_says_so(tmp_path: Path, monkeypat
     asyncio.run(main())
 
 
-def test_crash_of_the_daemon_is_told_by_its_cause_and_not_by_its_trace(
+def test_crash_of_the_daemon_is_reported_by_its_cause_and_not_by_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p2pd = tmp_path / "p2pd"
@@ -314,7 +314,9 @@ def test_start_with_an_unreadable_identity_names_the_file(tmp_path: Path) -> Non
         {"relay": "serve", "listen": ()},
     ],
 )
-def test_options_that_cannot_work_are_refused_with_a_remedy(tmp_path: Path, options: dict[str, object]) -> None:
+def test_options_that_contradict_each_other_are_refused_with_a_remedy(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Libp2pOptions(identity_path=tmp_path / "a", **{"network_id": "test", **options})  # type: ignore[arg-type]
     assert caught.value.remedy
@@ -368,7 +370,7 @@ def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(
     beside_seed(case)
 
 
-def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_the_first(tmp_path: Path) -> None:
+def test_start_fails_when_all_remembered_peers_are_gone_unless_it_may_be_the_first(tmp_path: Path) -> None:
     async def main() -> None:
         remembered = (Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/1",)),)
         error = await failure(tmp_path / "a", remembered=remembered)
@@ -379,7 +381,7 @@ def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_t
     asyncio.run(main())
 
 
-def test_addresses_that_a_remembered_peer_has_announced_are_dialled_only_where_its_network_can_be(
+def test_announced_addresses_of_a_remembered_peer_are_dialled_only_inside_its_network(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -408,7 +410,7 @@ def test_addresses_that_a_remembered_peer_has_announced_are_dialled_only_where_i
     asyncio.run(main())
 
 
-def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(
+def test_search_for_a_copy_dials_no_address_that_the_dial_policy_refuses(
     beside_seed: BesideSeed, tmp_path: Path
 ) -> None:
     async def case(seed: Libp2pNetwork) -> None:
@@ -420,7 +422,7 @@ def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(
     beside_seed(case)
 
 
-def test_given_peers_that_answer_leave_remembered_ones_alone(beside_seed: BesideSeed, tmp_path: Path) -> None:
+def test_remembered_peers_are_not_dialled_when_given_ones_answer(beside_seed: BesideSeed, tmp_path: Path) -> None:
     async def case(a: Libp2pNetwork) -> None:
         async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b:
             remembered = (contact_of(b, (await b.addrs())[0]),)
@@ -430,12 +432,10 @@ def test_given_peers_that_answer_leave_remembered_ones_alone(beside_seed: Beside
     beside_seed(case)
 
 
-def test_node_that_comes_back_at_once_at_its_old_address_is_no_copy_of_itself(
-    beside_seed: BesideSeed, tmp_path: Path
-) -> None:
+def test_node_that_restarts_at_its_old_address_is_no_copy_of_itself(beside_seed: BesideSeed, tmp_path: Path) -> None:
     async def case(seed: Libp2pNetwork) -> None:
         listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
-        for _ in range(2):  # the seed still knows where it was
+        for _ in range(2):  # the seed still knows its old address
             await (await libp2p_node(tmp_path / "a", peers=await seed.addrs(), listen=listen)).close()
 
     beside_seed(case)

@@ -1,4 +1,4 @@
-"""No connection is left open, however the tasks end that it was given to."""
+"""Every incoming connection is closed, however the tasks that got it end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stream_whose_task_is_cancelled_before_it_began_is_closed(tmp_path: Path
     asyncio.run(main())
 
 
-def test_stream_that_comes_while_the_tasks_end_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_stream_that_arrives_while_the_tasks_end_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "streams.sock")
 
     async def serve(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

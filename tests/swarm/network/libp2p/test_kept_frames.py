@@ -1,4 +1,6 @@
-"""What a side keeps to send again, no more than it has to and no copies, and how it counts what has come."""
+"""The frames that a side keeps to send again, without copies and no longer than necessary, and the count of received
+ones.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 
 
-def test_frames_are_sent_again_from_the_first_that_did_not_come() -> None:
+def test_frames_are_sent_again_from_the_first_missing_one() -> None:
     sent = SentFrames("peer", UnreadBudget())
     for index in range(5):
         sent.add((bytes([index]),))
@@ -20,7 +22,7 @@ def test_frames_are_sent_again_from_the_first_that_did_not_come() -> None:
 
 
 @pytest.mark.parametrize("num_received", [1, 4, 2**63])
-def test_number_that_cannot_be_is_a_violation(num_received: int) -> None:
+def test_impossible_frame_number_is_a_violation(num_received: int) -> None:
     sent = SentFrames("peer", UnreadBudget())
     for _ in range(3):
         sent.add((b"frame",))
@@ -36,7 +38,7 @@ def test_acknowledgement_of_more_than_was_sent_is_a_violation() -> None:
         sent.acknowledge(2)
 
 
-def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had() -> None:
+def test_streams_over_a_peer_s_budget_keep_nothing_and_free_what_they_had() -> None:
     budget = UnreadBudget(max_peer_bytes=3 * framing.cost(1000))
     one, other = SentFrames("peer", budget), SentFrames("peer", budget)
     for sent in (one, one, other):
@@ -55,7 +57,7 @@ def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had(
     assert budget.num_bytes == 0
 
 
-def test_each_frame_that_came_is_acknowledged_once() -> None:
+def test_each_received_frame_is_acknowledged_once() -> None:
     received = ReceivedFrames()
     assert received.count(10) == framing.cost(10)
     assert received.count(5) == received.unacknowledged_cost == framing.cost(10) + framing.cost(5)
@@ -66,7 +68,7 @@ def test_each_frame_that_came_is_acknowledged_once() -> None:
     assert received.num_frames == 3
 
 
-def test_what_came_has_progressed_by_a_frame_or_by_a_piece_of_one() -> None:
+def test_received_bytes_progress_with_a_frame_or_a_piece_of_one() -> None:
     received = ReceivedFrames()
     assert not received.has_progressed(0)
     assert received.has_progressed(7)

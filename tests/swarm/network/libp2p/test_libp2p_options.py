@@ -1,4 +1,4 @@
-"""`listen_addrs_for`: loopback among peers of this machine, all interfaces beyond it."""
+"""Tests of `listen_addrs_for`: loopback for peers of this machine, and all interfaces for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEYOND_IP6 = f"/ip6/2600::7/tcp/4001/p2p/{ID}"
         ([BEYOND_IP6], False, ALL_IP4 + ALL_IP6),
     ],
 )
-def test_listens_beyond_this_machine_if_a_peer_is_there(
+def test_listen_addrs_cover_all_interfaces_when_a_peer_is_on_another_machine(
     monkeypatch: pytest.MonkeyPatch, peers: list[str], has_ip6: bool, expected: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: has_ip6)

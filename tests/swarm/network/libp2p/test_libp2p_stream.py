@@ -1,4 +1,4 @@
-"""One side of a stream over a socket, where the other side is a test's own or cheats."""
+"""One side of a stream over a socket. The other side is the test, which may cheat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _stream(end: socket.socket, **options: Any) -> AsyncIterator[Libp2pStr
         await asyncio.wait((pump,))
 
 
-def test_message_over_a_receivers_bound_is_read_no_further_than_a_window_beyond_it() -> None:
+def test_message_over_the_bound_is_read_at_most_a_window_beyond_it() -> None:
     async def main() -> None:
         near, far = socket.socketpair()
         async with _stream(near, max_message_bytes=2 * MIB) as receiver, _stream(far) as sender:
@@ -48,7 +48,7 @@ def test_message_over_a_receivers_bound_is_read_no_further_than_a_window_beyond_
             sending = asyncio.create_task(sender.send(bytes(64 * MIB)))
             with pytest.raises(PeerViolation, match=f"more than {2 * MIB} bytes"):
                 await receiver.receive()
-            with pytest.raises(PeerViolation):  # nothing after it is believed either
+            with pytest.raises(PeerViolation):  # what follows it is not accepted either
                 await receiver.receive()
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -58,7 +58,7 @@ def test_message_over_a_receivers_bound_is_read_no_further_than_a_window_beyond_
     asyncio.run(main())
 
 
-def test_messages_that_are_taken_no_longer_count_as_unread() -> None:
+def test_messages_do_not_count_as_unread_once_taken() -> None:
     async def main() -> None:
         near, far = socket.socketpair()
         budget = UnreadBudget()
@@ -84,7 +84,7 @@ def _is_of(part: object, message: bytearray) -> bool:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_message_is_sent_without_a_copy_but_for_the_kept_pieces_of_a_long_one(is_kept: bool) -> None:
+def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one(is_kept: bool) -> None:
     async def main() -> None:
         near, far = socket.socketpair()
         usual, long = bytearray(100_000), bytearray(2 * framing.CHUNK_BYTES)
@@ -118,8 +118,8 @@ async def _until_heard(stream: Libp2pStream) -> None:
             await asyncio.sleep(0)
 
 
-def test_side_whose_long_frame_is_under_way_hears_that_the_path_works_and_answers_nothing() -> None:
-    """A slow path is not to be mistaken for a dead one, nor are two idle sides to acknowledge each other for ever."""
+def test_sender_of_a_long_frame_gets_acknowledgements_and_answers_none_of_them() -> None:
+    """A slow path must not be mistaken for a dead one, and two idle sides must not acknowledge each other for ever."""
 
     async def main() -> None:
         near, far = socket.socketpair()

@@ -1,5 +1,6 @@
-"""The daemon listens on TCP alone, and never speaks QUIC, whatever a peer tells it by libp2p's identify; nor does it
-speak TLS, or relay."""
+"""The daemon listens on TCP alone and never uses QUIC, whatever a peer announces by libp2p's identify; nor does it use
+TLS, or relay.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +50,24 @@ LISTENS = ("/ip4/127.0.0.1/tcp/0",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trap:
-    """A peer that tells a QUIC address by identify, at which `datagrams` come, and one that does not."""
+    """A peer that announces a QUIC address, which collects `datagrams`, by identify, and a peer that does not."""
 
     liar: Host
     honest: Host
     datagrams: socket.socket
 
     async def catch(self, *, nat_port_map: bool) -> int:
-        """Let a host meet the liar, lose it, and dial it again. Return the datagrams that came."""
+        """Let a host connect to the liar, lose it, and dial it again. Return the datagrams that were received."""
         async with running(DaemonOptions(listen=LISTENS, nat_port_map=nat_port_map)) as victim:
             [addr] = await victim.addrs()
             await self.liar.control.connect(victim.peer_id, [addr])
             await eventually(functools.partial(_has, victim, self.liar.peer_id))
-            await asyncio.sleep(0.5)  # identify has no answer that tells when it is over
+            await asyncio.sleep(0.5)  # identify has no answer that shows when it is over
             await victim.control.disconnect(self.liar.peer_id)
-            with contextlib.suppress(ControlError, TimeoutError):  # TCP is not told to it
+            with contextlib.suppress(ControlError, TimeoutError):  # the host does not know the TCP address
                 await asyncio.wait_for(victim.control.connect(self.liar.peer_id), DIALS_S)
             [other] = await self.honest.addrs()
-            await victim.control.connect(self.honest.peer_id, [other])  # it goes on over TCP
+            await victim.control.connect(self.honest.peer_id, [other])  # it connects over TCP
         num = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The checks of paths that depend on each other: peers behind one relay. In virtual time, without daemons."""
+"""Checks of paths that depend on each other, of peers behind one relay, in virtual time and without daemons."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def through(relay: str) -> tuple[str, ...]:
 
 
 class World:
-    """Stands for `Host` and for `Reconnector`. Of the peers in `dead` nothing comes, until they are dialled anew."""
+    """A stand-in for `Host` and `Reconnector`. Peers in `dead` send nothing until they are dialled again."""
 
     def __init__(self, connections: dict[str, tuple[str, ...]]) -> None:
         self.connections = connections
         self.dead = set(connections)
         self.called: set[str] = set()
-        self.dropped: dict[str, set[str]] = {}  # with the peers that were said to be behind each
+        self.dropped: dict[str, set[str]] = {}  # the peers behind each relay
         self.reached: list[str] = []
         self.watch = PathWatch(cast("Any", self), cast("Any", self), lambda: ())
 
@@ -98,7 +98,7 @@ def test_dead_path_through_a_relay_that_answers_is_dropped_alone(watched: Watche
     watched(world, case)
 
 
-def test_peers_that_seem_to_lead_through_each_other_do_not_keep_their_checks_from_ending(watched: Watched) -> None:
+def test_checks_end_when_peers_seem_to_relay_for_each_other(watched: Watched) -> None:
     world = World({RELAY: through(OTHER_RELAY), OTHER_RELAY: through(RELAY)})
     world.called = {RELAY}
 
@@ -112,7 +112,7 @@ def test_peers_that_seem_to_lead_through_each_other_do_not_keep_their_checks_fro
     watched(world, case)
 
 
-def test_short_calls_one_after_the_other_do_not_hide_a_dead_path(watched: Watched) -> None:
+def test_dead_path_is_found_when_short_calls_follow_one_another(watched: Watched) -> None:
     world = World({ONE: DIRECT})
 
     async def case() -> None:

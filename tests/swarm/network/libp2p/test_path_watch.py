@@ -1,4 +1,4 @@
-"""Paths between real daemons that go silent are replaced; those whose other end only computes are not."""
+"""Silent paths between real daemons are replaced, and those whose other end only computes are not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The peers that were asked for an echo; all in a tenth of the time."""
+    """Record the peers that were asked for an echo, with all times a tenth."""
     monkeypatch.setattr(path_watch, "TICK_S", 0.05)
     monkeypatch.setattr(path_watch, "PATH_SILENT_S", 0.1)
     monkeypatch.setattr(path_watch, "ECHO_S", 0.3)
@@ -45,12 +45,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def forgive(pair: Pair) -> None:
-    """Forget that paths were given up by earlier cases."""
+    """Drop the memory of paths that earlier cases gave up."""
     for node in (pair.a, pair.b):
         node._watch._echo_s.clear()
 
 
-def test_stream_goes_on_when_its_connection_swallows_everything(run: PairRun) -> None:
+def test_stream_continues_when_its_connection_swallows_everything(run: PairRun) -> None:
     async def case(pair: Pair) -> None:
         forgive(pair)
         async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
@@ -66,7 +66,7 @@ def test_stream_goes_on_when_its_connection_swallows_everything(run: PairRun) ->
     run(case)
 
 
-def test_call_over_a_connection_that_swallows_everything_fails_and_the_next_one_succeeds(run: PairRun) -> None:
+def test_call_fails_and_the_next_one_succeeds_when_a_connection_swallows_everything(run: PairRun) -> None:
     async def case(pair: Pair) -> None:
         forgive(pair)
         pair.may_answer.set()
@@ -81,7 +81,7 @@ def test_call_over_a_connection_that_swallows_everything_fails_and_the_next_one_
 def test_peer_that_only_computes_is_not_mistaken_for_a_dead_path(
     run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path_watch, "ECHO_S", 3.0)  # others may use this machine
+    monkeypatch.setattr(path_watch, "ECHO_S", 3.0)  # other programs may use this machine
 
     async def case(pair: Pair) -> None:
         forgive(pair)
@@ -97,7 +97,7 @@ def test_peer_that_only_computes_is_not_mistaken_for_a_dead_path(
     run(case)
 
 
-def test_loop_that_stood_still_gives_no_path_up(run: PairRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_path_is_given_up_when_the_loop_stood_still(run: PairRun, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up: list[str] = []
     monkeypatch.setattr(path_watch.Reconnector, "drop", lambda _self, peer_id: given_up.append(peer_id))
 
@@ -105,14 +105,14 @@ def test_loop_that_stood_still_gives_no_path_up(run: PairRun, monkeypatch: pytes
         forgive(pair)
         async with pair.b.stream(pair.a.peer_id, "hang", timeout_s=10):
             for _ in range(4):
-                await asyncio.sleep(0.12)  # an echo may be under way
+                await asyncio.sleep(0.12)  # an echo may be in flight
                 time.sleep(2 * path_watch.ECHO_S)
         assert not given_up
 
     run(case)
 
 
-def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_uses_them(
+def test_unused_peers_that_keep_a_node_reachable_are_asked_for_an_echo(
     run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(path_watch, "KEEP_ALIVE_S", 0.2)
@@ -124,7 +124,7 @@ def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_us
             return asked.count(pair.a.peer_id) >= 2
 
         await eventually(is_asked_again)
-        assert set(asked) == {pair.a.peer_id}  # `b` has it for a seed, and not the other way round
+        assert set(asked) == {pair.a.peer_id}  # `b` uses it as a seed, and not the other way round
         num_connections = pair.swallow()
 
         async def is_dialled_again() -> bool:
@@ -136,7 +136,7 @@ def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_us
 
 
 @pytest.mark.parametrize("what", ["address", "suspension"])
-def test_change_of_an_own_address_or_a_suspension_has_the_paths_in_use_checked_at_once(
+def test_paths_in_use_are_checked_at_once_after_a_change_of_address_or_a_suspension(
     run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(path_watch, "PATH_SILENT_S", 60.0)
@@ -169,7 +169,7 @@ def test_change_of_an_own_address_or_a_suspension_has_the_paths_in_use_checked_a
     run(case)
 
 
-def test_dead_path_to_a_relay_is_found_with_those_that_lead_through_it(tmp_path: Path, asked: list[str]) -> None:
+def test_dead_path_to_a_relay_is_found_with_the_paths_through_it(tmp_path: Path, asked: list[str]) -> None:
     """A dial through a relay whose own connection is dead would take 5 s to fail."""
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What a peer's addresses tell of whether it is gone, and which are tried."""
+"""Conclusions from a peer's addresses: whether it is gone, and which addresses are tried."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from swarm_protocol.identity import Identity
 PEER = Identity(b"1" * 32).peer_id
 
 
-def test_name_that_cannot_be_looked_up_tells_nothing() -> None:
+def test_peer_is_not_judged_gone_when_its_name_cannot_be_looked_up() -> None:
     name = f"/dns4/{64 * 'a'}.example/tcp/1"
     host = cast(Host, SimpleNamespace(known_addrs=lambda _peer_id: (name,)))
     assert not asyncio.run(Reconnector(host)._refuses(PEER))
 
 
 class Peer:
-    """A peer as the host of another node sees it. It is reached at `place` from `back_at` on; until then its relay says
-    that it holds no place for it. Searches find where it was before `place`, in a network of its own, first."""
+    """A peer as another node's host sees it.
+
+    It is reached at `place` from `back_at` on. Until then its relay says that it holds no reservation. A search first
+    finds its address before `place`, in another network.
+    """
 
     def __init__(
         self, *, known: Sequence[str], place: str = "", back_at: float = 0.0, before: Sequence[str] = ()
     ) -> None:
-        self.peer_id = "0"  # smaller than any peer's, so that this node dials first
+        self.peer_id = "0"  # smaller than any peer's id, so that this node dials first
         self.control = self
         self.dialled: list[Sequence[str]] = []
         self.num_searches = 0
@@ -66,7 +69,7 @@ class Peer:
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEER}/p2p-circuit"
 
 
-def test_peer_of_which_no_address_is_known_is_searched_for_also_where_this_node_gave_the_path_up() -> None:
+def test_peer_without_known_addresses_is_searched_for_after_this_node_gave_the_path_up() -> None:
     async def main() -> None:
         peer = Peer(known=(), place=CIRCUIT)
         reconnector = Reconnector(cast(Host, peer))
@@ -77,7 +80,7 @@ def test_peer_of_which_no_address_is_known_is_searched_for_also_where_this_node_
     virtual_time.run(main())
 
 
-def test_peer_whose_relay_is_gone_is_searched_for_beyond_what_it_told_this_node() -> None:
+def test_peer_whose_relay_is_gone_is_searched_for_at_other_nodes() -> None:
     async def main() -> None:
         gone = CIRCUIT.replace("44.1.1.1", "44.2.2.2")
         peer = Peer(known=(gone,), place=CIRCUIT, before=(gone, "/ip4/192.168.4.2/tcp/4001"))
@@ -89,7 +92,7 @@ def test_peer_whose_relay_is_gone_is_searched_for_beyond_what_it_told_this_node(
 
 
 @pytest.mark.parametrize("back_s", [0.0, 0.3, GRACE_S])
-def test_relay_that_holds_no_place_for_a_peer_is_asked_again_where_a_stream_waits(back_s: float) -> None:
+def test_relay_without_a_reservation_for_a_peer_is_tried_again_while_a_stream_waits(back_s: float) -> None:
     async def main() -> None:
         now = asyncio.get_running_loop().time
         peer = Peer(known=(CIRCUIT,), place=CIRCUIT, back_at=now() + back_s)

@@ -1,4 +1,4 @@
-"""Many who poll the connections ask the daemon as often as one: in virtual time, with a scripted daemon."""
+"""Many callers that poll the connections query a scripted daemon as often as one caller, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANSWER_S = 0.001
 
 
 class Daemon:
-    """Its connections, what it is asked, and how many of the first questions fail."""
+    """A daemon that records queries, of which the first `num_failures` fail."""
 
     def __init__(self, num_failures: int = 0) -> None:
         self.connections: Connections = {}
@@ -29,7 +29,7 @@ class Daemon:
         return seen
 
 
-def test_forty_attempts_that_poll_for_seconds_ask_as_often_as_one() -> None:
+def test_forty_polling_callers_query_the_daemon_as_often_as_one() -> None:
     async def main() -> None:
         daemon = Daemon()
         shared = SharedLook(daemon)
@@ -50,12 +50,12 @@ def test_forty_attempts_that_poll_for_seconds_ask_as_often_as_one() -> None:
     virtual_time.run(main())
 
 
-def test_answer_is_never_older_than_the_question() -> None:
+def test_answer_is_never_older_than_its_query() -> None:
     async def main() -> None:
         daemon = Daemon()
         shared = SharedLook(daemon)
         first = asyncio.create_task(shared.look())
-        await asyncio.sleep(ANSWER_S / 2)  # it has been asked for, and its answer is on its way
+        await asyncio.sleep(ANSWER_S / 2)  # it has been sent, and its answer is on its way
         daemon.connections["peer"] = ()
         assert "peer" in await shared.look()
         assert "peer" not in await first
@@ -65,7 +65,7 @@ def test_answer_is_never_older_than_the_question() -> None:
     virtual_time.run(main())
 
 
-def test_one_that_looks_now_and_then_waits_for_nothing_but_the_answer() -> None:
+def test_occasional_query_waits_only_for_its_answer() -> None:
     async def main() -> None:
         shared = SharedLook(Daemon())
         loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ def test_one_that_looks_now_and_then_waits_for_nothing_but_the_answer() -> None:
     virtual_time.run(main())
 
 
-def test_failure_and_end_of_the_one_that_asks_are_its_own() -> None:
+def test_failure_or_cancellation_of_one_query_leaves_others_alone() -> None:
     async def main() -> None:
         shared = SharedLook(Daemon(num_failures=1))
         failing, cancelled, *others = [asyncio.create_task(shared.look()) for _ in range(6)]

@@ -1,4 +1,4 @@
-"""Frames out of bytes that come in any pieces, some of them before the wire is there, over a socket pair."""
+"""Frames from bytes that arrive in any pieces, some of them before the wire exists, over a socket pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES: list[Frame] = [(Kind.DATA, len(body), body) for body in BODIES] + [(Kind
 
 
 class Near:
-    """The wire's side of a socket pair. `far` is the other one."""
+    """The wire's side of a socket pair; `far` is the other side."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -66,7 +66,7 @@ def in_each_loop(case: Callable[[Near], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("step", [1000, SCRATCH_BYTES + 1, 1 << 30])
-def test_frames_are_announced_once_and_those_that_nobody_wants_are_skipped(step: int) -> None:
+def test_frames_are_announced_once_and_skipped_when_unwanted(step: int) -> None:
     async def case(near: Near) -> None:
         near.unwanted = {2000, SCRATCH_BYTES, framing.CHUNK_BYTES}
         running = asyncio.create_task(near.run())
@@ -100,7 +100,7 @@ def test_long_body_that_is_dropped_half_way_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("step", [1 << 30, 50_000, 16_389])
-def test_frames_come_whole_and_in_order_however_their_bytes_come(step: int) -> None:
+def test_frames_arrive_whole_and_in_order_however_their_bytes_are_split(step: int) -> None:
     async def case(near: Near) -> None:
         running = asyncio.create_task(near.run())
         for at in range(0, len(WIRE), step):
@@ -113,10 +113,10 @@ def test_frames_come_whole_and_in_order_however_their_bytes_come(step: int) -> N
     in_each_loop(case)
 
 
-def test_bytes_that_came_before_the_wire_are_its_first_ones() -> None:
+def test_bytes_received_before_the_wire_exists_are_its_first() -> None:
     async def case(near: Near) -> None:
-        await asyncio.get_running_loop().sock_sendall(near.far, b"!" + WIRE[:20_100])  # in the midst of a body
-        assert await near.reader.readexactly(1) == b"!"  # the reader has all that has come
+        await asyncio.get_running_loop().sock_sendall(near.far, b"!" + WIRE[:20_100])  # in the middle of a body
+        assert await near.reader.readexactly(1) == b"!"  # the reader has everything that was sent
         running = asyncio.create_task(near.run())
         await asyncio.get_running_loop().sock_sendall(near.far, WIRE[20_100:])
         near.far.close()
@@ -126,7 +126,7 @@ def test_bytes_that_came_before_the_wire_are_its_first_ones() -> None:
     in_each_loop(case)
 
 
-def test_other_side_that_left_before_the_wire_was_there_ends_it() -> None:
+def test_wire_ends_when_the_other_side_left_before_it_existed() -> None:
     async def case(near: Near) -> None:
         await asyncio.get_running_loop().sock_sendall(near.far, WIRE[:2010])
         near.far.close()
@@ -155,7 +155,7 @@ def test_frame_that_is_refused_when_announced_gets_no_memory_and_ends_the_readin
     in_each_loop(case)
 
 
-def test_violation_before_the_wire_was_there_is_the_end_also_behind_a_long_body() -> None:
+def test_violation_before_the_wire_exists_ends_it_even_after_a_long_body() -> None:
     async def case(near: Near) -> None:
         bad = framing.frame(Kind.DATA, b"f" * SCRATCH_BYTES) + framing.frame(Kind.DATA, b"g") + b"\xff" * 5
         await asyncio.get_running_loop().sock_sendall(near.far, b"!" + bad)
@@ -170,7 +170,7 @@ def test_violation_before_the_wire_was_there_is_the_end_also_behind_a_long_body(
     in_each_loop(case)
 
 
-def test_bytes_after_a_violation_have_a_place_to_go() -> None:
+def test_bytes_after_a_violation_are_discarded() -> None:
     async def case(near: Near) -> None:
         def refuse(kind: Kind, length: int) -> None:
             raise PeerViolation("too much")
@@ -185,7 +185,7 @@ def test_bytes_after_a_violation_have_a_place_to_go() -> None:
     in_each_loop(case)
 
 
-def test_who_writes_before_the_wire_runs_lets_it_begin_and_then_waits_for_room() -> None:
+def test_writer_before_the_wire_runs_lets_it_begin_and_then_waits_for_room() -> None:
     async def case(near: Near) -> None:
         running = asyncio.create_task(near.run())
         assert not near.wire.has_room
@@ -199,7 +199,7 @@ def test_who_writes_before_the_wire_runs_lets_it_begin_and_then_waits_for_room()
     in_each_loop(case)
 
 
-def test_drained_before_the_wire_runs_comes_back() -> None:
+def test_drained_returns_before_the_wire_runs() -> None:
     async def case(near: Near) -> None:
         async with asyncio.timeout(5):
             await near.wire.drained()
@@ -229,7 +229,7 @@ def test_drained_waits_until_the_system_has_all_and_raises_when_the_connection_i
     in_each_loop(case)
 
 
-def test_long_bodies_that_are_all_there_come_one_a_turn() -> None:
+def test_buffered_long_bodies_arrive_one_in_each_turn_of_the_loop() -> None:
     body = b"e" * 2 * SCRATCH_BYTES
 
     async def case(near: Near) -> None:
@@ -253,7 +253,7 @@ def test_long_bodies_that_are_all_there_come_one_a_turn() -> None:
     in_each_loop(case)
 
 
-def test_connection_that_was_lost_before_it_is_taken_over_ends_with_the_frames_that_had_come() -> None:
+def test_connection_lost_before_it_is_taken_over_ends_after_its_received_frames() -> None:
     async def case(near: Near) -> None:
         await asyncio.get_running_loop().sock_sendall(near.far, framing.frame(Kind.DATA, b"a"))
         while not near.reader._buffer:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Streams between real daemons whose connection is cut or replaced; peers that are killed, and peers that cheat."""
+"""Streams between real daemons whose connection is cut or replaced, peers that are killed, and peers that cheat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
 
 @pytest.mark.parametrize("opener", ["a", "b"])
 @pytest.mark.parametrize(("num_messages", "num_bytes"), [(3000, 300), (40, 700_000), (6, 9 * MIB)])
-def test_connection_that_is_cut_in_mid_stream_costs_no_message_in_either_direction(
+def test_stream_loses_no_message_when_its_connection_is_cut(
     run: PairRun, opener: str, num_messages: int, num_bytes: int
 ) -> None:
     messages = [random.Random(index).randbytes(num_bytes) for index in range(num_messages)]
@@ -61,7 +61,7 @@ def test_connection_that_is_cut_in_mid_stream_costs_no_message_in_either_directi
     run(case)
 
 
-def test_idle_stream_keeps_nothing_to_be_sent_again(run: PairRun) -> None:
+def test_idle_stream_keeps_no_frames_to_send_again(run: PairRun) -> None:
     async def case(pair: Pair) -> None:
         async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
             for num_bytes in (10, 100_000, 5 * MIB):
@@ -77,7 +77,7 @@ def test_idle_stream_keeps_nothing_to_be_sent_again(run: PairRun) -> None:
     run(case)
 
 
-def test_side_that_gets_answers_keeps_only_what_they_do_not_acknowledge(run: PairRun) -> None:
+def test_stream_keeps_only_frames_that_answers_do_not_acknowledge(run: PairRun) -> None:
     async def case(pair: Pair) -> None:
         message = bytes(100_000)
         async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
@@ -90,7 +90,7 @@ def test_side_that_gets_answers_keeps_only_what_they_do_not_acknowledge(run: Pai
     run(case)
 
 
-def test_stream_without_room_for_what_it_sends_ends_with_its_connection(
+def test_stream_ends_with_its_connection_when_it_has_no_room_to_keep_frames(
     run: PairRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(pair: Pair) -> None:
@@ -102,14 +102,14 @@ def test_stream_without_room_for_what_it_sends_ends_with_its_connection(
             await pair.cut()
             with pytest.raises(PeerUnreachable):
                 await stream.receive()
-        # the handler is not held until its time is over: its caller says that it has left
+        # the handler is not held until its time is over, since its caller reports that it has left
         async with asyncio.timeout(stream_resume.HOLD_S / 2):
             await pair.until_tidy()
 
     run(case)
 
 
-def test_path_is_replaced_on_purpose_when_no_call_is_under_way(run: PairRun) -> None:
+def test_path_is_replaced_on_purpose_only_when_no_call_is_in_flight(run: PairRun) -> None:
     async def case(pair: Pair) -> None:
         async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream, asyncio.TaskGroup() as tasks:
             await stream.send(b"before")
@@ -195,7 +195,7 @@ async def raw_stream(
 
 @pytest.fixture
 def ids(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The ids of streams that are opened."""
+    """Collect the ids of streams that are opened."""
     ids: list[bytes] = []
 
     def noted() -> bytes:
@@ -206,7 +206,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return ids
 
 
-def test_acceptor_that_alone_lost_its_connection_has_the_opener_ask(
+def test_acceptor_that_alone_lost_its_connection_makes_the_opener_resume(
     run: PairRun, tmp_path: Path, ids: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_resumed = 0
@@ -229,7 +229,7 @@ def test_acceptor_that_alone_lost_its_connection_has_the_opener_ask(
             await stream.send(b"one")
             assert await stream.receive() == b"one"
             await b._host.control.connect(c.peer_id, await c._host.addrs())
-            # only its acceptor's word counts; then both sides resume
+            # only the acceptor has noticed; then both sides resume
             for asker, status, num_expected in ((b, 1, 0), (a, 0, 2)):
                 async with raw_stream(asker, c, "resume/", REQUEST.pack(ids[0], 0)) as reader:
                     assert await reader.read() == ANSWER.pack(status, 0)
@@ -240,9 +240,7 @@ def test_acceptor_that_alone_lost_its_connection_has_the_opener_ask(
     run(case)
 
 
-def test_stream_is_resumed_by_nobody_but_its_opener_and_by_its_id_only(
-    run: PairRun, tmp_path: Path, ids: list[bytes]
-) -> None:
+def test_stream_is_resumed_only_by_its_opener_and_its_id(run: PairRun, tmp_path: Path, ids: list[bytes]) -> None:
     async def case(pair: Pair) -> None:
         a, b = pair.a, pair.b
         async with (
@@ -261,7 +259,7 @@ def test_stream_is_resumed_by_nobody_but_its_opener_and_by_its_id_only(
 
 
 @pytest.mark.parametrize("num_received", [1000, 2**63])
-def test_request_that_claims_what_was_never_sent_ends_the_stream(run: PairRun, num_received: int) -> None:
+def test_stream_ends_when_a_request_claims_frames_that_were_never_sent(run: PairRun, num_received: int) -> None:
     async def case(pair: Pair) -> None:
         stream_id = b"i" * ID_BYTES
         async with raw_stream(pair.b, pair.a, "stream/hang", stream_id):
@@ -273,7 +271,7 @@ def test_request_that_claims_what_was_never_sent_ends_the_stream(run: PairRun, n
     run(case)
 
 
-def test_streams_without_a_connection_are_bounded_and_held_for_a_while_only(
+def test_streams_without_a_connection_are_bounded_and_held_only_for_a_while(
     run: PairRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_resume, "MAX_HELD_PER_PEER", 3)

@@ -1,4 +1,4 @@
-"""How long an accepted stream is kept once its handler has ended, or where it is refused."""
+"""Tests of how long an accepted stream is kept after its handler has ended or has refused it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def _server() -> StreamServer:
 
 
 class Caller:
-    """The stream of a caller that says every second, for a while, that it takes what was sent, and then leaves, if at
-    all."""
+    """The stream of a caller that reports every second, for a while, what it took, and then may leave."""
 
     def __init__(self, *, signs_s: float, leaves_s: float) -> None:
         self.peer_id = "caller"
@@ -59,7 +58,7 @@ class Caller:
         (2 * MAX_LINGER_S, 2 * MAX_LINGER_S, False, MAX_LINGER_S + QUIET_S),
     ],
 )
-def test_caller_is_waited_for_while_it_takes_what_its_handler_has_sent(
+def test_stream_is_kept_while_its_caller_takes_what_the_handler_sent(
     signs_s: float, leaves_s: float, has_left: bool, most_s: float
 ) -> None:
     async def handler(_peer_id: str, _stream: Stream) -> None: ...
@@ -73,7 +72,7 @@ def test_caller_is_waited_for_while_it_takes_what_its_handler_has_sent(
     virtual_time.run(main())
 
 
-def test_caller_that_is_refused_is_waited_for_until_it_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_stream_is_kept_until_its_caller_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_server, "MAX_STREAMS_PER_PEER", 0)
 
     async def handler(_peer_id: str, _stream: Stream) -> None:
@@ -103,7 +102,7 @@ def test_caller_that_is_refused_is_waited_for_until_it_has_heard(monkeypatch: py
 
 
 @pytest.mark.parametrize("end", [EndOfStream(), TimeoutError()])
-def test_stream_that_its_caller_leaves_or_is_silent_on_fills_no_log(
+def test_stream_logs_nothing_when_its_caller_leaves_or_is_silent(
     end: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handler(_peer_id: str, _stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""What a unary connection leaves behind when it cannot be opened, and what it answers for cancelled work."""
+"""A unary connection that cannot be opened leaves nothing, and answers calls whose work was cancelled."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_caller_of_a_handler_whose_work_is_cancelled_hears_of_it() -> None:
-    """It would otherwise wait for as long as its own deadline lets it."""
+def test_caller_gets_an_error_when_the_handler_s_work_is_cancelled() -> None:
+    """It would otherwise wait until its own deadline."""
 
     async def stopped(_peer_id: str, _request: bytes) -> bytes:
         work: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -65,7 +65,7 @@ def test_caller_of_a_handler_whose_work_is_cancelled_hears_of_it() -> None:
     asyncio.run(main())
 
 
-def test_answers_that_the_daemon_does_not_read_keep_their_peer_from_having_more_made() -> None:
+def test_peer_gets_no_more_answers_while_the_daemon_does_not_read_them() -> None:
     """They would otherwise wait in this process without a bound."""
     num_made = 0
 

@@ -1,4 +1,4 @@
-"""The unpacked daemon that tests run is the program that the packed one of the wheel becomes in memory."""
+"""The unpacked daemon that tests run equals the wheel's packed daemon once that is in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITABLE = 2
 @pytest.mark.skipif(
     sys.platform != "linux" or unpacked_daemon.VARIABLE not in os.environ, reason="tests run the daemon of the wheel"
 )
-def test_unpacked_daemon_has_in_each_segment_what_the_packed_one_has_when_it_runs(
+def test_unpacked_daemon_has_the_segments_of_the_running_packed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unpacked = p2pd_process.p2pd_path()
@@ -32,7 +32,7 @@ def test_unpacked_daemon_has_in_each_segment_what_the_packed_one_has_when_it_run
     compared = []
 
     async def main() -> None:
-        # the daemon would change what is writable
+        # the daemon would change the writable segments
         monkeypatch.setattr(p2pd_process, "p2pd_path", daemon_of_the_wheel)
         daemon = await Daemon.start(DaemonOptions())
         with Path(f"/proc/{daemon.pid}/mem").open("rb") as memory:
@@ -53,7 +53,7 @@ def daemon_of_the_wheel() -> Path:
     return Path(package.submodule_search_locations[0], "hivemind_cli", "p2pd")
 
 
-def test_program_that_is_not_packed_as_we_know_is_left_as_it_is() -> None:
+def test_program_is_unchanged_when_it_is_packed_in_another_format() -> None:
     packed = daemon_of_the_wheel().read_bytes()
     for other in (b"#!/bin/sh\n", b"\xcf\xfa\xed\xfe" + bytes(100), Path(sys.executable).read_bytes()[:4096]):
         with pytest.raises(NotPacked):
@@ -64,6 +64,6 @@ def test_program_that_is_not_packed_as_we_know_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("found", [[(0, 0)], IndexError()], ids=["other sizes", "ends too soon"])
-def test_program_whose_blocks_are_not_what_they_say_is_left_as_it_is(found: Any) -> None:
+def test_program_is_unchanged_when_its_packed_blocks_are_inconsistent(found: Any) -> None:
     with patch.object(packed_program, "_decompress", Mock(side_effect=found)), pytest.raises(NotPacked):
         unpack(daemon_of_the_wheel().read_bytes())

@@ -1,4 +1,4 @@
-"""The simulated link: what bytes cost in time, what stays in order, and that a seed decides everything."""
+"""The simulated link: the time that bytes take, the order that is kept, and that a seed decides everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_pipe(link: LinkModel, *, up: float = math.inf, down: float = math.inf, 
 
 
 def arrivals(send: Callable[[Callable[[object, str, int], None]], None], link: LinkModel, *, seed: int = 0) -> list:
-    """When each message that `send` puts on a fresh pipe arrives, in order of arrival."""
+    """Return when each message that `send` puts on a fresh pipe arrives, in order of arrival."""
 
     async def main() -> list:
         loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ def test_link_with_impossible_values_is_refused() -> None:
             LinkModel(**wrong)
 
 
-def test_pipe_with_latency_and_rate_takes_their_sum() -> None:
+def test_pipe_takes_the_sum_of_latency_and_transmission_time() -> None:
     link = LinkModel(latency_s=0.05, bandwidth_bytes_per_s=1e6)
     [(_, arrival_s)] = arrivals(lambda put: put("flow", "big", 2_000_000), link)
     assert arrival_s == pytest.approx(0.05 + (2_000_000 + OVERHEAD_BYTES) / 1e6)
@@ -131,7 +131,7 @@ def test_pipe_while_held_delivers_nothing_until_released() -> None:
     virtual_time.run(main())
 
 
-def test_pipe_after_drop_does_not_spend_the_rate_on_what_was_dropped() -> None:
+def test_pipe_does_not_spend_its_rate_on_dropped_messages() -> None:
     async def main() -> None:
         pipe, seen = make_pipe(LinkModel(bandwidth_bytes_per_s=FRAME_BYTES)), []
         pipe.put("given up", 100 * FRAME_BYTES, lambda: seen.append("never"))
@@ -144,7 +144,7 @@ def test_pipe_after_drop_does_not_spend_the_rate_on_what_was_dropped() -> None:
     virtual_time.run(main())
 
 
-def test_pipe_after_close_loses_what_was_under_way_and_carries_nothing() -> None:
+def test_closed_pipe_loses_messages_in_flight_and_carries_nothing() -> None:
     async def main() -> None:
         pipe, seen = make_pipe(LinkModel(latency_s=1)), []
         pipe.put("flow", 1, lambda: seen.append("under way"))

@@ -1,4 +1,4 @@
-"""Which addresses of peers a node dials, and which of its own it tells first."""
+"""The addresses of peers that a node dials, and the order in which it announces its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def through(inner: str) -> str:
 
 
 @pytest.mark.parametrize("inner", ["/ip4/192.168.1.1/tcp/22", HERE, "/dns4/evil.example/tcp/22", "/ip4/0.0.0.0/tcp/22"])
-def test_relay_at_an_address_that_is_not_dialled_is_used_only_while_it_is_connected(inner: str) -> None:
+def test_relay_at_a_refused_address_is_used_only_while_it_is_connected(inner: str) -> None:
     apart = DialPolicy(own=(FAR,), given=())
     assert not apart.takes(through(inner))
     connected = DialPolicy(own=(FAR,), given=(), connected={RELAY})
@@ -78,7 +78,7 @@ def test_relay_at_an_address_that_is_not_dialled_is_used_only_while_it_is_connec
         ),
     ],
 )
-def test_address_that_no_host_of_a_peer_has_is_dialled_nowhere(addr: str) -> None:
+def test_address_that_no_peer_can_have_is_never_dialled(addr: str) -> None:
     everywhere = DialPolicy(own=(OWN_LAN, "/ip6/fd00:1::2/tcp/1"), given=(OTHER_LAN, HERE), met=("/ip6/fe80::2/tcp/1",))
     assert everywhere.worth_knowing([addr, FAR]) == (FAR,)
 
@@ -90,7 +90,7 @@ def test_neighbour_by_link_local_addresses_is_dialled() -> None:
 @pytest.mark.parametrize(
     ("listen", "takes_loopback"), [(("/ip4/127.0.0.1/tcp/0",), True), (("/ip4/0.0.0.0/tcp/0",), False)]
 )
-def test_policy_before_the_start_goes_by_the_networks_of_the_machine(
+def test_policy_uses_the_machine_s_networks_before_the_start(
     listen: tuple[str, ...], takes_loopback: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dial_policy, "own_subnets", lambda: subnets("127.0.0.1/8", "192.168.1.2/16"))
@@ -99,7 +99,7 @@ def test_policy_before_the_start_goes_by_the_networks_of_the_machine(
     assert DialPolicy.of_machine(listen=listen, given=(OTHER_LAN,)).takes(OTHER_LAN)
 
 
-def test_public_addresses_are_told_first_and_relayed_ones_before_private_ones() -> None:
+def test_public_addresses_are_announced_first_and_relayed_ones_before_private_ones() -> None:
     told = to_announce((HERE, LAN, FAR, FAR, "/unix/x"), (CIRCUIT,))
     assert told == (FAR, CIRCUIT, LAN, HERE)
     many = [f"/ip4/44.7.7.7/tcp/{port}" for port in range(1, 100)]

@@ -1,4 +1,4 @@
-"""The order in which the ways to a peer are tried: directly, by an introduction, through its relays."""
+"""The order in which paths to a peer are tried: direct, by introduction, through its relays."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def run(
     virtual_time.run(case(World(reached, silent, introduces)))
 
 
-def test_direct_address_is_enough() -> None:
+def test_only_a_direct_address_is_dialled_when_it_answers() -> None:
     async def case(world: World) -> None:
         await world.dialler.connect(PEER, (CIRCUIT, FAR, FOREIGN_LAN, LAN))
-        assert world.log == [("dial", (FAR, LAN))], "the private address of another network is not dialled"
+        assert world.log == [("dial", (FAR, LAN))], "the private address of another network must not be dialled"
 
     run(case, reached=[FAR])
 
@@ -90,18 +90,18 @@ def test_neighbour_with_both_ip_versions_is_dialled_in_the_local_network_at_once
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         await world.dialler.connect(PEER, (FAR_IP6, LAN, FAR))
-        assert loop.time() == began_at, "a router need not lead from its network to its own public address"
+        assert loop.time() == began_at, "a router may not forward packets from its network to its own public address"
 
     run(case, reached=[LAN], silent=[FAR])
 
 
-def test_relays_come_with_the_last_addresses_of_a_peer_with_both_ip_versions() -> None:
+def test_relays_are_tried_with_the_last_direct_addresses_when_a_peer_has_both_ip_versions() -> None:
     assert ip4_first((CIRCUIT, FAR_IP6, FAR)) == [[FAR], [CIRCUIT, FAR_IP6]]
     assert ip4_first((CIRCUIT, FAR_IP6)) == [(CIRCUIT, FAR_IP6)], "the address is the relay's"
     assert ip4_first((CIRCUIT, FAR)) == [(CIRCUIT, FAR)]
 
 
-def test_introduction_comes_before_the_relay_that_makes_it() -> None:
+def test_introduction_is_tried_before_the_relay_that_makes_it() -> None:
     async def case(world: World) -> None:
         await world.dialler.connect(PEER, (CIRCUIT, OTHER_CIRCUIT))
         asked = [(RELAY, ("/ip4/44.1.1.1/tcp/4001",)), (OTHER_RELAY, ("/ip4/44.2.2.2/tcp/4001",))]
@@ -110,7 +110,7 @@ def test_introduction_comes_before_the_relay_that_makes_it() -> None:
     run(case, introduces=[OTHER_RELAY], reached=[CIRCUIT])
 
 
-def test_relays_are_the_last_way_and_their_failure_is_told() -> None:
+def test_relays_are_tried_last_and_their_failure_is_reported() -> None:
     async def case(world: World) -> None:
         await world.dialler.connect(PEER, (FAR, CIRCUIT))
         assert world.log[0] == ("dial", (FAR,))
@@ -123,7 +123,7 @@ def test_relays_are_the_last_way_and_their_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize(("was_relayed", "seconds"), [(False, 8.0), (True, dialler.RELAYED_AGAIN_S)])
-def test_peer_that_was_relayed_waits_for_its_relay_no_longer_than_it_must(was_relayed: bool, seconds: float) -> None:
+def test_dial_of_a_relayed_peer_waits_a_bounded_time_for_an_introduction(was_relayed: bool, seconds: float) -> None:
     async def case(world: World) -> None:
         world.introduction_s = 4.0
         world.relayed |= {PEER} if was_relayed else set()
@@ -136,7 +136,7 @@ def test_peer_that_was_relayed_waits_for_its_relay_no_longer_than_it_must(was_re
 
 
 @pytest.mark.parametrize(("addr", "seconds"), [(LAN, dialler.LOCAL_S), (FAR, dialler.DIRECT_S)])
-def test_address_where_nobody_answers_delays_a_relayed_peer_no_longer_than_it_must(addr: str, seconds: float) -> None:
+def test_silent_address_delays_the_dial_of_a_relayed_peer_for_a_bounded_time(addr: str, seconds: float) -> None:
     async def case(world: World) -> None:
         began_at = asyncio.get_running_loop().time()
         await world.dialler.connect(PEER, (addr, CIRCUIT))
@@ -145,7 +145,7 @@ def test_address_where_nobody_answers_delays_a_relayed_peer_no_longer_than_it_mu
     run(case, silent=[addr], reached=[CIRCUIT])
 
 
-def test_relay_at_a_place_of_the_peers_choice_is_named_to_the_daemon_only_if_it_is_connected_and_by_its_id() -> None:
+def test_relay_at_a_refused_address_is_dialled_by_its_id_and_only_if_connected() -> None:
     async def case(world: World) -> None:
         named = tuple(f"{FOREIGN_LAN}/p2p/{relay}/p2p-circuit" for relay in (RELAY, OTHER_RELAY))
         await world.dialler.connect(PEER, named)
@@ -157,7 +157,7 @@ def test_relay_at_a_place_of_the_peers_choice_is_named_to_the_daemon_only_if_it_
     run(case, reached=[f"/p2p/{OTHER_RELAY}/p2p-circuit"])
 
 
-def test_judged_dial_leaves_out_what_the_policy_does_not_take() -> None:
+def test_dial_leaves_out_addresses_that_the_policy_refuses() -> None:
     async def main() -> None:
         dialled = []
 
@@ -174,7 +174,7 @@ def test_judged_dial_leaves_out_what_the_policy_does_not_take() -> None:
 
 
 @pytest.mark.parametrize("addrs", [(), (FOREIGN_LAN,), ("/nonsense",), (f"{FOREIGN_LAN}/p2p/{RELAY}/p2p-circuit",)])
-def test_peer_without_an_address_that_is_worth_a_dial_is_not_dialled(addrs: tuple[str, ...]) -> None:
+def test_peer_is_not_dialled_when_the_policy_refuses_all_its_addresses(addrs: tuple[str, ...]) -> None:
     async def case(world: World) -> None:
         with pytest.raises(ControlError, match="no addresses"):
             await world.dialler.connect(PEER, addrs)

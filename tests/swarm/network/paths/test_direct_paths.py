@@ -1,4 +1,4 @@
-"""What the direct paths of a node have in common: the policy for what its peers announce."""
+"""The policy for peers' announced addresses, which all direct paths of a node share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def paths(tmp_path: Path, *, connected: dict[str, tuple[str, ...]], **options: A
     return found
 
 
-def test_policy_is_made_once_for_what_is_known_and_again_when_that_changes(tmp_path: Path) -> None:
+def test_policy_is_made_again_only_when_the_known_addresses_change(tmp_path: Path) -> None:
     here = paths(tmp_path, connected={})
     first = here.policy()
     assert here.policy() is first
@@ -47,18 +47,18 @@ def test_policy_is_made_once_for_what_is_known_and_again_when_that_changes(tmp_p
     assert not first.takes(LAN)
     assert second.takes(LAN)
     assert here.policy() is second
-    here._introductions.carried.add(NEIGHBOUR)  # the address at which the daemon sees it is this process's own
+    here._introductions.carried.add(NEIGHBOUR)  # the daemon sees this process's own address
     assert not here.policy().takes(LAN)
 
 
-def test_addresses_that_are_only_remembered_open_no_private_network(tmp_path: Path) -> None:
+def test_remembered_addresses_alone_allow_no_private_network(tmp_path: Path) -> None:
     remembered = (Contact(peer_id=PEER, addrs=(OTHER_LAN,)),)
     known = paths(tmp_path, connected={}, remembered=remembered, relays=(f"{OTHER_LAN}/p2p/{PEER}",))
     assert not known.policy().takes(OTHER_LAN)
     assert paths(tmp_path, connected={}, peers=(f"{OTHER_LAN}/p2p/{PEER}",)).policy().takes(OTHER_LAN)
 
 
-def test_relay_is_announced_as_soon_as_it_holds_a_place_and_no_more_once_it_is_lost(tmp_path: Path) -> None:
+def test_relay_is_announced_while_it_holds_a_reservation(tmp_path: Path) -> None:
     async def main() -> None:
         relays, told = Relays(), list[tuple[str, ...]]()
         here = paths(tmp_path, connected={})
@@ -79,7 +79,7 @@ def test_relay_is_announced_as_soon_as_it_holds_a_place_and_no_more_once_it_is_l
 
 
 class Relays(Reservations):
-    """Places at relays that a test gives and takes."""
+    """Reservations at relays that a test gives and takes away."""
 
     def __init__(self) -> None:
         super().__init__(Any, lambda: (), Any, wanted=True)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class Relays(Reservations):
         self._note_change()
 
 
-def test_relay_counts_as_connected_only_if_it_is_so_without_a_relay(tmp_path: Path) -> None:
+def test_relay_counts_as_connected_only_when_its_connection_is_direct(tmp_path: Path) -> None:
     circuit = f"{OTHER_LAN}/p2p/{RELAY}/p2p-circuit"
     assert paths(tmp_path, connected={RELAY: (FAR,)}).policy().takes(circuit)
     through_another = {RELAY: (f"{FAR}/p2p/{PEER}/p2p-circuit",)}

@@ -1,4 +1,7 @@
-"""Introductions: who is told which addresses, who dials, and what is refused. The hosts are in memory."""
+"""Introductions: which addresses a relay sends to whom, which side dials, and what is refused.
+
+The hosts are in memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ ENDPOINTS = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001)
 
 
 class World:
-    """A relay with two nodes that hold reservations with it, and what their NATs let in."""
+    """A relay with two nodes that have reservations with it, and the packets that their NATs let in."""
 
     def __init__(self, tasks: asyncio.TaskGroup, seen: Sequence[str] = (NAT_1, NAT_2)) -> None:
         self._tasks = tasks
@@ -78,8 +81,10 @@ def run(case: Case, **options: Any) -> None:
 
 
 def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False) -> list[tuple[str, int]]:
-    """Have an opener's SYN meet the dial of the peer that dials; or find a listener, if that is said. Returns what is
-    opened to."""
+    """Let an opener's SYN meet the dial of the other peer, or find a listener if `listener` is set.
+
+    Return what is opened to.
+    """
     opened: list[tuple[str, int]] = []
 
     async def open_path(_here: ListenEndpoint, there: tuple[str, int], met: Callable[[], None]) -> bool:
@@ -95,7 +100,7 @@ def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False)
 
 
 @pytest.mark.parametrize("asker", [LESSER, GREATER])
-def test_the_lesser_dials_and_the_greater_opens_no_matter_who_asked(
+def test_the_smaller_peer_id_dials_and_the_greater_opens_whoever_asked(
     monkeypatch: pytest.MonkeyPatch, asker: str
 ) -> None:
     opened = let_syns_meet(monkeypatch)
@@ -129,7 +134,7 @@ def test_opener_that_finds_a_listener_dials_it_back(monkeypatch: pytest.MonkeyPa
     run(case)
 
 
-def test_two_who_ask_at_once_make_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_requests_make_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
 
     async def case(world: World) -> None:
@@ -143,7 +148,7 @@ def test_two_who_ask_at_once_make_one_attempt(monkeypatch: pytest.MonkeyPatch) -
     run(case)
 
 
-def test_pair_that_cannot_meet_is_given_up_in_time_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuccessful_pair_is_given_up_in_time_and_not_tried_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     async def open_path(*_: object) -> bool:
         raise TimeoutError
 
@@ -166,7 +171,7 @@ def test_pair_that_cannot_meet_is_given_up_in_time_and_left_alone_for_a_while(mo
     run(case)
 
 
-def test_relay_tells_no_address_but_those_that_it_sees_itself() -> None:
+def test_relay_sends_only_addresses_that_it_sees_itself() -> None:
     async def case(world: World) -> None:
         told: list[Introduction] = []
 
@@ -190,7 +195,7 @@ def test_relay_tells_no_address_but_those_that_it_sees_itself() -> None:
         (IP6, (IP6_2, NAT_1, VICTIM), (IP6, NAT_1)),
     ],
 )
-def test_relay_tells_of_the_version_by_which_it_does_not_see_a_peer_one_ip_that_this_claims(
+def test_relay_sends_one_claimed_ip_of_the_version_in_which_it_does_not_see_a_peer(
     seen: str, claims: tuple[str, ...], told: tuple[str, ...]
 ) -> None:
     async def case(world: World) -> None:
@@ -207,7 +212,7 @@ def test_relay_tells_of_the_version_by_which_it_does_not_see_a_peer_one_ip_that_
     run(case, seen=(seen, NAT_2))
 
 
-def test_relay_tells_neighbours_behind_one_nat_their_private_addresses() -> None:
+def test_relay_sends_private_addresses_to_neighbours_behind_one_nat() -> None:
     async def case(world: World) -> None:
         answer = await world.ask(world.lesser, addrs=(LAN_1,))
         assert answer.addrs == ("/ip4/44.0.0.1/tcp/4002", LAN_2)
@@ -215,8 +220,8 @@ def test_relay_tells_neighbours_behind_one_nat_their_private_addresses() -> None
     run(case, seen=(NAT_1, "/ip4/44.0.0.1/tcp/4002"))
 
 
-def test_neighbour_in_several_networks_is_reached_in_the_one_that_both_share() -> None:
-    """Behind one NAT a router need not lead back to its own public address."""
+def test_neighbour_in_several_networks_is_reached_in_the_shared_one() -> None:
+    """A NAT's router may not forward packets to its own public address."""
     vpn, seen = "/ip4/10.8.0.2/tcp/4001", "/ip4/44.0.0.1/tcp/4002"
 
     async def case(world: World) -> None:
@@ -249,7 +254,7 @@ def test_relay_refuses(why: str) -> None:
     run(case)
 
 
-def test_peer_acts_on_the_word_of_its_relays_only_and_not_too_often() -> None:
+def test_peer_accepts_introductions_only_from_its_relays_and_not_too_often() -> None:
     async def case(world: World) -> None:
         request = Introduction(peer_id=OTHER, addrs=(VICTIM,)).to_bytes()
         FakeHost(world._hosts, OTHER, [VICTIM], [])  # it is there, but nothing gets through to it
@@ -268,7 +273,9 @@ def test_peer_acts_on_the_word_of_its_relays_only_and_not_too_often() -> None:
     run(case)
 
 
-def test_relay_has_nothing_sent_to_more_than_one_public_ip_of_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_cannot_have_packets_sent_to_more_than_one_public_ip_of_a_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opened = let_syns_meet(monkeypatch)
 
     async def case(world: World) -> None:
@@ -276,14 +283,14 @@ def test_relay_has_nothing_sent_to_more_than_one_public_ip_of_a_version(monkeypa
         message = Introduction(peer_id=LESSER, addrs=addrs).to_bytes()
         assert PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
         await asyncio.sleep(1)
-        assert {host for host, _ in opened} == {"44.0.0.1"}, "this node has no listener of IPv6"
+        assert {host for host, _ in opened} == {"44.0.0.1"}, "this node has no IPv6 listener"
         assert world.of[GREATER]._usable(addrs) == (NAT_1, "/ip4/44.0.0.1/tcp/22", IP6)
         assert world.of[GREATER]._usable((NAT_1, LAN_1, VICTIM)) == (NAT_1, LAN_1)
 
     run(case)
 
 
-def test_attempts_at_the_same_time_are_bounded_no_matter_who_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_attempts_are_bounded_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
     monkeypatch.setattr(introductions, "MAX_ATTEMPTS", 2)
 
@@ -295,7 +302,7 @@ def test_attempts_at_the_same_time_are_bounded_no_matter_who_asks_for_them(monke
             return PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
 
         assert [await introduced(each) for each in strangers] == [True, True, False, False]
-        assert await introduced(strangers[0]), "an attempt that is under way is joined"
+        assert await introduced(strangers[0]), "an attempt in flight is joined"
         assert not await world.of[GREATER].connect(LESSER, RELAY, ())
         await asyncio.sleep(introductions.ATTEMPT_S + 0.1)
         assert len(opened) == 2
@@ -304,7 +311,7 @@ def test_attempts_at_the_same_time_are_bounded_no_matter_who_asks_for_them(monke
     run(case)
 
 
-def test_attempts_of_a_node_that_asks_for_many_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_for_a_node_that_asks_for_many_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
     monkeypatch.setattr(introductions, "MAX_ATTEMPTS", 2)
 
@@ -321,7 +328,7 @@ def test_attempts_of_a_node_that_asks_for_many_at_once_are_bounded(monkeypatch: 
     run(case)
 
 
-def test_failures_are_forgotten_once_they_do_not_hold_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_dropped_once_they_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(introductions, "ATTEMPT_S", 0.1)
 
     async def case(world: World) -> None:
@@ -363,7 +370,7 @@ def test_node_without_a_listener_asks_for_no_introduction() -> None:
     run(case)
 
 
-def test_address_that_fails_leaves_the_connection_over_another_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_address_does_not_close_the_connection_over_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = asyncio.Event()
 
     async def open_path(_here: ListenEndpoint, there: tuple[str, int], met: Callable[[], None]) -> bool:
@@ -388,7 +395,7 @@ def test_address_that_fails_leaves_the_connection_over_another_one_alone(monkeyp
     run(case)
 
 
-def test_attempt_during_which_the_daemon_ends_leaves_it_to_others_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_ends_without_an_error_when_the_daemon_ends_during_it(monkeypatch: pytest.MonkeyPatch) -> None:
     let_syns_meet(monkeypatch)
 
     async def case(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What a node concludes from what peers say of it, one of whom may lie."""
+"""Conclusions from the observations of peers, one of which may lie."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ VICTIM = "/ip4/44.9.9.9/tcp/4001"
         ([[PORTS[0]], [PORTS[1]], [PORTS[2]]], True),
         ([[NAT], [NAT], [PORTS[0]]], False),
         ([[NAT], [NAT], PORTS], False),
-        ([[PORTS[0]], PORTS[1:]], False),  # one who names many ports is one
+        ([[PORTS[0]], PORTS[1:]], False),  # a peer that names many ports counts once
         ([[PORTS[0]], [PORTS[1]], [VICTIM]], False),
         ([[PORTS[0], OTHER], [PORTS[1], OTHER], [PORTS[2], OTHER]], True),
         ([[NAT], [NAT], [PORTS[0]], [PORTS[1]]], False),
     ],
 )
-def test_nat_is_symmetric_if_three_see_it_and_no_two_agree(seen: Sequence[Sequence[str]], is_symmetric: bool) -> None:
+def test_nat_is_symmetric_when_three_peers_see_different_ports(
+    seen: Sequence[Sequence[str]], is_symmetric: bool
+) -> None:
     assert shows_symmetric_nat(seen) is is_symmetric
 
 
@@ -47,7 +49,7 @@ def test_nat_is_symmetric_if_three_see_it_and_no_two_agree(seen: Sequence[Sequen
         ([[NAT], [VICTIM, VICTIM.replace("4001", "4002")], [PORTS[0]]], (NAT, PORTS[0])),
     ],
 )
-def test_ip_counts_that_two_peers_name_or_the_only_one(
+def test_ip_counts_when_two_peers_or_the_only_peer_name_it(
     seen: Sequence[Sequence[str]], counting: tuple[str, ...]
 ) -> None:
     assert seen_addrs(seen) == counting
@@ -65,14 +67,14 @@ def test_ip_counts_that_two_peers_name_or_the_only_one(
         ([[NAT, OTHER], [NAT]], True, (NAT,)),
     ],
 )
-def test_address_is_reached_if_two_say_so_and_one_who_denies_it_makes_others_be_asked(
+def test_address_is_reachable_when_two_peers_confirm_it_and_more_are_asked_after_one_denial(
     answers: Sequence[Sequence[str]], is_decided: bool, found: tuple[str, ...]
 ) -> None:
     assert are_decided(answers) is is_decided
     assert reached_addrs(answers, (NAT, OTHER)) == found
 
 
-def test_observers_are_of_different_networks_and_of_one_machine_only_one() -> None:
+def test_observers_are_from_different_networks_and_one_from_each_machine() -> None:
     ips = ["44.1.0.1", "44.1.0.1", "44.1.0.2", "44.2.0.1", "2a00:1::1", "2a00:1::2", "2a00:1:2::1", "10.0.0.1"]
     peers = {f"p{number}": ip_address(ip) for number, ip in enumerate(ips)}
     assert choose_observers(peers, 10) == ["p0", "p3", "p4", "p7", "p2", "p6"]

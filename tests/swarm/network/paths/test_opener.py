@@ -1,4 +1,4 @@
-"""TCP connections that are opened from a listen port: real sockets on loopback. `tests/internet` has NATs."""
+"""TCP connections opened from a listen port, with real sockets on loopback. `tests/internet` has NATs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(case: Coroutine[Any, Any, None]) -> None:
 
 
 def shared_socket(port: int) -> socket.socket:
-    """A socket of a port that others use as well, as go-libp2p's and the opener's are."""
+    """Open a socket at a port that others use as well, such as go-libp2p's and the opener's."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -45,7 +45,7 @@ def here(port: int) -> ListenEndpoint:
     return ListenEndpoint(bind=("127.0.0.1", port), reach=("127.0.0.1", port))
 
 
-def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
+def test_dial_that_meets_an_opener_reaches_its_listener() -> None:
     received = bytearray()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +54,7 @@ def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
         writer.close()
 
     async def dial(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Speak as the side that dialled does. Only its SYN is missing, which loopback refuses before it could meet."""
+        """Act as the side that dialled. Only its SYN is missing, which loopback would refuse before it could meet."""
         writer.write(GREETING + PROPOSAL + bytes(1_000_000))
         received.extend(await reader.readexactly(28 + 1_000_000))
         writer.close()
@@ -100,10 +100,10 @@ def test_opener_that_is_cancelled_leaves_both_sides() -> None:
             server.close()
         assert num_left == len(servers)
 
-    asyncio.run(case())  # uvloop would wait at its end for what is left open
+    asyncio.run(case())  # uvloop would wait at its end for open sockets
 
 
-def test_opener_that_finds_a_listener_leaves_and_the_same_ports_can_be_used_at_once() -> None:
+def test_opener_leaves_when_it_finds_a_listener_and_frees_the_ports_at_once() -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING)
         with suppress(ConnectionError):
@@ -124,7 +124,7 @@ def test_opener_that_finds_a_listener_leaves_and_the_same_ports_can_be_used_at_o
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", b"", b"HTTP"])
-def test_opener_leaves_what_is_no_libp2p_host(said: bytes) -> None:
+def test_opener_leaves_a_listener_that_is_no_libp2p_host(said: bytes) -> None:
     async def other(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         writer.close()
@@ -139,7 +139,7 @@ def test_opener_leaves_what_is_no_libp2p_host(said: bytes) -> None:
     run(case())
 
 
-def test_opener_gives_up_where_nobody_answers_and_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opener_gives_up_when_nobody_answers_or_the_listener_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opener, "OPEN_S", 0.2)
     monkeypatch.setattr(opener, "FIRST_BYTES_S", 0.2)
 
@@ -189,7 +189,7 @@ def test_machine_that_refuses_gets_few_syns(monkeypatch: pytest.MonkeyPatch) -> 
         ((), ("/ip4/127.0.0.1/tcp/5005",), {}),
     ],
 )
-def test_listener_is_what_peers_beyond_this_machine_can_use(
+def test_listener_is_an_address_that_peers_on_other_machines_can_use(
     listen: tuple[str, ...], addrs: tuple[str, ...], places: dict[int, tuple[tuple[str, int], tuple[str, int]]]
 ) -> None:
     found = listen_endpoints(listen, addrs)

@@ -1,4 +1,7 @@
-"""A node's own addresses: what peers see and reach, and what it does for peers that ask the same. Hosts in memory."""
+"""A node's own addresses: what peers see and reach, and how it answers peers that ask the same.
+
+The hosts are in memory.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def run(
 
 
 def let_in(monkeypatch: pytest.MonkeyPatch, *reachable: str) -> list[tuple[str, list[str]]]:
-    """Only these addresses answer a dial back. Returns what is dialled."""
+    """Let only these addresses answer a dial back. Return the dialled ones."""
     dialled: list[tuple[str, list[str]]] = []
 
     async def dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
@@ -113,7 +116,7 @@ def let_in(monkeypatch: pytest.MonkeyPatch, *reachable: str) -> list[tuple[str, 
     return dialled
 
 
-def test_public_host_announces_what_two_peers_have_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_host_announces_addresses_that_two_peers_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
@@ -126,13 +129,13 @@ def test_public_host_announces_what_two_peers_have_reached(monkeypatch: pytest.M
     run(case, own=(HERE, NAT), relayed=(CIRCUIT,))
 
 
-def test_forwarded_port_is_found_but_does_not_make_relays_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_port_is_announced_and_does_not_count_as_open(monkeypatch: pytest.MonkeyPatch) -> None:
     let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
         await world.measure()
         assert world.own.reachability == "public"
-        assert not world.own.is_open, "it may be a NAT that lets in all that it has heard of"
+        assert not world.own.is_open, "it may be behind a NAT that lets in packets from every peer it has contacted"
         assert world.own.to_announce() == (NAT, LAN)
 
     run(case, seen_at=MAPPED)
@@ -164,7 +167,7 @@ def test_address_that_only_one_of_two_peers_reaches_is_not_announced(monkeypatch
     run(case)
 
 
-def test_one_liar_of_three_does_not_change_where_a_node_believes_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_liar_of_three_does_not_change_a_node_s_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     let_in(monkeypatch, NAT, VICTIM)
 
     async def case(world: World) -> None:
@@ -208,8 +211,7 @@ def test_liar_that_is_asked_first_does_not_hide_a_node_or_give_it_a_symmetric_na
 
 
 def two_versions(world: World, monkeypatch: pytest.MonkeyPatch, *, by_ip4: int) -> None:
-    """Have the node listen by both versions, and its peers be connected by IPv4 as far as `by_ip4` of them, the others
-    by IPv6."""
+    """Let the node listen on both versions. The first `by_ip4` of its peers connect by IPv4, and the others by IPv6."""
     monkeypatch.setattr(own_addresses, "source_addresses", lambda: ("192.168.1.2", "2a00:1450::2"))
     ip6 = ListenEndpoint(bind=("::", 4001), reach=("::1", 4001))
     world.own._listen_endpoints = {**ENDPOINTS, 6: ip6}
@@ -238,7 +240,7 @@ def test_peers_of_each_ip_version_decide_what_is_announced_of_that_version(
     run(case, own=(HERE, NAT, LAN, IP6), num_peers=4)
 
 
-def test_address_of_ip6_that_nobody_confirmed_is_told_to_those_only_that_are_let_in(
+def test_unconfirmed_ip6_address_is_sent_only_to_peers_that_the_firewall_lets_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     let_in(monkeypatch)
@@ -247,10 +249,10 @@ def test_address_of_ip6_that_nobody_confirmed_is_told_to_those_only_that_are_let
     async def case(world: World) -> None:
         two_versions(world, monkeypatch, by_ip4=4)
         await world.own.refresh()
-        assert world.own.to_announce() == (LAN, private), "a firewall drops what nobody behind it has asked for"
+        assert world.own.to_announce() == (LAN, private), "a firewall drops unsolicited packets"
         await world.measure()
         assert world.own.to_announce() == (LAN, private)
-        assert world.own.possible == (LAN, private, NAT, IP6), "of several, the one that connections come from"
+        assert world.own.possible == (LAN, private, NAT, IP6), "of several, the one from which connections come"
 
     run(case, own=(HERE, LAN, stable, IP6, private), num_peers=4)
 
@@ -265,14 +267,14 @@ def test_nat_of_ip4_is_remembered_while_all_peers_are_connected_by_ip6(monkeypat
         await world.measure()
         assert {NAT, IP6} <= {*world.own.possible}
         two_versions(world, monkeypatch, by_ip4=4)
-        world.node.own = (HERE, LAN)  # the provider gives no address of IPv6 any more
+        world.node.own = (HERE, LAN)  # the provider no longer gives an IPv6 address
         await world.measure()
         assert IP6 not in world.own.possible
 
     run(case, own=(HERE, LAN, IP6), num_peers=4)
 
 
-def test_peers_that_see_different_addresses_of_ip6_do_not_have_it_measured_again_and_again(
+def test_different_observed_ip6_addresses_do_not_repeat_the_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     let_in(monkeypatch)
@@ -307,7 +309,7 @@ def test_node_behind_a_symmetric_nat_can_be_opened_by_ip6(monkeypatch: pytest.Mo
     run(case, own=(HERE, LAN, IP6), num_peers=4)
 
 
-def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nat_is_symmetric_when_the_observed_ports_differ_by_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     let_in(monkeypatch)
 
     async def case(world: World) -> None:
@@ -321,7 +323,7 @@ def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch
 
 
 @pytest.mark.parametrize(("port", "is_open"), [(4001, True), (5001, True), (4002, False)])
-def test_node_that_announces_a_name_also_announces_where_peers_reach_it(
+def test_node_that_announces_a_name_also_announces_confirmed_addresses(
     monkeypatch: pytest.MonkeyPatch, port: int, is_open: bool
 ) -> None:
     place = f"/ip4/44.0.0.1/tcp/{port}"
@@ -336,7 +338,7 @@ def test_node_that_announces_a_name_also_announces_where_peers_reach_it(
     run(case, seen_at=place if port == 4002 else MAPPED, own=NAMES, announced=NAMES)
 
 
-def test_network_on_one_machine_announces_loopback_and_asks_for_no_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_on_one_machine_announces_loopback_and_requests_no_dial_back(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = let_in(monkeypatch, HERE)
 
     async def case(world: World) -> None:
@@ -347,7 +349,7 @@ def test_network_on_one_machine_announces_loopback_and_asks_for_no_dial(monkeypa
     run(case, seen_at=HERE, own=(HERE,))
 
 
-def test_first_node_announces_its_interfaces_as_nobody_can_confirm_them() -> None:
+def test_first_node_announces_its_interfaces_since_nobody_can_confirm_them() -> None:
     async def case(world: World) -> None:
         await world.measure()
         assert world.own.reachability == "unknown"
@@ -361,14 +363,14 @@ def test_addresses_that_the_operator_announces_replace_all_others(monkeypatch: p
 
     async def case(world: World) -> None:
         await world.measure()
-        assert world.own.to_announce() == (NAT,), "the operator gives it"
+        assert world.own.to_announce() == (NAT,), "the operator names it"
         assert world.own.reachability == "unknown"
         assert dialled == [(NODE, [NAT])] * 2
 
     run(case, own=(NAT,), announced=(NAT,))
 
 
-def test_change_of_address_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_measured_again_when_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = "/ip4/44.0.0.77/tcp/4001"
     let_in(monkeypatch, NAT, moved)
 
@@ -388,7 +390,7 @@ def test_change_of_address_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> 
     run(case, own=(HERE, NAT))
 
 
-def test_lack_of_open_files_is_told_once_and_the_addresses_are_kept_up_afterwards(
+def test_lack_of_open_files_is_reported_once_and_addresses_are_measured_afterwards(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     moved = "/ip4/44.0.0.77/tcp/4001"
@@ -417,7 +419,7 @@ def test_lack_of_open_files_is_told_once_and_the_addresses_are_kept_up_afterward
     run(case, own=(HERE, NAT))
 
 
-def test_nat_that_gets_another_address_is_noticed_though_the_machine_sees_no_change(
+def test_changed_nat_address_is_noticed_when_the_machine_s_addresses_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved = "/ip4/44.0.0.77/tcp/4001"
@@ -438,7 +440,7 @@ def test_nat_that_gets_another_address_is_noticed_though_the_machine_sees_no_cha
 
 
 def test_addresses_are_confirmed_again_soon_after_the_machine_has_woken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its router has forgotten the port that it had opened, and neither the machine nor peers see another address."""
+    """Its router has closed the port, and neither the machine nor peers see another address."""
     asleep: list[bool] = []
     monkeypatch.setattr(SuspensionWatch, "was_suspended", lambda _self: bool(asleep and asleep.pop()))
     let_in(monkeypatch, NAT)
@@ -468,7 +470,7 @@ async def asked(world: World, *claims: str) -> PathAnswer:
     return PathAnswer.from_bytes(await world.node.call(PEERS[0], f"net/{DIAL_BACK}", request))
 
 
-def test_dial_back_dials_nothing_but_the_ip_at_which_it_sees_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dial_back_dials_only_the_ip_at_which_it_sees_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = let_in(monkeypatch, NAT, VICTIM, LAN)
 
     async def case(world: World) -> None:
@@ -480,7 +482,9 @@ def test_dial_back_dials_nothing_but_the_ip_at_which_it_sees_the_asker(monkeypat
     run(case)
 
 
-def test_dial_back_is_refused_to_neighbours_to_relayed_peers_and_to_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dial_back_is_refused_to_neighbours_relayed_peers_and_malformed_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dialled = let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
@@ -488,7 +492,7 @@ def test_dial_back_is_refused_to_neighbours_to_relayed_peers_and_to_garbage(monk
         peer.peers[NODE] = (CIRCUIT,)
         assert await asked(world, NAT) == PathAnswer()
         peer.peers[NODE] = (NAT,)
-        world.carried.add(NODE)  # its connection comes through this process: it is seen at loopback
+        world.carried.add(NODE)  # its connection comes through this process, so it is seen at loopback
         assert await asked(world, NAT) == PathAnswer()
         world.carried.clear()
         assert await world.node.call(PEERS[0], f"net/{DIAL_BACK}", b"\xff") == PathAnswer().to_bytes()
@@ -500,7 +504,7 @@ def test_dial_back_is_refused_to_neighbours_to_relayed_peers_and_to_garbage(monk
 
 
 def askers(world: World, num: int) -> list[FakeHost]:
-    """Return nodes that the first peer sees at the address of the node."""
+    """Return nodes that the first peer sees at the node's address."""
     hosts = [
         FakeHost(world.hosts, Identity(i.to_bytes(2, "big") * 16).peer_id, [NAT], ()) for i in range(100, 100 + num)
     ]
@@ -514,7 +518,7 @@ async def ask_first_peer(host: FakeHost) -> PathAnswer:
     return PathAnswer.from_bytes(await host.call(PEERS[0], f"net/{DIAL_BACK}", request))
 
 
-def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_dial_backs_are_bounded_and_a_failure_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go = asyncio.Event()
 
     async def dial_each(_peer_id: str, _addrs: Sequence[str]) -> list[str]:
@@ -534,7 +538,7 @@ def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeyp
     run(case)
 
 
-def test_peers_that_take_long_to_be_dialled_do_not_have_all_others_wait_in_vain(
+def test_waiting_dial_backs_are_refused_in_time_when_other_dials_are_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dialled = []
@@ -550,7 +554,9 @@ def test_peers_that_take_long_to_be_dialled_do_not_have_all_others_wait_in_vain(
         *slow, other = askers(world, 9)
         first = [asyncio.create_task(ask_first_peer(each)) for each in slow]
         await asyncio.sleep(TURN_S + 0.1)
-        assert sum(each.done() for each in first) >= len(slow) - 2, "they are refused once they have waited too long"
+        assert sum(each.done() for each in first) >= len(slow) - 2, (
+            "they must be refused once they have waited too long"
+        )
         began_at = asyncio.get_running_loop().time()
         assert (await ask_first_peer(other)).agreed
         assert asyncio.get_running_loop().time() - began_at <= ASK_S
@@ -560,7 +566,7 @@ def test_peers_that_take_long_to_be_dialled_do_not_have_all_others_wait_in_vain(
     run(case)
 
 
-def test_peer_that_asks_again_and_again_is_dialled_back_five_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_is_dialled_back_at_most_five_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
@@ -571,14 +577,14 @@ def test_peer_that_asks_again_and_again_is_dialled_back_five_times_a_minute(monk
             await asyncio.sleep(0.25)
         assert len(dialled) == MAX_PER_PEER
         assert answers[MAX_PER_PEER:] == [PathAnswer()] * (40 - MAX_PER_PEER)
-        assert (await ask_first_peer(other)).agreed, "others are dialled back all the same"
+        assert (await ask_first_peer(other)).agreed, "others must still be dialled back"
         await asyncio.sleep(PERIOD_S)
         assert (await ask_first_peer(greedy)).agreed
 
     run(case)
 
 
-def test_peer_waits_for_one_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_has_one_waiting_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go = asyncio.Event()
     num_dialled = 0
 
@@ -603,7 +609,7 @@ def test_peer_waits_for_one_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatch)
     run(case)
 
 
-def test_peer_ids_without_end_get_no_dials_back_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dial_backs_are_bounded_for_any_number_of_peer_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
@@ -614,7 +620,7 @@ def test_peer_ids_without_end_get_no_dials_back_without_end(monkeypatch: pytest.
     run(case)
 
 
-def test_observe_says_where_a_peer_is_seen_and_nothing_of_relays() -> None:
+def test_observe_returns_the_observed_addresses_without_relayed_ones() -> None:
     async def case(world: World) -> None:
         world.peers[0].peers[NODE] = (CIRCUIT, NAT)
         answer = PathAnswer.from_bytes(await world.node.call(PEERS[0], f"net/{OBSERVE}", b""))

@@ -1,4 +1,4 @@
-"""When a relayed connection is given up for an attempt at a direct one."""
+"""Tests of when a direct connection is attempted in place of a relayed one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(case: Callable[[World], Coroutine[Any, Any, None]], *, peer_id: str = "a
 
 
 @pytest.mark.parametrize(("peer_id", "turn_s"), [("a", 0.0), ("c", direct_paths.TURN_S)])
-def test_attempts_are_ever_rarer_and_the_two_sides_take_turns(peer_id: str, turn_s: float) -> None:
+def test_attempts_become_rarer_and_the_two_sides_take_turns(peer_id: str, turn_s: float) -> None:
     async def case(world: World) -> None:
         began_at = asyncio.get_running_loop().time()
         await asyncio.sleep(3 * 3600)
@@ -75,7 +75,7 @@ def test_direct_address_that_a_peer_announces_is_tried_at_once_and_once(monkeypa
         await asyncio.sleep(10)
         world.known["b"] = (CIRCUIT,)
         await asyncio.sleep(10)
-        assert world.tried_at == [], "another relay is no news"
+        assert world.tried_at == [], "another relay must not count as a new address"
         world.known["b"] = (CIRCUIT, FAR)
         await asyncio.sleep(50)
         assert len(world.tried_at) == 1
@@ -83,7 +83,7 @@ def test_direct_address_that_a_peer_announces_is_tried_at_once_and_once(monkeypa
     run(case, is_able=False)
 
 
-def test_peer_that_announces_ever_new_addresses_is_soon_not_heeded_even_if_it_leaves_and_comes_back() -> None:
+def test_peer_that_keeps_announcing_new_addresses_is_soon_ignored_even_when_it_reconnects() -> None:
     async def case(world: World) -> None:
         for number in range(200):
             world.known["b"] = tuple(f"/ip4/44.7.{number}.{last}/tcp/1" for last in range(8))
@@ -101,7 +101,7 @@ def test_peer_that_announces_ever_new_addresses_is_soon_not_heeded_even_if_it_le
     run(case, is_able=False)
 
 
-def test_several_peers_are_tried_at_once_but_not_all_of_many() -> None:
+def test_bounded_number_of_peers_is_tried_at_once() -> None:
     async def case(world: World) -> None:
         world.pause_s = direct_paths.ATTEMPT_S
         world.kinds = {f"b{number}": "relayed" for number in range(20)}
@@ -133,9 +133,9 @@ def test_peer_counts_as_relayed_while_it_is_away_and_not_in_an_attempt_to_change
         world.pause_s = 10.0
         await asyncio.sleep(direct_paths.FIRST_S - 2 * direct_paths.LOOK_S)
         assert world.tried_at
-        assert not world.upgrades.was_relayed("b"), "an attempt is under way"
+        assert not world.upgrades.was_relayed("b"), "an attempt is in flight"
         await asyncio.sleep(10.0)
-        assert world.upgrades.was_relayed("b"), "the attempt led nowhere"
+        assert world.upgrades.was_relayed("b"), "the attempt failed"
         world.kinds["b"] = "punched"
         await asyncio.sleep(2 * direct_paths.LOOK_S)
         assert not world.upgrades.was_relayed("b")
@@ -143,7 +143,7 @@ def test_peer_counts_as_relayed_while_it_is_away_and_not_in_an_attempt_to_change
     run(case)
 
 
-def test_own_address_that_changed_is_a_reason_to_try_again() -> None:
+def test_attempt_is_repeated_when_an_own_address_changes() -> None:
     async def case(world: World) -> None:
         await asyncio.sleep(100)
         assert len(world.tried_at) == 1

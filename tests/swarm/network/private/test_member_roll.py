@@ -1,4 +1,4 @@
-"""The rules of a private network, pure and on the memory network. See `test_private_libp2p` for real hosts."""
+"""The rules of a private network, alone and on the memory network. `test_private_libp2p` has real hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def roll(identity: Identity = A, *rights: Right, **options: Any) -> MemberRoll:
 
 
 def met(*rights: Right) -> tuple[MemberRoll, NetworkInvitation]:
-    """The roll of A, which B has shown an invitation with these rights."""
+    """Return the roll of A, which B has shown an invitation with these rights."""
     invitation = invited(*rights)
     here = roll()
     here.take_in(B.peer_id, MemberRoll(invitation, B.peer_id, NOW).greeting(HELLO), NOW)
@@ -78,8 +78,8 @@ def test_roll_drops_a_member_whose_invitation_is_revoked_and_refuses_it_again() 
     assert here.has_ended(B.peer_id, NOW)
     with pytest.raises(PeerRefused, match="revoked"):
         here.take_in(B.peer_id, MemberRoll(invitation, B.peer_id, NOW).greeting(HELLO), NOW)
-    assert here.has_ended(B.peer_id, NOW), "and is not a stranger, who may stay connected for longer"
-    assert here.revocations == newer.revocations, "and passes the list on"
+    assert here.has_ended(B.peer_id, NOW), "it must not count as a stranger, who may stay connected for longer"
+    assert here.revocations == newer.revocations, "the list must be passed on"
 
 
 def test_roll_keeps_the_list_with_the_highest_number_and_ignores_forged_ones() -> None:
@@ -92,7 +92,7 @@ def test_roll_keeps_the_list_with_the_highest_number_and_ignores_forged_ones() -
     assert (here.number, here.revocations) == (2, second)
 
 
-def test_roll_of_a_node_whose_own_invitation_ends_says_so() -> None:
+def test_roll_reports_when_the_node_s_own_invitation_ends() -> None:
     invitation = invited()
     with pytest.raises(ConfigError, match="revoked"):
         MemberRoll(invitation, A.peer_id, NOW, revocations=OWNER.revoke(invitation.terms.serial, now=NOW))
@@ -105,7 +105,7 @@ def test_roll_of_a_node_whose_own_invitation_ends_says_so() -> None:
         here.check_own("ping", B.peer_id, NOW + DAY_S)
 
 
-def test_roll_refuses_a_chain_that_is_another_peers() -> None:
+def test_roll_refuses_the_chain_of_another_peer() -> None:
     chain_of_b = MemberRoll(invited(), B.peer_id, NOW).greeting(HELLO)
     with pytest.raises((PeerViolation, IntegrityError), match="another node's"):
         roll().take_in(Identity.generate().peer_id, chain_of_b, NOW)
@@ -149,17 +149,17 @@ def test_method_of_a_protocol() -> None:
         (node_record(), "join"),
     ],
 )
-def test_record_is_kept_and_believed_only_with_its_right(record: Record, right: Right) -> None:
+def test_record_is_stored_and_accepted_only_with_its_right(record: Record, right: Right) -> None:
     envelope = record_of(B, record)
     having, _ = met("join", right)
     assert having.may_store(B.peer_id, envelope, NOW)
-    assert not having.may_store(A.peer_id, envelope, NOW), "nobody stores another's record"
+    assert not having.may_store(A.peer_id, envelope, NOW), "nobody may store another's record"
     assert having.believes(envelope, NOW)
     if right != "join":
         lacking, _ = met(*({"join", "serve", "train", "ask"} - {right}))  # type: ignore[arg-type]
         assert not lacking.may_store(B.peer_id, envelope, NOW)
         assert not lacking.believes(envelope, NOW)
-    assert not roll().may_store(B.peer_id, envelope, NOW), "a stranger stores nothing"
+    assert not roll().may_store(B.peer_id, envelope, NOW), "a stranger must not store anything"
 
 
 # --- on the memory network -----------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ async def echo(_peer_id: str, request: bytes) -> bytes:
     return request
 
 
-def test_memory_network_answers_members_alone() -> None:
+def test_memory_network_answers_only_members() -> None:
     async def case(internet: MemoryInternet) -> None:
         a, b = member(internet), member(internet)
         stranger = internet.network(network_id=OWNER.network_id)
@@ -220,7 +220,7 @@ def test_memory_network_enforces_rights_and_expiry() -> None:
         key = publish_key(SERVE, watcher.peer_id)
         assert not await watcher.publish(key, SERVE.to_bytes(), lifetime_s=60.0)
         assert await server.lookup([key], timeout_s=5) == []
-        await asyncio.sleep(101.0)  # of virtual time
+        await asyncio.sleep(101.0)  # seconds of virtual time
         with pytest.raises(PeerError, match="expired"):
             await watcher.call(server.peer_id, "train.standing/r", b"x", timeout_s=5)
 

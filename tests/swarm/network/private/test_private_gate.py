@@ -1,4 +1,4 @@
-"""How long silent peers keep a private network's gate from its work, on virtual time. The host is a fake."""
+"""Tests of how long silent peers can delay a private network's gate, in virtual time and with a fake host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELF = Identity(bytes([41]) * 32).peer_id
 
 
 class SilentPeers:
-    """Peers that are connected, and answer no greeting. A connection is closed in no time."""
+    """Connected peers that do not answer a greeting. Closing a connection takes no time."""
 
     def __init__(self) -> None:
         self.peer_id = SELF
@@ -50,7 +50,7 @@ class Scene:
         self.ended: list[str] = []
 
     def members(self, num: int) -> dict[str, int]:
-        """Let members connect who have shown their chains; return the serials of their invitations."""
+        """Connect members that have shown their chains, and return the serials of their invitations."""
         serials = {}
         for _ in range(num):
             peer_id, invitation = Identity.generate().peer_id, OWNER.invite()
@@ -67,7 +67,7 @@ class Scene:
         return found
 
     def revoke(self, *serials: int, number: int) -> float:
-        """Hear a list of revocations; return when."""
+        """Receive a list of revocations, and return when."""
         self.gate._roll._hear(OWNER.revoke(*serials, number=number), time.time())
         return asyncio.get_running_loop().time()
 
@@ -87,7 +87,7 @@ def watched(case: Callable[[Scene], Awaitable[None]]) -> None:
     virtual_time.run(scenario())
 
 
-def test_strangers_that_stay_keep_no_revoked_member_connected() -> None:
+def test_revoked_member_is_disconnected_in_time_when_strangers_are_silent() -> None:
     async def case(scene: Scene) -> None:
         strangers, began_s = scene.strangers(100), asyncio.get_running_loop().time()
         [(peer_id, serial)] = scene.members(1).items()
@@ -98,21 +98,21 @@ def test_strangers_that_stay_keep_no_revoked_member_connected() -> None:
         assert scene.peers.closed_s[peer_id] - since_s <= CHECK_S
         assert strangers <= scene.peers.closed_s.keys()
         assert max(scene.peers.closed_s.values()) - began_s <= STRANGER_S + 3 * CHECK_S
-        assert strangers.isdisjoint(scene.peers.greeted), "they had their time"
+        assert strangers.isdisjoint(scene.peers.greeted), "they have had their time"
 
     watched(case)
 
 
-def test_members_that_are_slow_to_hear_of_a_revocation_keep_no_other_connected() -> None:
+def test_revoked_member_is_disconnected_in_time_when_other_members_are_slow() -> None:
     async def case(scene: Scene) -> None:
         scene.members(100)
         first, second = scene.members(2).items()
         scene.revoke(first[1], number=1)
         await asyncio.sleep(1.5 * CHECK_S)
-        assert len(scene.peers.greeted) >= 16, "members are being told"
+        assert len(scene.peers.greeted) >= 16, "members are being notified"
         since_s = scene.revoke(first[1], second[1], number=2)
         await asyncio.sleep(2 * EXCHANGE_S)
         assert scene.peers.closed_s[second[0]] - since_s <= CHECK_S
-        assert len(scene.peers.greeted) > 150, "and told again of the second list"
+        assert len(scene.peers.greeted) > 150, "and notified of the second list"
 
     watched(case)

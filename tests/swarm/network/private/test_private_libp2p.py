@@ -1,4 +1,7 @@
-"""Real hosts: what a private network shows to whom, and when it ends. See `test_member_roll` for the rules."""
+"""Tests of what a private network shows to members and to strangers, and when membership ends, with real hosts.
+
+`test_member_roll` has the rules.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ BesideMember = Callable[[Callable[[Libp2pNetwork], Coroutine[Any, Any, None]]], 
 
 @pytest.fixture(scope="module")
 def beside_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideMember]:
-    """Run cases beside one member, which relays, for all that leave it alone."""
+    """Run cases beside one member, which relays, for all cases that do not change it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         member = runner.run(private_node(tmp_path_factory.mktemp("member") / "a", OWNER.invite(), relay="serve"))
         yield lambda case: runner.run(case(member))
@@ -80,7 +83,7 @@ async def two_members(
 
 @asynccontextmanager
 async def raw_host(identity_path: Path | None = None) -> AsyncIterator[Host]:
-    """A host of somebody who speaks libp2p and our control protocol, and has no invitation."""
+    """A host that speaks libp2p and our control protocol, and has no invitation."""
     host = await Host.start(DaemonOptions(identity_path=identity_path))
     unary = asyncio.create_task(host.unary.run())
     try:
@@ -102,7 +105,7 @@ async def answered(call: Awaitable[bytes]) -> bytes | None:
 
 
 async def stranger_reads(host: Host, there: PeerAddr, protocol: str, request: bytes) -> bytes:
-    """What a stream gives to a stranger that sends `request`, until it ends."""
+    """Return what a stream sends to a stranger that sends `request`, until it ends."""
     try:
         reader, writer = await host.control.open_stream(there.peer_id, protocol)
     except ControlError:
@@ -118,7 +121,7 @@ async def stranger_reads(host: Host, there: PeerAddr, protocol: str, request: by
 
 
 async def identified(host: Host, peer_id: str) -> bytes:
-    """What libp2p's identify tells anybody."""
+    """Return what libp2p's identify shows to anybody."""
     reader, writer = await host.control.open_stream(peer_id, IDENTIFY)
     try:
         return await read_delimited(reader, 1 << 20)
@@ -147,7 +150,7 @@ def test_invitation_that_ends_while_the_host_starts_leaves_no_daemon(
     run(case, tmp_path)
 
 
-def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
+def test_stranger_with_the_addresses_learns_no_name_and_gets_no_answer(
     beside_member: BesideMember, tmp_path: Path
 ) -> None:
     async def case(a: Libp2pNetwork) -> None:
@@ -165,16 +168,18 @@ def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
             await a.serve(f"serving.files/{MODEL}", count)
             await a.serve_stream(f"serving.lane/{MODEL}", take)
             assert await b.publish("notes", b"record", lifetime_s=60)
-            assert await b.call(a.peer_id, f"serving.files/{MODEL}", b"x", timeout_s=5) == b"x", "a member is answered"
+            assert await b.call(a.peer_id, f"serving.files/{MODEL}", b"x", timeout_s=5) == b"x", (
+                "a member must be answered"
+            )
             there = parse_peer_addr((await a.addrs())[0])
             async with raw_host() as stranger:
                 await stranger.control.connect(there.peer_id, [there.addr])
                 told = await identified(stranger, a.peer_id)
-                assert b"/ipfs/ping/1.0.0" in told, "identify is read"
+                assert b"/ipfs/ping/1.0.0" in told, "identify must be readable"
                 for word in (b"private-", b"swarm/", MODEL.encode(), OWNER.identity.peer_id.encode(), b"serving"):
                     assert word not in told
                 names = {each.decode() for each in re.findall(rb"/[a-z2-7]{32}(?![a-z2-7])", told)}
-                assert len(names) >= 10, "the methods are there, under names that say nothing"
+                assert len(names) >= 10, "the methods must be listed, under names that reveal nothing"
                 find = FindRequest(keys=(dht_id_of("notes"),)).to_bytes()
                 hello = Hello(network_id=OWNER.network_id, software_version=software_version()).to_bytes()
                 own = f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/"
@@ -183,7 +188,7 @@ def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
                     for request in (find, hello, b""):
                         assert await answered(stranger.call(a.peer_id, name, request)) is None, name
                     assert await stranger_reads(stranger, there, name, bytes(16) + request) == b"", name
-                assert calls == [b.peer_id], "no handler heard of the stranger"
+                assert calls == [b.peer_id], "no handler may learn of the stranger"
                 reader, writer = await stranger.control.open_stream(a.peer_id, HOP)
                 writer.write(reserve_request())
                 with pytest.raises(ValueError, match=f"status {CircuitStatus.PERMISSION_DENIED}"):
@@ -194,7 +199,7 @@ def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
 
 
 def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(beside_member: BesideMember) -> None:
-    """It serves the greeting under the name that identify tells, and so is shown what members are shown: sealed."""
+    """It serves the greeting under the name that identify shows, and gets what members get, which is encrypted."""
 
     async def case(a: Libp2pNetwork) -> None:
         there = parse_peer_addr((await a.addrs())[0])
@@ -217,7 +222,7 @@ def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(besid
 
 
 def test_stolen_chain_is_refused_under_another_key(beside_member: BesideMember) -> None:
-    """A node with the secret and a member's chain, but no invitation, is no member."""
+    """A node with the secret and a member's chain, and without an invitation, is no member."""
 
     async def case(a: Libp2pNetwork) -> None:
         invitation = OWNER.invite()
@@ -253,7 +258,7 @@ def test_stranger_that_stays_connected_is_disconnected(tmp_path: Path, monkeypat
                 return not await is_connected(a, stranger.peer_id)
 
             await eventually(is_gone)
-            assert await is_connected(a, b.peer_id), "members stay"
+            assert await is_connected(a, b.peer_id), "members must stay connected"
 
     run(case, tmp_path)
 
@@ -262,7 +267,7 @@ async def is_connected(node: Libp2pNetwork, peer_id: str) -> bool:
     return peer_id in await node._host.connected_peers()
 
 
-def test_rights_are_enforced_by_receivers(tmp_path: Path) -> None:
+def test_receivers_enforce_rights(tmp_path: Path) -> None:
     async def case(folder: Path) -> None:
         async with two_members(folder, second=OWNER.invite("join")) as (a, b):
             await a.serve(f"serving.files/{MODEL}", echo)
@@ -272,7 +277,9 @@ def test_rights_are_enforced_by_receivers(tmp_path: Path) -> None:
                 await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
             with pytest.raises(PeerRefused, match="right to train"):
                 await b.call(a.peer_id, "train.vote/story", b"", timeout_s=5)
-            assert await b.call(a.peer_id, "train.standing/story", b"x", timeout_s=5) == b"x", "members may watch"
+            assert await b.call(a.peer_id, "train.standing/story", b"x", timeout_s=5) == b"x", (
+                "members must be able to watch"
+            )
             b._gate._roll.check_own = lambda *_: None  # type: ignore[union-attr, method-assign]
             with pytest.raises(PeerRefused, match="does not serve"):
                 await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
@@ -289,7 +296,7 @@ def test_rights_are_enforced_by_receivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("copies_are_searched_for")
-def test_members_over_a_relay_and_after_a_restart_know_each_other(tmp_path: Path) -> None:
+def test_members_accept_each_other_over_a_relay_and_after_a_restart(tmp_path: Path) -> None:
     async def case(folder: Path) -> None:
         relay = await private_node(folder / "relay", OWNER.invite(), relay="serve")
         peers = await relay.addrs()
@@ -333,7 +340,7 @@ def test_invitation_that_expires_ends_calls_streams_and_the_connection(
                     await stream.receive()
                 async with asyncio.timeout(5):
                     await ended.wait()
-            assert "expired" in str(await b.wait_failed()), "and its own node ends with the reason"
+            assert "expired" in str(await b.wait_failed()), "its own node must end with the reason"
 
             async def is_gone() -> bool:
                 return not await is_connected(a, b.peer_id)
@@ -346,7 +353,7 @@ def test_invitation_that_expires_ends_calls_streams_and_the_connection(
     run(case, tmp_path)
 
 
-def test_revocation_reaches_members_that_were_not_told_and_drops_its_node(
+def test_revocation_spreads_to_all_members_and_disconnects_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_gate, "CHECK_S", 0.2)
@@ -382,7 +389,7 @@ def test_private_network_needs_an_invitation_to_it(tmp_path: Path) -> None:
         Libp2pOptions(identity_path=tmp_path / "a", network_id="swarm", invitation=OWNER.invite())
 
 
-def test_invitation_to_another_network_leads_nowhere(beside_member: BesideMember, tmp_path: Path) -> None:
+def test_invitation_to_another_network_is_refused(beside_member: BesideMember, tmp_path: Path) -> None:
     async def case(a: Libp2pNetwork) -> None:
         with pytest.raises(ConfigError, match="does not answer as a member of this private network"):
             await private_node(tmp_path / "b", Owner(seed=20).invite(), peers=await a.addrs())
@@ -390,7 +397,7 @@ def test_invitation_to_another_network_leads_nowhere(beside_member: BesideMember
     beside_member(case)
 
 
-def test_bound_invitation_joins_its_node_alone(beside_member: BesideMember, tmp_path: Path) -> None:
+def test_bound_invitation_admits_only_its_node(beside_member: BesideMember, tmp_path: Path) -> None:
     async def case(a: Libp2pNetwork) -> None:
         identity = Identity.load_or_create(tmp_path / "b")
         bound = OWNER.invite(node=identity.peer_id)

@@ -38,7 +38,7 @@ def test_is_public_is_true_of_direct_addresses_by_public_ip_alone(addr: str, is_
     assert is_public(addr) is is_one
 
 
-def test_given_relays_come_first_in_their_order_and_each_once_with_its_best_addresses() -> None:
+def test_given_relays_come_first_in_order_and_each_once_with_its_best_addresses() -> None:
     addrs = ["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/44.1.0.1/tcp/1"]
     found = relay_candidates(
         OWN,
@@ -66,7 +66,7 @@ def test_neither_this_node_nor_an_address_behind_a_relay_is_a_candidate() -> Non
     assert found == []
 
 
-def test_nodes_ask_known_peers_in_orders_of_their_own() -> None:
+def test_nodes_ask_known_peers_in_different_orders() -> None:
     contacts = [known(peer_id, "/ip4/44.1.0.1/tcp/1") for peer_id in PEERS]
 
     def first_of(own: str) -> str:
@@ -76,7 +76,7 @@ def test_nodes_ask_known_peers_in_orders_of_their_own() -> None:
     assert len({first_of(own) for own in PEERS}) > len(PEERS) // 2
 
 
-def test_known_peers_are_used_at_the_addresses_that_the_node_takes() -> None:
+def test_known_peers_are_used_at_addresses_that_the_policy_allows() -> None:
     contact = known(PEERS[1], "/ip4/10.0.0.1/tcp/1", "/ip4/44.1.0.1/tcp/1")
     (found,) = relay_candidates(OWN, [], [contact], takes=lambda addr: "/10." in addr)
     assert found.addrs == ("/ip4/10.0.0.1/tcp/1",)

@@ -1,4 +1,4 @@
-"""One circuit whose ends fail in the ways of the network: over scripted streams, in virtual time."""
+"""One circuit whose ends fail as network connections do, over scripted streams and in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDLE_S = 100.0
 
 
 class Writer:
-    """Takes what is written until it is closed; then a write is an error, as in uvloop."""
+    """A writer that, once closed, raises at a write, as uvloop's does."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -61,7 +61,7 @@ async def run(one: tuple[asyncio.StreamReader, Writer], other: tuple[asyncio.Str
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
     ],
 )
-def test_circuit_ends_with_the_failure_of_one_end_and_tells_the_other(
+def test_circuit_ends_and_closes_the_other_end_when_one_end_fails(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -72,11 +72,11 @@ def test_circuit_ends_with_the_failure_of_one_end_and_tells_the_other(
         assert other[1].written == b"the last words"
         assert other[1].is_closed
 
-    virtual_time.run(main())  # which raises what no task has retrieved
+    virtual_time.run(main())  # it raises what no task has retrieved
     assert not caplog.records
 
 
-def test_bytes_for_an_end_that_has_been_closed_end_the_circuit() -> None:
+def test_circuit_ends_when_bytes_arrive_for_a_closed_end() -> None:
     async def main() -> None:
         one, other = end(), end()
         other[1].close()
@@ -87,7 +87,7 @@ def test_bytes_for_an_end_that_has_been_closed_end_the_circuit() -> None:
     virtual_time.run(main())
 
 
-def test_defect_costs_a_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_defect_ends_one_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
     async def main() -> None:
@@ -106,7 +106,7 @@ def test_defect_costs_a_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) 
 
 
 class NotedBudget(RelayBudget):
-    """Adds up what all circuits have waited."""
+    """A budget that adds up how long all circuits have waited."""
 
     waited_s = 0.0
 

@@ -47,7 +47,7 @@ def test_request_is_a_reservation_or_names_a_peer() -> None:
     ],
     ids=["empty", "a status", "no peer", "no peer id", "an empty peer id", "a long peer id"],
 )
-def test_request_without_sense_raises_value_error(request_body: bytes) -> None:
+def test_malformed_request_raises_value_error(request_body: bytes) -> None:
     with pytest.raises(ValueError, match="neither"):
         parse_hop_request(request_body)
 

@@ -1,4 +1,4 @@
-"""A relay asks each peer once who it is, and forgets nobody too late or too many."""
+"""A relay greets each peer once to learn whether it is of the network, and bounds what it remembers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm_protocol.errors import PeerRefused
 
 
 class Peers:
-    """Peers whose names begin with "member", "stranger" or, if they never answer, with "silent"."""
+    """Peers whose names begin with "member" or "stranger", or with "silent" if they never answer."""
 
     def __init__(self) -> None:
         self.num_greetings: Counter[str] = Counter()
@@ -38,7 +38,7 @@ def run(case: Callable[[Peers, NetworkPeers], Awaitable[None]]) -> None:
     virtual_time.run(main())
 
 
-def test_peers_are_greeted_once_for_many_requests_at_a_time_and_anew_later() -> None:
+def test_peer_is_greeted_once_for_simultaneous_requests_and_again_later() -> None:
     async def case(peers: Peers, members: NetworkPeers) -> None:
         for hold_s in (0.0, NETWORK_PEER_S + 1):
             await asyncio.sleep(hold_s)
@@ -61,7 +61,7 @@ def test_strangers_and_silent_peers_are_refused_in_time_and_asked_again_soon() -
     run(case)
 
 
-def test_silent_peers_keep_nobody_else_out_however_many_they_are() -> None:
+def test_any_number_of_silent_peers_keeps_nobody_out() -> None:
     async def case(_peers: Peers, members: NetworkPeers) -> None:
         silent = [asyncio.create_task(members.include(f"silent {number}")) for number in range(1000)]
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ def test_silent_peers_keep_nobody_else_out_however_many_they_are() -> None:
     run(case)
 
 
-def test_only_so_many_answers_are_kept() -> None:
+def test_kept_answers_are_bounded() -> None:
     async def case(peers: Peers, members: NetworkPeers) -> None:
         for number in range(MAX_KNOWN + 1):
             assert await members.include(f"member {number}")

@@ -1,4 +1,4 @@
-"""Nodes that nobody can connect to are reached through their relay: any volume, and whatever the relay tries."""
+"""Nodes that cannot be dialled are reached through their relay, with any volume and whatever the relay tries."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ SECRET = b"what only the two ends may read!"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trio:
-    """Two nodes that listen nowhere, of which `hidden` can be reached through `relay`. It serves "echo" and "hang"."""
+    """Two nodes that listen nowhere; `hidden` is reached through `relay`, and serves "echo" and "hang"."""
 
     relay: Libp2pNetwork
     hidden: Libp2pNetwork
     caller: Libp2pNetwork
-    callers: list[str]  # whom the handlers of `hidden` were told
+    callers: list[str]  # the callers that the handlers of `hidden` saw
     running: asyncio.Event
     cancelled: asyncio.Event
 
@@ -83,7 +83,7 @@ Case = Callable[[Trio], Awaitable[None]]
 
 
 def run(folder: Path, case: Case) -> None:
-    """Run a case that breaks what it meets, with a trio of its own."""
+    """Run a case that breaks what it uses, with its own trio."""
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
@@ -95,7 +95,10 @@ def run(folder: Path, case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def shared_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Case], None]]:
-    """Run cases with one trio. Each finds its hidden node at the relay, no circuit, and nobody heard of."""
+    """Run cases with one trio.
+
+    At the start of each, its hidden node has a reservation, no circuit, and an empty record of callers.
+    """
 
     async def begin(trio: Trio) -> None:
         async def has_only_its_place() -> bool:
@@ -124,7 +127,7 @@ Shared = Callable[[Case], None]
 
 
 class TappedCircuit(Circuit):
-    """Passes on what `change` makes of each piece."""
+    """A circuit that passes on `change` of each piece."""
 
     change: Callable[[bytes], bytes]
 
@@ -143,7 +146,7 @@ def tap(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> No
 # --- what goes through ------------------------------------------------------------------------------------------------
 
 
-def test_node_behind_nat_is_reached_from_the_start_and_tells_no_address_without_its_relay(tmp_path: Path) -> None:
+def test_node_behind_nat_is_reached_from_the_start_and_announces_only_relayed_addresses(tmp_path: Path) -> None:
     async def case(trio: Trio) -> None:
         (seed,) = await trio.relay.addrs()
         assert await trio.hidden.addrs() == (f"{seed}/p2p-circuit/p2p/{trio.hidden.peer_id}",)
@@ -160,7 +163,7 @@ def test_node_behind_nat_is_reached_from_the_start_and_tells_no_address_without_
     run(tmp_path, case)
 
 
-def test_largest_message_goes_through_a_relay_that_can_read_none_of_it(
+def test_relay_carries_the_largest_message_and_cannot_read_it(
     shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_leaks = 0
@@ -179,7 +182,7 @@ def test_largest_message_goes_through_a_relay_that_can_read_none_of_it(
     shared_trio(case)
 
 
-def test_place_at_a_relay_that_is_lost_is_taken_again(shared_trio: Shared) -> None:
+def test_lost_reservation_at_a_relay_is_renewed(shared_trio: Shared) -> None:
     async def case(trio: Trio) -> None:
         lost = trio.relay._relay._reserved[trio.hidden.peer_id]
         lost.transport.abort()
@@ -194,7 +197,7 @@ def test_place_at_a_relay_that_is_lost_is_taken_again(shared_trio: Shared) -> No
     shared_trio(case)
 
 
-def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_and_its_streams_go_on(
+def test_node_whose_only_relay_dies_is_reached_through_another_and_its_streams_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (reservations, own_addresses, own_records):
@@ -232,7 +235,7 @@ def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_an
 
 
 @pytest.mark.parametrize("opener", ["a", "b"])
-def test_stream_outlives_a_relay_that_gives_the_path_to_one_end_up(tmp_path: Path, opener: str) -> None:
+def test_stream_outlives_a_relay_that_closes_the_path_to_one_end(tmp_path: Path, opener: str) -> None:
     async def repeat(_peer_id: str, stream: Stream) -> None:
         while True:
             await stream.send(await stream.receive())
@@ -245,7 +248,7 @@ def test_stream_outlives_a_relay_that_gives_the_path_to_one_end_up(tmp_path: Pat
             assert await stream.receive() == b"before"
             reserved = world.relay._relay._reserved
             lost = reserved[server.peer_id]
-            # as where the acceptor's address has changed: it is back soon, and till then the relay holds no place
+            # as when the acceptor's address has changed: it is back soon, and until then the relay has no reservation
             await world.relay._host.control.disconnect(server.peer_id)
             await stream.send(b"after")
             assert await stream.receive() == b"after"
@@ -261,7 +264,7 @@ def test_stream_outlives_a_relay_that_gives_the_path_to_one_end_up(tmp_path: Pat
 # --- relays that fail or lie ------------------------------------------------------------------------------------------
 
 
-def test_relay_that_dies_in_a_stream_breaks_it_at_once_for_its_opener_and_for_its_handler_once_it_is_not_held_any_more(
+def test_relay_that_dies_breaks_a_stream_at_once_for_its_opener_and_later_for_its_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_resume, "HOLD_S", 1.0)
@@ -278,7 +281,7 @@ def test_relay_that_dies_in_a_stream_breaks_it_at_once_for_its_opener_and_for_it
     run(tmp_path, case)
 
 
-def test_relay_that_changes_a_byte_only_breaks_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_only_breaks_when_a_relay_changes_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_changed = 0
     may_change = False
 
@@ -302,7 +305,7 @@ def test_relay_that_changes_a_byte_only_breaks_the_connection(tmp_path: Path, mo
     run(tmp_path, case)
 
 
-def test_relay_that_connects_to_another_peer_is_found_out(
+def test_relay_that_connects_to_another_peer_is_detected(
     shared_trio: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(trio: Trio) -> None:
@@ -358,7 +361,7 @@ def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
         assert await trio.echoes()
         late = await libp2p_node(tmp_path / "late", peers=await trio.relay.addrs(), listen=())
         async with late:
-            # perhaps the refusal was told when `late` joined, and libp2p does not ask again so soon
+            # the refusal may have been sent when `late` joined, and libp2p does not ask again so soon
             with pytest.raises(PeerUnreachable, match=r"relay is full|a dial failed a moment ago"):
                 await late.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
         assert trio.relay.relay_counts.refusals["refused"] > num_refused
@@ -369,7 +372,7 @@ def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
 
 @contextlib.asynccontextmanager
 async def bare_host(relay: Libp2pNetwork, network_id: str = "") -> AsyncIterator[Host]:
-    """A host that is connected to the relay, and says that it is of `network_id`, or says nothing."""
+    """A host that is connected to the relay, and claims to be of `network_id`, or claims nothing."""
     host = await Host.start(DaemonOptions())
     running = asyncio.create_task(host.unary.run())
     try:
@@ -384,7 +387,7 @@ async def bare_host(relay: Libp2pNetwork, network_id: str = "") -> AsyncIterator
 
 
 async def ask(host: Host, relay: Libp2pNetwork, request: bytes) -> tuple[CircuitStatus, asyncio.StreamWriter]:
-    """The relay's answer to a request of `host`."""
+    """Return the relay's answer to a request of `host`."""
     reader, writer = await host.open_stream(relay.peer_id, HOP)
     writer.write(request)
     answer = await read_delimited(reader, MAX_MESSAGE_BYTES)
@@ -397,7 +400,7 @@ def connect_request(peer_id: str) -> bytes:
     return bytes([len(body)]) + body
 
 
-def test_member_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
+def test_member_with_all_circuits_that_it_may_have_keeps_nobody_out(
     shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(trio: Trio) -> None:
@@ -429,7 +432,7 @@ def test_stranger_gets_neither_a_reservation_nor_a_circuit(shared_trio: Shared, 
     shared_trio(case)
 
 
-def test_relay_with_a_budget_carries_no_more_a_second_and_tells_how_long_others_waited(tmp_path: Path) -> None:
+def test_relay_keeps_its_budget_and_counts_how_long_circuits_waited(tmp_path: Path) -> None:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
             relay = await stack.enter_async_context(
@@ -451,7 +454,7 @@ def test_relay_with_a_budget_carries_no_more_a_second_and_tells_how_long_others_
     asyncio.run(main())
 
 
-def test_circuit_whose_ends_say_nothing_is_closed_and_made_again_when_needed(
+def test_silent_circuit_is_closed_and_opened_again_when_needed(
     shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(trio: Trio) -> None:
@@ -499,7 +502,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 assert hidden.relays == frozenset()
                 seed._paths.own.is_open = True  # as if peers had dialled it back
                 seed._paths.update()
-                hidden._paths._given = (FAR,)  # as if not all of the network were on this machine
+                hidden._paths._given = (FAR,)  # as if the network were not all on this machine
                 hidden._paths.update()
 
                 async def is_held() -> bool:
@@ -521,9 +524,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
     asyncio.run(main())
 
 
-def test_requests_that_make_no_sense_are_refused_and_do_no_harm(
-    shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_requests_are_refused_and_do_no_harm(shared_trio: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "OPENING_TIMEOUT_S", 2)
 
     async def refused(stranger: Host, relay: str, request: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The bytes a second of a relay, and what each peer gets of them."""
+"""A relay's bytes a second, and each peer's share of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(case: Callable[[], Awaitable[None]]) -> None:
 
 
 async def carry(budget: RelayBudget, circuits: list[Ends], seconds: float) -> Counter[Ends]:
-    """The bytes of each circuit, all of which always have more to send."""
+    """Return the bytes of each circuit, when all of them always have more to send."""
     passed: Counter[Ends] = Counter()
 
     async def copy(ends: Ends) -> None:
@@ -41,7 +41,7 @@ async def carry(budget: RelayBudget, circuits: list[Ends], seconds: float) -> Co
     return passed
 
 
-def test_all_circuits_together_carry_the_rate() -> None:
+def test_all_circuits_together_use_the_rate() -> None:
     async def case() -> None:
         budget = RelayBudget(RATE)
         for circuits in ([("a", "b")], [("a", "b"), ("b", "a"), ("c", "d")]):
@@ -62,7 +62,7 @@ def test_peer_with_many_circuits_gets_no_more_than_one_with_a_single_circuit() -
     run(case)
 
 
-def test_peer_that_was_alone_for_long_gives_way_at_once_and_a_silent_one_has_saved_up_nothing() -> None:
+def test_share_is_divided_at_once_when_a_peer_joins_and_silence_saves_nothing_up() -> None:
     async def case() -> None:
         budget, early, late = RelayBudget(RATE), ("a", "b"), ("c", "d")
         assert (await carry(budget, [early], 100.0))[early] == pytest.approx(100 * RATE, rel=0.01)
@@ -73,7 +73,7 @@ def test_peer_that_was_alone_for_long_gives_way_at_once_and_a_silent_one_has_sav
     run(case)
 
 
-def test_short_message_waits_for_a_few_pieces_and_not_for_all_that_others_send() -> None:
+def test_short_message_waits_only_for_a_few_pieces_of_others() -> None:
     async def case() -> None:
         budget = RelayBudget(RATE)
         others = asyncio.create_task(carry(budget, [("a", f"b{number}") for number in range(50)], 5.0))
@@ -85,7 +85,7 @@ def test_short_message_waits_for_a_few_pieces_and_not_for_all_that_others_send()
     run(case)
 
 
-def test_waiting_time_is_told_and_unused_time_is_made_up_for_briefly() -> None:
+def test_waiting_time_is_returned_and_unused_time_allows_a_short_burst() -> None:
     async def case() -> None:
         budget = RelayBudget(RATE)
         await asyncio.sleep(100.0)
@@ -118,7 +118,7 @@ def test_pieces_are_short_where_the_rate_is_low(rate: float, num_bytes: int) -> 
     assert RelayBudget(rate).piece_bytes == num_bytes
 
 
-def test_without_a_limit_nobody_waits_and_with_one_peers_of_the_past_are_forgotten() -> None:
+def test_budget_delays_nobody_without_a_limit_and_drops_past_peers_with_one() -> None:
     async def case() -> None:
         charged: list[int] = []
         assert await RelayBudget(charge=charged.append).take(("a", "b"), 10**12) == 0.0

@@ -1,4 +1,4 @@
-"""A node keeps places at three relays of different networks, whatever they do."""
+"""A node keeps reservations at three relays of different networks, whatever they do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swarm_protocol.errors import PeerUnreachable
 
 
 class FakeWriter:
-    """The writer of a reservation; aborting it ends the stream at both sides."""
+    """The writer of a reservation. Aborting it ends the stream on both sides."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -43,8 +43,10 @@ class FakeWriter:
 
 
 class Relays:
-    """Relays by name, each of which gives places, refuses ("full"), is away ("gone"), never answers ("silent"), or
-    gives places and is connected through another relay ("relayed").
+    """Scripted relays.
+
+    By its state, a relay accepts, refuses ("full"), is away ("gone"), never answers ("silent"), or accepts and is
+    connected through another relay ("relayed").
     """
 
     def __init__(self, **kinds: str) -> None:
@@ -87,7 +89,7 @@ class Relays:
 
 
 def addr_of(peer_id: str) -> str:
-    """`a1` and `a2` are in one network, `b1` in another."""
+    """Return an address. `a1` and `a2` are in one network, `b1` is in another."""
     return f"/ip4/44.{ord(peer_id[0])}.0.{peer_id[1:]}/tcp/4001"
 
 
@@ -115,7 +117,7 @@ async def kept(
     assert reservations.held == frozenset()
 
 
-def test_three_relays_are_held_and_those_of_other_networks_are_preferred() -> None:
+def test_three_relays_are_reserved_and_those_of_other_networks_preferred() -> None:
     async def case() -> None:
         relays = Relays(a1="ok", a2="ok", a3="ok", b1="ok", c1="ok", d1="ok")
         async with kept(relays, given=relays.kinds) as reservations:
@@ -128,7 +130,7 @@ def test_three_relays_are_held_and_those_of_other_networks_are_preferred() -> No
     run(case)
 
 
-def test_places_that_no_other_network_fills_go_to_relays_of_the_same_one() -> None:
+def test_reservations_are_in_one_network_when_no_other_has_relays() -> None:
     async def case() -> None:
         relays = Relays(a1="ok", a2="ok", a3="ok", a4="ok")
         async with kept(relays, given=relays.kinds) as reservations:
@@ -169,7 +171,7 @@ def test_relay_that_leaves_is_replaced_at_once_and_two_others_are_held_meanwhile
     run(case)
 
 
-def test_relays_that_refuse_or_say_nothing_keep_no_place_from_others() -> None:
+def test_relays_that_refuse_or_are_silent_do_not_delay_reservations_at_others() -> None:
     async def case() -> None:
         relays = Relays(a1="full", b1="silent", c1="gone", d1="ok", e1="ok", f1="ok")
         async with kept(relays, given=("a1", "b1", "c1"), known=("d1", "e1", "f1")) as reservations:
@@ -181,7 +183,7 @@ def test_relays_that_refuse_or_say_nothing_keep_no_place_from_others() -> None:
     run(case)
 
 
-def test_relay_that_is_connected_through_another_one_is_asked_directly_once_no_call_is_under_way() -> None:
+def test_relayed_relay_is_connected_directly_once_no_call_is_in_flight() -> None:
     async def case() -> None:
         relays = Relays(a1="ok", b1="relayed")
         async with kept(relays, given=relays.kinds) as reservations:
@@ -193,7 +195,7 @@ def test_relay_that_is_connected_through_another_one_is_asked_directly_once_no_c
     run(case)
 
 
-def test_relays_that_fail_are_asked_ever_more_rarely_and_given_ones_more_often_than_others() -> None:
+def test_failing_relays_are_asked_ever_more_rarely_and_given_ones_more_often() -> None:
     async def case() -> None:
         relays = Relays(a1="gone", b1="full")
         async with kept(relays, given=("a1",), known=("b1",)):
@@ -204,7 +206,7 @@ def test_relays_that_fail_are_asked_ever_more_rarely_and_given_ones_more_often_t
     run(case)
 
 
-def test_relay_that_is_no_candidate_for_a_moment_is_not_asked_sooner_for_that() -> None:
+def test_failing_relay_is_not_asked_sooner_after_it_was_briefly_no_candidate() -> None:
     async def case() -> None:
         relays = Relays(b1="full")
         known = [relay("b1", is_given=False)]
@@ -236,7 +238,7 @@ def test_pauses_of_relays_without_end_take_bounded_memory(monkeypatch: pytest.Mo
     run(case)
 
 
-def test_given_relay_that_is_back_is_held_again() -> None:
+def test_given_relay_is_used_again_when_it_is_back() -> None:
     async def case() -> None:
         relays = Relays(a1="ok")
         async with kept(relays, given=("a1",)) as reservations:
@@ -264,7 +266,7 @@ def test_waiting_for_answers_ends_when_the_named_relays_have_answered_or_failed(
     run(case)
 
 
-def test_nobody_is_asked_before_relays_are_wanted() -> None:
+def test_no_relay_is_asked_before_relays_are_wanted() -> None:
     async def case() -> None:
         relays = Relays(a1="ok")
         async with kept(relays, given=("a1",), wanted=False) as reservations:
@@ -279,7 +281,7 @@ def test_nobody_is_asked_before_relays_are_wanted() -> None:
     run(case)
 
 
-def test_relays_that_are_not_wanted_any_more_are_told_no_longer_and_released_later() -> None:
+def test_unwanted_relays_are_no_longer_announced_and_released_later() -> None:
     async def case() -> None:
         relays = Relays(a1="ok", b1="ok")
         async with kept(relays, given=relays.kinds) as reservations:

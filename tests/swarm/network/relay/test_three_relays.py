@@ -1,4 +1,4 @@
-"""A node with places at three relays is reached at once, though one of them dies, drops or delays what it carries.
+"""A node with reservations at three relays is reached at once, though one of them dies, drops or delays traffic.
 
 One network serves all tests; the one that kills a relay is the last.
 """
@@ -38,7 +38,9 @@ class Five:
     caller: Libp2pNetwork
 
     async def carrying(self) -> Libp2pNetwork:
-        """The relay through which `caller` reaches `hidden`, once relays of earlier paths have heard of their end."""
+        """Return the relay through which `caller` reaches `hidden`, once relays of earlier paths have noticed their
+        end.
+        """
 
         async def is_one() -> bool:
             return len(self.all_carrying()) == 1
@@ -47,7 +49,7 @@ class Five:
         return self.all_carrying()[0]
 
     def all_carrying(self) -> list[Libp2pNetwork]:
-        """The relays that have a circuit from `caller` to `hidden`."""
+        """Return the relays that have a circuit from `caller` to `hidden`."""
         ends = self.caller.peer_id, self.hidden.peer_id
         return [each for each in self.relays if each._relay._num_between[ends]]
 
@@ -89,7 +91,7 @@ async def open_five(folder: Path, stack: contextlib.AsyncExitStack) -> Five:
 
 
 class BadCircuit(Circuit):
-    """Does as told with each piece that the relay `bad` carries; others pass on everything."""
+    """Applies the test's fault to each piece that the relay `bad` carries; others pass everything on."""
 
     bad: Libp2pNetwork | None = None
     drops = False
@@ -134,7 +136,7 @@ def good_relays() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("drops", [True, False], ids=["drops", "delays"])
-def test_relay_that_drops_or_delays_keeps_nobody_from_a_node_with_others(run: Run, drops: bool) -> None:
+def test_node_with_three_relays_is_reached_when_one_drops_or_delays(run: Run, drops: bool) -> None:
     async def case(five: Five) -> None:
         BadCircuit.drops, BadCircuit.num_pieces = drops, 0
         for BadCircuit.bad in five.relays:
@@ -145,7 +147,7 @@ def test_relay_that_drops_or_delays_keeps_nobody_from_a_node_with_others(run: Ru
     run(case)
 
 
-def test_stream_goes_on_through_another_relay_when_its_own_drops_everything(run: Run) -> None:
+def test_stream_continues_through_another_relay_when_its_own_drops_everything(run: Run) -> None:
     async def case(five: Five) -> None:
         assert await five.reaches_anew()
         async with five.echoing() as echoes:
@@ -158,7 +160,7 @@ def test_stream_goes_on_through_another_relay_when_its_own_drops_everything(run:
     run(case)
 
 
-def test_relay_that_dies_stops_neither_a_stream_through_it_nor_a_peer_that_calls_then(run: Run) -> None:
+def test_relay_that_dies_stops_neither_a_stream_nor_a_new_call(run: Run) -> None:
     async def case(five: Five) -> None:
         assert await five.reaches_anew()
         async with five.echoing() as echoes:

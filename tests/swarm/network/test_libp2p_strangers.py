@@ -1,4 +1,4 @@
-"""What strangers get from a node's libp2p daemon, and what they can make it store, with real daemons on loopback."""
+"""The answers that strangers get from a node's libp2p daemon, and what they can make it store, with real daemons."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Cap
 
 
 def is_better(before: CoverageSummary, after: CoverageSummary) -> bool:
-    """Return whether `after` is better than `before`. Moves end, since each goes up in this order, which has no cycles."""
+    """Return whether `after` is better. Moves end, since each goes up in this order, which has no cycles."""
     was, now = (before.num_missing, before.num_single), (after.num_missing, after.num_single)
     # sums in another order round differently, so a gain at the threshold may be above it in one and below in the other
     return now < was or (now == was and before.slowest < MIN_GAIN * after.slowest * (1 + 1e-9))

@@ -407,7 +407,7 @@ def test_member_moves_on_when_the_coordinator_does_not_answer_or_keeps_putting_i
     assert (ask.ready.attempt, ask.peer) == (1, coordinator_of(attempt_beacon("run", DIGEST, 5, 1), (A, B, C, D)))
 
 
-# -- credentials that expire while a group forms -----------------------------------------------------------------------
+# --- credentials that expire while a group forms ----------------------------------------------------------------------
 
 
 def invited(peer: str, *, expires_at: float) -> RunCredential:

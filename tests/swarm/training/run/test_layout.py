@@ -1,4 +1,4 @@
-"""The flat vector's order: which values are which fragment's, for any model."""
+"""Tests the order of the flat vector, and which of its values belong to which fragment of any model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _stack(num_layers: int, width: int = 4, vocabulary: int = 16) -> nn.Module:
     return model
 
 
-def test_of_one_fragment_is_the_order_of_the_names(tiny_run: RunConfig) -> None:
+def test_layout_of_one_fragment_has_the_order_of_the_names(tiny_run: RunConfig) -> None:
     model = build_model(tiny_run.model)
     layout = Layout.of(model)
     assert list(layout.names) == sorted(name for name, _ in model.named_parameters())
@@ -31,7 +31,7 @@ def test_of_one_fragment_is_the_order_of_the_names(tiny_run: RunConfig) -> None:
     assert layout.slice(0) == slice(0, layout.num_values)
 
 
-def test_of_fragments_take_the_layers_in_turn() -> None:
+def test_fragments_take_the_layers_in_turn() -> None:
     layout = Layout.of(_stack(12), 3)
     for fragment in range(3):
         here = slice(layout.bounds[fragment], layout.bounds[fragment + 1])
@@ -43,7 +43,7 @@ def test_of_fragments_take_the_layers_in_turn() -> None:
         assert inside == sorted(inside)
 
 
-def test_of_the_rest_evens_out_the_sizes() -> None:
+def test_parameters_outside_layers_even_out_the_sizes_of_fragments() -> None:
     layout = Layout.of(_stack(2), 2)
     # two layers of 20 values each, then 64 values of the embedding, 64 of the head, 4 and 4 of the norm
     assert layout.bounds == (0, 20 + 64 + 4, 2 * (20 + 64 + 4))
@@ -51,7 +51,7 @@ def test_of_the_rest_evens_out_the_sizes() -> None:
 
 
 @given(num_layers=st.integers(0, 9), fragments=st.integers(1, 10))
-def test_of_bounds_cover_everything_or_the_run_is_refused(num_layers: int, fragments: int) -> None:
+def test_fragments_cover_all_values_or_the_run_is_refused(num_layers: int, fragments: int) -> None:
     model = _stack(num_layers)
     if fragments > max(1, num_layers):
         with pytest.raises(ConfigError, match=f"fragments = {fragments}: the model has {num_layers} layers"):
@@ -65,12 +65,12 @@ def test_of_bounds_cover_everything_or_the_run_is_refused(num_layers: int, fragm
     assert sorted(layout.names) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_of_layers_numbered_with_gaps_leaves_no_fragment_empty() -> None:
+def test_no_fragment_is_empty_when_layer_numbers_have_gaps() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     assert Layout.of(model, 3).bounds == (0, 12, 24, 36)
 
 
-def test_flatten_after_set_parameters_gives_the_same_bits() -> None:
+def test_flatten_gives_the_bits_that_were_set() -> None:
     model = _stack(4)
     layout = Layout.of(model, 2)
     theta_N = torch.arange(layout.num_values, dtype=torch.float32)
@@ -80,7 +80,7 @@ def test_flatten_after_set_parameters_gives_the_same_bits() -> None:
     assert not torch.equal(Layout.of(model).flatten(model), theta_N)
 
 
-def test_set_parameters_of_another_model_are_refused() -> None:
+def test_set_parameters_refuses_a_vector_of_another_model() -> None:
     model = _stack(2)
     layout = Layout.of(model)
     before_N = layout.flatten(model)
@@ -90,6 +90,6 @@ def test_set_parameters_of_another_model_are_refused() -> None:
     assert torch.equal(layout.flatten(model), before_N)
 
 
-def test_fragment_of_goes_round_from_the_first_step_on() -> None:
+def test_fragments_are_moved_in_turn_from_the_first_step_on() -> None:
     assert [fragment_of(step, 3) for step in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
     assert {fragment_of(step, 1) for step in range(1, 8)} == {0}

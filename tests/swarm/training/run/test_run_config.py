@@ -1,4 +1,4 @@
-"""What a run may be, and how a user is told what it cannot be."""
+"""Tests which settings a run may have, and the messages about impossible ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 
-def test_run_config_defaults_are_a_run() -> None:
+def test_run_config_accepts_its_defaults() -> None:
     run = RunConfig(name="a-run")
     assert run.samples_per_interval == run.interval_steps * run.inner.batch_windows
     assert dict(run.model) == dict(DEFAULT_MODEL)
 
 
-def test_codecs_of_runs_are_all_that_there_are() -> None:
+def test_runs_accept_every_codec() -> None:
     assert codec_names() == CODECS
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a/b", "..", "a" * 65, "ä", 7])
-def test_run_config_impossible_name_is_refused(name: Any) -> None:
+def test_run_config_refuses_an_impossible_name(name: Any) -> None:
     with pytest.raises(ValueError, match="name = "):
         RunConfig(name=name)
 
@@ -54,7 +54,7 @@ def test_run_config_impossible_name_is_refused(name: Any) -> None:
         ("model", 3),
     ],
 )
-def test_run_config_impossible_value_is_refused_by_name(key: str, value: Any) -> None:
+def test_run_config_refuses_an_impossible_value_and_names_its_key(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{key} = .*: "):
         replace(RunConfig(name="run"), **{key: value})
 
@@ -78,17 +78,17 @@ def test_run_config_impossible_value_is_refused_by_name(key: str, value: Any) ->
         (OuterConfig, "momentum", 1.0),
     ],
 )
-def test_table_impossible_value_is_refused_by_name(table: type, key: str, value: Any) -> None:
+def test_table_refuses_an_impossible_value_and_names_its_key(table: type, key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"\w+\.{key} = .*: "):
         table(**{key: value})
 
 
-def test_run_config_group_upside_down_is_refused() -> None:
+def test_run_config_refuses_a_min_group_above_max_group() -> None:
     with pytest.raises(ValueError, match="max_group = 2: use at least min_group, 3"):
         RunConfig(name="run", min_group=3, max_group=2)
 
 
-def test_from_mapping_several_impossible_values_names_all_of_them() -> None:
+def test_from_mapping_names_all_impossible_values() -> None:
     mapping = {"name": "run", "seed": -1, "inner": {"beta1": 2}, "outer": {"momentum": -1}}
     with pytest.raises(ConfigError) as caught:
         from_mapping(mapping)
@@ -103,38 +103,38 @@ def test_from_mapping_several_impossible_values_names_all_of_them() -> None:
         ({"data": {"windowtokens": 1}}, "'window_tokens'"),
     ],
 )
-def test_from_mapping_unknown_key_suggests_the_nearest(mapping: dict[str, Any], suggestion: str) -> None:
+def test_from_mapping_suggests_the_nearest_key_for_an_unknown_one(mapping: dict[str, Any], suggestion: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {suggestion}"):
         from_mapping({"name": "run", **mapping})
 
 
-def test_from_mapping_key_like_no_other_is_refused() -> None:
+def test_from_mapping_refuses_a_key_that_resembles_no_other() -> None:
     with pytest.raises(ConfigError, match="unknown key 'zzz'"):
         from_mapping({"name": "run", "zzz": 1})
 
 
-def test_from_mapping_value_in_place_of_table_is_refused() -> None:
+def test_from_mapping_refuses_a_value_in_place_of_a_table() -> None:
     with pytest.raises(ConfigError, match="inner must be a table"):
         from_mapping({"name": "run", "inner": 3})
 
 
-def test_from_mapping_no_name_is_refused() -> None:
+def test_from_mapping_refuses_a_run_without_a_name() -> None:
     with pytest.raises(ConfigError, match="name = ''"):
         from_mapping({})
 
 
-def test_from_mapping_whole_number_for_a_fraction_becomes_one() -> None:
+def test_from_mapping_turns_a_whole_number_into_a_fraction_when_the_key_needs_one() -> None:
     run = from_mapping({"name": "run", "quorum_grace_s": 3, "outer": {"learning_rate": 1}})
     assert type(run.quorum_grace_s) is float
     assert type(run.outer.learning_rate) is float
 
 
-def test_to_mapping_of_any_run_gives_it_back() -> None:
+def test_from_mapping_of_to_mapping_gives_the_same_run() -> None:
     run = RunConfig(name="run", seed=3, model={"model_type": "gpt2", "n_layer": 2}, outer=OuterConfig(momentum=0.5))
     assert from_mapping(to_mapping(run)) == run
 
 
-def test_run_config_model_cannot_be_changed_afterwards() -> None:
+def test_run_config_model_cannot_be_changed() -> None:
     keys = {"model_type": "llama"}
     run = RunConfig(name="run", model=keys)
     keys["model_type"] = "gpt2"
@@ -151,7 +151,7 @@ any_value = st.recursive(
 
 
 @given(mapping=st.dictionaries(st.sampled_from(sorted(to_mapping(RunConfig(name="run")))), any_value))
-def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, Any]) -> None:
+def test_from_mapping_of_any_values_gives_a_run_or_raises_config_error(mapping: dict[str, Any]) -> None:
     try:
         run = from_mapping(mapping)
     except ConfigError:
@@ -190,7 +190,7 @@ def test_from_mapping_names_the_impossible_value(changes: dict[str, object], nam
         from_mapping({"name": "test", **changes})
 
 
-def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
+def test_from_mapping_ignores_the_order_of_admitted_peers() -> None:
     peers = [Identity(bytes([byte]) * 32).peer_id for byte in range(3)]
     one = from_mapping({"name": "test", "admission": peers})
     assert one == from_mapping({"name": "test", "admission": peers[::-1]})
@@ -200,7 +200,7 @@ def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
 FRESH = InnerConfig(fresh_moments=True)
 
 
-def test_validation_wants_intervals_that_can_be_computed_once_more() -> None:
+def test_validation_requires_intervals_that_can_be_computed_again() -> None:
     assert RunConfig(name="run", validation_rate=0.05, inner=FRESH).validation_rate == 0.05
     for settings, named in (
         ({"inner": InnerConfig()}, "fresh_moments = true"),
@@ -216,7 +216,7 @@ def test_validation_wants_intervals_that_can_be_computed_once_more() -> None:
             RunConfig(**{"name": "run", "validation_rate": 0.05, "inner": FRESH, **settings})  # type: ignore[arg-type]
 
 
-def test_author_is_told_what_validation_does_not_cover() -> None:
+def test_warnings_name_contributions_that_validation_does_not_cover() -> None:
     told = [message for message, _ in warnings_of(RunConfig(name="run", validation_rate=0.05, inner=FRESH))]
     assert any("followers are not validated" in message for message in told)
     assert any("the data is not pinned" in message for message in told)

@@ -1,4 +1,4 @@
-"""A run's file from a stranger: the one that its id names, or a typed error."""
+"""Tests that a run's file from a stranger is the one that its id names, or that a typed error is raised."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def fetch_from_one_who_says(data: bytes, run_id: str = RUN.run_id) -> Sign
 
 
 @in_virtual_time
-async def test_fetch_run_from_a_member_is_the_signed_run() -> None:
+async def test_fetch_run_from_a_member_gives_the_signed_run() -> None:
     internet = MemoryInternet()
     member, visitor = internet.network(), internet.network()
     await serve_run(member, RUN)
@@ -66,7 +66,7 @@ async def test_fetch_run_from_a_member_is_the_signed_run() -> None:
 
 
 @in_virtual_time
-async def test_find_run_asks_members_until_one_gives_the_file_that_the_id_names() -> None:
+async def test_find_run_asks_members_until_one_gives_the_file_with_the_runs_id() -> None:
     internet = MemoryInternet()
     visitor, honest = internet.network(), internet.network()
     async with AsyncExitStack() as stack:
@@ -84,8 +84,8 @@ async def test_find_run_asks_members_until_one_gives_the_file_that_the_id_names(
 
 
 @in_virtual_time
-async def test_find_run_asks_members_in_an_order_that_none_of_them_can_choose() -> None:
-    """Strangers that are more than can be asked claim to be further than the only member, and never answer."""
+async def test_find_run_asks_members_in_an_order_that_no_peer_can_influence() -> None:
+    """There are more strangers than can be asked. They claim to be further than the only member, and never answer."""
     internet = MemoryInternet()
     honest = internet.network()
     async with AsyncExitStack() as stack:
@@ -103,13 +103,13 @@ async def test_find_run_asks_members_in_an_order_that_none_of_them_can_choose() 
             async with Membership(visitor) as looking:
                 with suppress(PeerTimeout):
                     found += await find_run(visitor, looking, RUN.run_id) == RUN
-        # 16 of 25 members are asked: that none of the visitors finds it has a probability of 1e-17
+        # 16 of 25 peers are asked: the probability that no visitor finds the run is 1e-17
         assert found
     await internet.close()
 
 
 @in_virtual_time
-async def test_find_run_that_nobody_trains_ends_with_what_to_check() -> None:
+async def test_find_run_raises_an_error_with_a_remedy_when_nobody_trains_it() -> None:
     internet = MemoryInternet()
     visitor = internet.network()
     async with Membership(visitor) as membership:
@@ -119,7 +119,7 @@ async def test_find_run_that_nobody_trains_ends_with_what_to_check() -> None:
     await internet.close()
 
 
-def test_fetch_run_of_a_member_that_trains_is_answered() -> None:
+def test_member_that_trains_answers_fetch_run() -> None:
     async def main() -> None:
         swarm = Swarm(RunConfig(name="test", outer_steps=1, min_group=1, model=MODEL))
         swarm.run = sign_run(swarm.run.config, AUTHOR, issued_at=1_700_000_000)
@@ -133,7 +133,7 @@ def test_fetch_run_of_a_member_that_trains_is_answered() -> None:
     virtual_time.run(main())
 
 
-def test_run_of_a_file_edited_by_hand_is_given_as_it_was_signed(tmp_path: Path) -> None:
+def test_run_from_a_file_edited_by_hand_is_given_with_its_signed_bytes(tmp_path: Path) -> None:
     """Whole numbers for fractional settings are other bytes than those of the config that they give."""
     path = tmp_path / "run.toml"
     new_run_file(path, RunConfig(name="test", model=MODEL))
@@ -169,14 +169,14 @@ def test_run_of_a_file_edited_by_hand_is_given_as_it_was_signed(tmp_path: Path) 
     ],
     ids=range(14),
 )
-def test_fetch_run_of_what_was_not_signed_is_an_integrity_error(data: bytes) -> None:
+def test_fetch_run_raises_integrity_error_for_an_unsigned_answer(data: bytes) -> None:
     assert data != RUN.text.encode()
     with pytest.raises(IntegrityError, match="did not give the file of run") as caught:
         virtual_time.run(fetch_from_one_who_says(data))
-    assert caught.value.peer_id != AUTHOR.peer_id, "the one who gave it is to blame, and not who signed it"
+    assert caught.value.peer_id != AUTHOR.peer_id, "the error must name the peer that gave the file, not its author"
 
 
-def test_fetch_run_of_another_run_is_refused_and_names_the_peer() -> None:
+def test_fetch_run_refuses_another_run_and_names_the_peer() -> None:
     other = sign_run(RUN.config, AUTHOR, issued_at=1_700_000_001)
     stranger = sign_run(RUN.config, Identity(b"x" * 32), issued_at=1_700_000_000)
     for run in (other, stranger):
@@ -185,7 +185,7 @@ def test_fetch_run_of_another_run_is_refused_and_names_the_peer() -> None:
         assert caught.value.peer_id
 
 
-def test_fetch_run_of_too_much_is_a_violation() -> None:
+def test_fetch_run_raises_violation_when_the_answer_is_too_large() -> None:
     padded = RUN.text + "#" * (MAX_RUN_FILE_BYTES - len(RUN.text))
     assert virtual_time.run(fetch_from_one_who_says(padded.encode())) == RUN
     with pytest.raises(PeerViolation, match="more than"):
@@ -194,7 +194,7 @@ def test_fetch_run_of_too_much_is_a_violation() -> None:
 
 @given(at=st.integers(0, len(RUN.text) - 1), byte=st.integers(0, 255))
 @settings(max_examples=60, deadline=None)
-def test_run_file_with_one_byte_changed_is_the_same_run_or_refused(at: int, byte: int) -> None:
+def test_run_file_with_one_changed_byte_is_the_same_run_or_refused(at: int, byte: int) -> None:
     data = bytearray(RUN.text.encode())
     data[at] = byte
     try:
@@ -205,7 +205,7 @@ def test_run_file_with_one_byte_changed_is_the_same_run_or_refused(at: int, byte
 
 
 @in_virtual_time
-async def test_fetch_run_from_who_has_no_file_or_is_no_member_or_hangs_is_a_peer_error() -> None:
+async def test_fetch_run_raises_peer_error_when_peer_has_no_file_or_is_no_member_or_hangs() -> None:
     internet = MemoryInternet()
     member, stranger, stuck, visitor = (internet.network() for _ in range(4))
     without = replace(RUN, text="")

@@ -1,4 +1,4 @@
-"""Signed run files: what is written is read, and nothing else is."""
+"""Tests that a signed run file is read as it was written, and that any other file is refused."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def run_path(tmp_path: Path, tiny_run: RunConfig) -> Path:
     return path
 
 
-def test_load_run_what_was_written_is_equal(run_path: Path, tiny_run: RunConfig) -> None:
+def test_load_run_gives_the_run_that_was_written(run_path: Path, tiny_run: RunConfig) -> None:
     run = load_checked_run(run_path)
     assert run == sign_run(tiny_run, AUTHOR, issued_at=1_700_000_000)
     assert run.config == tiny_run
     assert run.peer_id == AUTHOR.peer_id
 
 
-def test_load_run_the_default_run_is_equal(tmp_path: Path) -> None:
+def test_load_run_gives_the_default_run_that_was_written(tmp_path: Path) -> None:
     written = write_run(tmp_path / "run.toml", RunConfig(name="default"), AUTHOR)
     assert load_checked_run(tmp_path / "run.toml") == written
 
 
-def test_write_run_leaves_nothing_beside_the_file(run_path: Path) -> None:
+def test_write_run_leaves_no_other_file(run_path: Path) -> None:
     assert [path.name for path in run_path.parent.iterdir()] == ["run.toml"]
 
 
-def test_write_run_that_fails_leaves_nothing_behind(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_write_run_leaves_no_file_when_it_fails(tmp_path: Path, tiny_run: RunConfig) -> None:
     (tmp_path / "run.toml").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
         write_run(tmp_path / "run.toml", tiny_run, AUTHOR)
@@ -79,20 +79,18 @@ def test_write_run_that_fails_leaves_nothing_behind(tmp_path: Path, tiny_run: Ru
 
 @pytest.mark.parametrize("word", ["a", '"a"', "'a'", "a "], ids=["bare", "quoted", "literal", "spaced"])
 @pytest.mark.parametrize("around", ["{} = 1", "[{}]", "x = {{{} = 1}}"], ids=["key", "table", "inline"])
-def test_load_run_with_a_key_of_many_words_is_refused_before_it_is_parsed(
-    tmp_path: Path, word: str, around: str
-) -> None:
+def test_load_run_refuses_a_key_of_many_words_before_parsing(tmp_path: Path, word: str, around: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(around.format(".".join([word] * (40_000 // (len(word) + 1)))))
     started = time.process_time()
     with pytest.raises(ConfigError, match="dotted key"):
         load_checked_run(path)
-    assert time.process_time() - started < 0.5, "its parser takes 42 s"
+    assert time.process_time() - started < 0.5, "the file was parsed, which takes 42 s"
 
 
 @pytest.mark.parametrize("text", ["a" * 60_000, "'\"" * 30_000, "a " * 30_000, "a" + " " * 60_000])
-def test_load_run_of_noise_is_refused_soon(tmp_path: Path, text: str) -> None:
-    """What looks for long keys takes no time of its own."""
+def test_load_run_refuses_noise_quickly(tmp_path: Path, text: str) -> None:
+    """The search for long keys must be quick, too."""
     path = tmp_path / "run.toml"
     path.write_text(text)
     started = time.process_time()
@@ -101,7 +99,7 @@ def test_load_run_of_noise_is_refused_soon(tmp_path: Path, text: str) -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_run_id_differs_by_content_signer_and_time(tiny_run: RunConfig) -> None:
+def test_run_id_differs_when_content_signer_or_time_differ(tiny_run: RunConfig) -> None:
     runs = [
         sign_run(tiny_run, AUTHOR, issued_at=1),
         sign_run(tiny_run, AUTHOR, issued_at=2),
@@ -174,14 +172,14 @@ signature = "SKGTgFvpwWBJYL4ISn9aQMzLSlAwhHmlrWQ0jfBfmC6o+D/72DguOUl2qilxKMyOuS6
 """
 
 
-def test_a_run_that_an_earlier_version_signed_keeps_its_signature_and_its_id(tmp_path: Path) -> None:
+def test_run_that_an_earlier_version_signed_keeps_its_signature_and_id(tmp_path: Path) -> None:
     path = tmp_path / "old.toml"
     path.write_text(SIGNED_BY_THE_FIRST_VERSION)
     assert load_checked_run(path).run_id == "old-95bb68dbc73e"
 
 
-def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
-    """Whatever today's defaults are. The mean was what a run without an aggregator had."""
+def test_settings_that_old_files_lack_have_their_former_meaning() -> None:
+    """Later defaults must not change old runs. A run without an aggregator used the mean."""
     assert LATER_SETTINGS.keys() <= ABOUT.keys()
     config = to_mapping(load_signed(SIGNED_BY_THE_FIRST_VERSION.replace("old", "run").encode()).config)
     for setting, implied in LATER_SETTINGS.items():
@@ -191,12 +189,12 @@ def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
 
 
 def load_signed(text: bytes) -> SignedRun:
-    """A run that holds exactly these settings, signed by somebody."""
+    """Return a run that holds exactly these settings, signed by the author of the tests."""
     mapping = without_signature(tomllib.loads(text.decode()))
     return parse_signed_run(sign_mapping(RunConfig(name="run"), mapping, AUTHOR, 1_700_000_000).text.encode(), "here")
 
 
-def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny_run: RunConfig) -> None:
+def test_load_run_ignores_spacing_order_and_comments(run_path: Path, tiny_run: RunConfig) -> None:
     lines = run_path.read_text().splitlines()
     head, rest = lines[: lines.index("")], lines[lines.index("") :]
     run_path.write_text("# mine\n" + "\n".join(line.replace(" = ", "   =  ") for line in reversed(head) if line))
@@ -205,7 +203,7 @@ def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny
     assert load_checked_run(run_path).config == tiny_run
 
 
-def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> None:
+def test_load_run_raises_integrity_error_when_any_value_is_changed(run_path: Path) -> None:
     text = run_path.read_text()
     content = text[: text.index("[signature]")]
     changes = [match.span() for match in re.finditer(r"(?<== )[0-9.]+$", content, re.MULTILINE)]
@@ -218,7 +216,7 @@ def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> Non
             load_checked_run(run_path)
 
 
-def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -> None:
+def test_load_run_raises_integrity_error_when_a_value_is_added_or_removed(run_path: Path) -> None:
     text = run_path.read_text()
     for changed in ("more = 1\n" + text, text.replace("seed = 7\n", ""), text.replace('codec = "int8"\n', "")):
         run_path.write_text(changed)
@@ -226,7 +224,7 @@ def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -
             load_checked_run(run_path)
 
 
-def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -> None:
+def test_load_run_raises_integrity_error_for_another_signer_or_time(run_path: Path) -> None:
     text = run_path.read_text()
     other = Identity(bytes([1]) * 32).peer_id
     for changed in (text.replace(AUTHOR.peer_id, other), text.replace("1700000000", "1700000001")):
@@ -236,26 +234,26 @@ def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -
 
 
 @pytest.mark.parametrize("line", ["peer_id", "issued_at", "signature ="])
-def test_load_run_incomplete_signature_is_an_integrity_error(run_path: Path, line: str) -> None:
+def test_load_run_raises_integrity_error_for_an_incomplete_signature(run_path: Path, line: str) -> None:
     lines = run_path.read_text().splitlines()
     run_path.write_text("\n".join(each for each in lines if not each.startswith(line)))
     with pytest.raises(IntegrityError, match="incomplete or malformed"):
         load_checked_run(run_path)
 
 
-def test_load_run_signature_that_is_no_base64_is_an_integrity_error(run_path: Path) -> None:
+def test_load_run_raises_integrity_error_when_the_signature_is_not_base64(run_path: Path) -> None:
     run_path.write_text(re.sub(r'signature = ".*"', 'signature = "??"', run_path.read_text()))
     with pytest.raises(IntegrityError, match="incomplete or malformed"):
         load_checked_run(run_path)
 
 
-def test_load_run_peer_id_that_is_none_is_an_integrity_error(run_path: Path) -> None:
+def test_load_run_raises_integrity_error_for_an_invalid_peer_id(run_path: Path) -> None:
     run_path.write_text(run_path.read_text().replace(AUTHOR.peer_id, "me"))
     with pytest.raises(IntegrityError):
         load_checked_run(run_path)
 
 
-def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, tiny_run: RunConfig) -> None:
+def test_load_run_refuses_an_unsigned_file_and_read_config_accepts_it(run_path: Path, tiny_run: RunConfig) -> None:
     text = run_path.read_text()
     run_path.write_text(text[: text.index("[signature]")])
     with pytest.raises(ConfigError, match="not signed"):
@@ -263,19 +261,19 @@ def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, t
     assert read_config(run_path) == tiny_run
 
 
-def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_load_run_names_the_unknown_key_of_a_newer_version(tmp_path: Path, tiny_run: RunConfig) -> None:
     newer = sign_mapping(tiny_run, {**to_mapping(tiny_run), "codecs": "int4"}, AUTHOR, 1_750_000_000)
     (tmp_path / "run.toml").write_text(newer.text)
     with pytest.raises(ConfigError, match="did you mean 'codec'"):
         load_checked_run(tmp_path / "run.toml")
 
 
-def test_load_run_missing_file_is_refused(tmp_path: Path) -> None:
+def test_load_run_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: no such file"):
         load_checked_run(tmp_path / "none.toml")
 
 
-def test_load_run_folder_is_refused(tmp_path: Path) -> None:
+def test_load_run_refuses_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_checked_run(tmp_path)
 
@@ -283,14 +281,14 @@ def test_load_run_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"name = ", b"[[[", *(b"a = " + each for each in (b"[" * 5000, b"1" * 5000, b"0x" + b"f" * 5000))]
 )
-def test_load_run_no_toml_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_load_run_refuses_a_file_that_is_not_toml(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load_checked_run(path)
 
 
-def test_load_run_huge_file_is_refused(tmp_path: Path) -> None:
+def test_load_run_refuses_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b"#" * (MAX_RUN_FILE_BYTES + 1))
     with pytest.raises(ConfigError, match="too large"):
@@ -298,18 +296,18 @@ def test_load_run_huge_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "2020-01-01"])
-def test_load_run_value_that_cannot_be_signed_is_refused(run_path: Path, value: str) -> None:
+def test_load_run_refuses_a_value_that_cannot_be_signed(run_path: Path, value: str) -> None:
     run_path.write_text(f"when = {value}\n" + run_path.read_text())
     with pytest.raises(ConfigError, match="cannot hold this"):
         load_checked_run(run_path)
 
 
-def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_write_run_refuses_a_path_in_a_missing_folder(tmp_path: Path, tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)
 
 
-def test_sign_run_that_discounts_by_scores_which_nobody_measures_is_refused_and_one_that_is_signed_is_read(
+def test_sign_run_refuses_discounts_without_scores_and_load_run_still_reads_a_signed_one(
     tmp_path: Path, tiny_run: RunConfig
 ) -> None:
     silent = replace(tiny_run, held_out_scores=0, discount_low_scores=True)
@@ -324,7 +322,7 @@ def test_sign_run_that_discounts_by_scores_which_nobody_measures_is_refused_and_
     assert load_checked_run(tmp_path / "old.toml").config == silent
 
 
-def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> None:
+def test_sign_run_refuses_a_model_that_cannot_be_built(tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="no model_type"):
         sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)
 
@@ -346,19 +344,19 @@ toml_values = toml_scalars | toml_groups(toml_scalars | toml_groups(toml_scalars
 
 
 @given(table=st.dictionaries(st.sampled_from("abcdef"), toml_values))
-def test_to_toml_any_table_is_read_back(table: dict[str, Any]) -> None:
+def test_to_toml_writes_tables_that_are_read_back_equal(table: dict[str, Any]) -> None:
     assert tomllib.loads(to_toml({"name": "x", "table": table})) == {"name": "x", "table": table}
 
 
 @given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_load_run_any_bytes_give_a_typed_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_load_run_of_any_bytes_raises_a_typed_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
     path.write_bytes(data)
     with pytest.raises((ConfigError, IntegrityError)):
         load_checked_run(path)
 
 
-def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Path) -> None:
+def test_sign_file_keeps_the_text_and_comments_of_the_author(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     new_run_file(path, RunConfig(name="story"))
     edited = path.read_text().replace("outer_steps = 40", "outer_steps = 3  # enough for a try")
@@ -376,7 +374,7 @@ def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Pa
     assert path.read_text().count("[signature]") == 1
 
 
-def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sign_file_writes_settings_that_the_author_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.toml"
     head = '# mine\nname = "few"  # so it is\nmin_group = 5\naggregator = "trimmed_mean"\n'
     path.write_text(f"{head}\n[inner]\nbatch_windows = 2  # small\n\n# no tables follow\n")
@@ -391,13 +389,13 @@ def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, mo
     written = tomllib.loads(text)
     del written["signature"]
     assert written == to_mapping(run.config)
-    # a later version with other defaults, for which it is the same run
+    # a later version with other defaults still reads the same run
     monkeypatch.setattr(InnerConfig.__init__, "__kwdefaults__", {**InnerConfig.__init__.__kwdefaults__, "beta2": 0.5})
     assert load_checked_run(path).run_id == run.run_id
     assert InnerConfig().beta2 == 0.5
 
 
-def test_sign_file_again_changes_the_signature_alone(tmp_path: Path) -> None:
+def test_sign_file_changes_only_the_signature_when_it_is_called_again(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "few"\n')
     sign_file(path, AUTHOR, issued_at=7)
@@ -407,7 +405,7 @@ def test_sign_file_again_changes_the_signature_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_digest", ["", "ab" * 32], ids=["signature", "digest"])
-def test_sign_file_that_cannot_be_edited_line_by_line_is_refused_and_untouched(
+def test_sign_file_refuses_a_file_that_it_cannot_edit_by_lines_and_leaves_it_unchanged(
     tmp_path: Path, data_digest: str
 ) -> None:
     path = tmp_path / "run.toml"
@@ -418,7 +416,7 @@ def test_sign_file_that_cannot_be_edited_line_by_line_is_refused_and_untouched(
     assert path.read_text() == text
 
 
-def test_sign_file_of_impossible_values_names_each(tmp_path: Path) -> None:
+def test_sign_file_names_each_impossible_value(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "few"\nouter_steps = 0\ncodec = "int9"\n[inner]\nbeta1 = 2\n')
     with pytest.raises(ImpossibleRun) as caught:
@@ -426,7 +424,7 @@ def test_sign_file_of_impossible_values_names_each(tmp_path: Path) -> None:
     assert [problem.split(" = ")[0] for problem in caught.value.problems] == ["outer_steps", "codec", "inner.beta1"]
 
 
-def test_new_run_file_overwrites_nothing(tmp_path: Path) -> None:
+def test_new_run_file_does_not_overwrite_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):
@@ -436,9 +434,7 @@ def test_new_run_file_overwrites_nothing(tmp_path: Path) -> None:
         new_run_file(tmp_path / "none" / "run.toml", RunConfig(name="x"))
 
 
-def test_new_run_file_on_a_full_disk_leaves_nothing_that_is_in_the_way_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_run_file_leaves_no_file_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half_written(self: Path, text: str, **_options: Any) -> int:
         self.write_bytes(text.encode()[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -469,17 +465,17 @@ SIGNATURE = {"peer_id": "me", "issued_at": 7, "signature": "abc="}
 
 
 def settings() -> set[str]:
-    mapping = to_mapping(CONFIG) | {"aggregation": {}}  # each aggregator has its own
+    mapping = to_mapping(CONFIG) | {"aggregation": {}}  # each aggregator has its own parameters
     inner = {f"{key}.{name}" for key, table in mapping.items() if isinstance(table, Mapping) for name in table}
     return set(mapping) | inner
 
 
-def test_about_explains_every_setting_and_nothing_else() -> None:
+def test_about_explains_exactly_the_settings_that_exist() -> None:
     assert settings() == set(ABOUT)
     assert {f"model.{key}" for key in DEFAULT_MODEL} <= set(ABOUT)
 
 
-def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
+def test_template_has_every_setting_with_a_comment_above_it() -> None:
     text = template(CONFIG, "story.toml")
     assert from_mapping(tomllib.loads(text)) == CONFIG
     lines = text.splitlines()
@@ -490,7 +486,7 @@ def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
     assert "Default: 40." in text
 
 
-def test_template_has_only_those_parameters_of_the_aggregator_that_are_not_usual() -> None:
+def test_template_has_only_aggregator_parameters_that_differ_from_defaults() -> None:
     config = RunConfig(name="story", aggregator="trimmed_mean", aggregation={"trim": 0.3})
     assert tomllib.loads(template(config, "story.toml"))["aggregation"] == {"trim": 0.3}
     assert tomllib.loads(template(CONFIG, "story.toml"))["aggregation"] == {}
@@ -510,6 +506,6 @@ def test_with_value_changes_one_line() -> None:
     assert with_value(text, "data", "digest", "d") == outcome
 
 
-def test_template_of_every_name_is_read_back() -> None:
+def test_template_is_read_back_for_every_name() -> None:
     for name in ("a", "my-run.2", "x" * 64):
         assert re.search(f'^name = "{re.escape(name)}"$', template(RunConfig(name=name), "p"), re.M)

@@ -1,4 +1,5 @@
-"""The run's model: what is refused before it costs anything, and first weights that are equal everywhere."""
+"""Tests which models of runs are refused before they cost memory, and that initial weights are equal on every
+machine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def _changed(run: RunConfig, **keys: Any) -> RunConfig:
     return replace(run, model={**run.model, **keys})
 
 
-def test_check_model_default_model_has_about_a_million_parameters() -> None:
+def test_default_model_has_about_a_million_parameters() -> None:
     assert check_model(RunConfig(name="run")) == 1_121_920
 
 
@@ -51,17 +52,17 @@ def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
         ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
     ],
 )
-def test_check_model_impossible_model_is_refused(tiny_run: RunConfig, keys: dict[str, Any], message: str) -> None:
+def test_check_model_refuses_an_impossible_model(tiny_run: RunConfig, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_model(_changed(tiny_run, **keys))
 
 
-def test_check_model_that_is_no_language_model_is_refused(tiny_run: RunConfig) -> None:
+def test_check_model_refuses_a_model_that_is_no_language_model(tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match=r"\[model\]"):
         check_model(replace(tiny_run, model={"model_type": "vit"}))
 
 
-def test_check_model_with_a_pattern_of_too_many_layers_is_refused_before_it_is_written_out(tiny_run: RunConfig) -> None:
+def test_check_model_refuses_a_pattern_of_too_many_layers_before_expanding_it(tiny_run: RunConfig) -> None:
     pattern = {"model_type": "gpt_neo", "num_layers": 2, "hidden_size": 16, "num_heads": 4}
     for repetitions in (5000, 1 << 62):
         with pytest.raises(ConfigError, match="attention_types has too many layers: use 1 to 1024"):
@@ -69,20 +70,20 @@ def test_check_model_with_a_pattern_of_too_many_layers_is_refused_before_it_is_w
     assert check_model(replace(tiny_run, model={**pattern, "attention_types": [[["global", "local"], 1]]})) > 0
 
 
-def test_check_model_more_fragments_than_layers_is_refused(tiny_run: RunConfig) -> None:
+def test_check_model_refuses_more_fragments_than_layers(tiny_run: RunConfig) -> None:
     assert check_model(replace(tiny_run, fragments=2)) == check_model(tiny_run)
     with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers: use at most 2"):
         check_model(replace(tiny_run, fragments=3))
 
 
-def test_initial_theta_is_the_same_weights_in_any_number_of_fragments(tiny_run: RunConfig) -> None:
+def test_initial_theta_has_the_same_weights_for_any_number_of_fragments(tiny_run: RunConfig) -> None:
     model = build_model(tiny_run.model)
     one = Layout.of(model).unflatten(initial_theta(tiny_run))
     two = Layout.of(model, 2).unflatten(initial_theta(replace(tiny_run, fragments=2)))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConfig) -> None:
+def test_initial_theta_has_the_same_bits_on_every_machine(tiny_run: RunConfig) -> None:
     torch.manual_seed(1)
     theta_N = initial_theta(tiny_run)
     torch.manual_seed(2)
@@ -90,7 +91,7 @@ def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConf
     assert hashlib.sha256(theta_N.numpy().tobytes()).hexdigest()[:16] == "a75fe892512168b4"
 
 
-def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
+def test_initial_theta_consists_of_noise_of_the_configured_size_and_of_ones() -> None:
     run = RunConfig(name="run")
     pieces = Layout.of(build_model(run.model)).unflatten(initial_theta(run))
     for name, piece in pieces.items():
@@ -118,7 +119,7 @@ def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
         },
     ],
 )
-def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dict[str, Any]) -> None:
+def test_initial_theta_of_other_architectures_predicts_nearly_uniformly(model: dict[str, Any]) -> None:
     run = RunConfig(name="run", model=model, data=DataConfig(window_tokens=16))
     built = build_model(run.model).eval()
     Layout.of(built).set_parameters(built, initial_theta(run))
@@ -128,7 +129,7 @@ def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dic
     assert float(logits.abs().max()) < 2.0
 
 
-def test_initial_theta_vectors_that_the_architecture_draws_are_equal_everywhere(tiny_run: RunConfig) -> None:
+def test_initial_theta_has_the_same_bits_when_the_architecture_draws_vectors_itself(tiny_run: RunConfig) -> None:
     """GPT-OSS draws its attention sinks from torch's global generator."""
     sinks = {"model_type": "gpt_oss", "num_local_experts": 2, "head_dim": 8}
     shape = {key: value for key, value in tiny_run.model.items() if key != "model_type"}
@@ -136,7 +137,7 @@ def test_initial_theta_vectors_that_the_architecture_draws_are_equal_everywhere(
     assert torch.equal(initial_theta(run), initial_theta(run))
 
 
-def test_check_model_family_without_a_longest_context_is_refused(tiny_run: RunConfig) -> None:
+def test_check_model_refuses_a_family_without_a_maximum_context(tiny_run: RunConfig) -> None:
     model = {"model_type": "recurrent_gemma", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3}
     with pytest.raises(ConfigError, match="max_position_embeddings = 0"):
         check_model(replace(tiny_run, model=model))

@@ -1,4 +1,5 @@
-"""How effects that members report become scores: a third of liars cannot move one beyond what honest members found."""
+"""Tests how reported effects become scores: a third of liars cannot move a score beyond the honest members'
+findings."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def group_of(members: tuple[Contribution, ...]) -> Group:
 
 
 def reports(*effects: int, drawn: str = PEERS[0]) -> Group:
-    """Those of the other members about `drawn`, in the order of their peer ids."""
+    """Return the reports of the other members about `drawn`, in the order of their peer ids."""
     others = [peer for peer in PEERS[: len(effects) + 1] if peer != drawn]
     told = {drawn: (limits.MAX_EFFECT,)} | {peer: (effect,) for peer, effect in zip(others, effects, strict=True)}
     return group_of(
@@ -47,10 +48,10 @@ def reports(*effects: int, drawn: str = PEERS[0]) -> Group:
 
 
 @given(st.lists(EFFECTS, min_size=6, max_size=9), st.lists(EFFECTS, min_size=3, max_size=3))
-def test_effect_lies_between_honest_ones_whatever_fewer_than_a_third_say(honest: list[int], lies: list[int]) -> None:
+def test_effect_lies_between_honest_reports_when_fewer_than_a_third_lie(honest: list[int], lies: list[int]) -> None:
     lies = lies[: (len(honest) - 1) // 2]
     found = HeldOutScores(drawn=PEERS[:1]).effects(reports(*(honest + lies)[:9]))
-    # zero is said where honest members do not even agree on the sign, or liars make it seem so
+    # the effect is zero if honest members disagree on its sign, or if liars make it seem so
     assert min(0, *honest) <= found[PEERS[0]] <= max(0, *honest)
     if min(honest) > 0:
         assert found[PEERS[0]] >= min(honest)
@@ -58,7 +59,7 @@ def test_effect_lies_between_honest_ones_whatever_fewer_than_a_third_say(honest:
         assert found[PEERS[0]] <= max(honest)
 
 
-def test_effect_counts_only_if_more_than_two_thirds_of_the_others_measured_it() -> None:
+def test_effect_counts_only_when_more_than_two_thirds_of_the_others_measured_it() -> None:
     scores = HeldOutScores(drawn=PEERS[:1])
     group = reports(5, 5, 5, 5, 5, 5)
     for num_silent, is_counted in ((0, True), (1, True), (2, False)):
@@ -67,13 +68,13 @@ def test_effect_counts_only_if_more_than_two_thirds_of_the_others_measured_it() 
         assert scores.effects(replace(group, members=members)) == ({PEERS[0]: 5} if is_counted else {})
 
 
-def test_members_on_probation_and_the_measured_one_itself_have_no_say() -> None:
+def test_reports_of_members_on_probation_and_of_the_measured_member_do_not_count() -> None:
     group = reports(7, 7, 7, -1, -1)
     members = tuple(replace(each, steps_left=2) if each.effects == (-1,) else each for each in group.members)
     assert HeldOutScores(drawn=PEERS[:1]).effects(replace(group, members=members)) == {PEERS[0]: 7}
 
 
-def test_score_is_a_slow_average_of_whole_numbers_and_goes_with_its_trainer() -> None:
+def test_score_is_a_slow_integer_average_and_is_dropped_with_its_trainer() -> None:
     scores = HeldOutScores(drawn=PEERS[:1])
     (first,) = scores.after(PEERS, reports(100, 100, 100))
     assert first == HeldOutScore(peer_id=PEERS[0], value=100, num_measured=1)
@@ -84,13 +85,13 @@ def test_score_is_a_slow_average_of_whole_numbers_and_goes_with_its_trainer() ->
     assert replace(scores, scores=(first,)).after(PEERS[1:], reports(1, 1, 1)) == ()
 
 
-def test_each_step_draws_some_contributors_by_what_nobody_knew_before() -> None:
+def test_each_step_draws_contributors_by_an_unpredictable_beacon() -> None:
     group = reports(*[0] * 9)
     rule = HeldOutRule(num_drawn=2)
     draws = [rule.draw(group, (bytes([index]) * 32,)) for index in range(200)]
     assert all(len(set(each)) == 2 for each in draws)
     counts = {peer: sum(peer in each for each in draws) for peer in PEERS}
-    assert min(counts.values()) > 15, "each is drawn in a fifth of the steps"
+    assert min(counts.values()) > 15, "each contributor is drawn in about a fifth of the steps"
     assert draws[0] == rule.draw(group, (bytes(32),))
     assert HeldOutRule().draw(group, (bytes(32),)) == ()
 
@@ -99,7 +100,7 @@ def test_each_step_draws_some_contributors_by_what_nobody_knew_before() -> None:
     ("value", "num_measured", "is_discounted"),
     [(10, MEMORY, True), (11, MEMORY, False), (-500, LEAST_MEASURED, True), (-500, LEAST_MEASURED - 1, False)],
 )
-def test_low_score_discounts_once_it_was_measured_often_enough(
+def test_low_score_discounts_only_after_enough_measurements(
     value: int, num_measured: int, *, is_discounted: bool
 ) -> None:
     others = tuple(HeldOutScore(peer_id=peer, value=100, num_measured=MEMORY) for peer in PEERS[1:4])
@@ -107,16 +108,18 @@ def test_low_score_discounts_once_it_was_measured_often_enough(
     scores = HeldOutScores(rule=HeldOutRule(num_drawn=1, discounts=True), scores=(one, *others))
     assert scores.is_discounted(PEERS[0]) is is_discounted
     assert not any(map(scores.is_discounted, PEERS[1:]))
-    assert not replace(scores, rule=HeldOutRule(num_drawn=1)).is_discounted(PEERS[0]), "the run does not say so"
+    assert not replace(scores, rule=HeldOutRule(num_drawn=1)).is_discounted(PEERS[0]), (
+        "a run without discounts discounts nobody"
+    )
 
 
-def test_nobody_is_discounted_where_the_median_score_is_not_positive() -> None:
+def test_nobody_is_discounted_when_the_median_score_is_not_positive() -> None:
     low = tuple(HeldOutScore(peer_id=peer, value=-index, num_measured=MEMORY) for index, peer in enumerate(PEERS[:5]))
     scores = HeldOutScores(rule=HeldOutRule(num_drawn=1, discounts=True), scores=low)
     assert not any(map(scores.is_discounted, PEERS))
 
 
-def test_middle_of_two_is_the_one_nearer_to_zero_and_zero_between_them() -> None:
+def test_median_of_two_is_the_one_nearer_to_zero_or_zero_when_signs_differ() -> None:
     assert [middle(each) for each in ([3], [3, 1], [-3, -1], [-1, 4], [1, 2, 9])] == [3, 1, -1, 0, 2]
 
 

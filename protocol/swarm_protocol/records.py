@@ -146,10 +146,10 @@ class ServeRecord(wire.WireMessage):
     it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
     not say. `send_ms_per_token` is how long its upload takes for the hidden states of one token, which it sends to the
     next server and to the client; 0 where nothing limits it, and where the span ends with the last block, which sends
-    tokens only. `token_ms` is how long the hidden states of one token take to come from a neighbour, beyond half the
-    round trip, as its transfers have shown. `source` is the commit on a hub that the weights came from,
-    OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of the signed manifest that the weights are
-    published with; b"": they are not.
+    tokens only. A proposal (see `swarm.router.placement`) has it for any span. `token_ms` is how long the hidden states
+    of one token take to come from a neighbour, beyond half the round trip, as its transfers have shown. `source` is the
+    commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of
+    the signed manifest that the weights are published with; b"": they are not.
     `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say.
     """
 

@@ -116,6 +116,18 @@ def test_volunteer_that_found_a_proposal_announces_the_link_that_it_then_chooses
     virtual_time.run(scenario())
 
 
+def test_volunteers_with_little_upload_that_start_in_the_same_second_leave_no_gap(llama_dir: Path) -> None:
+    """Alone, each would take the last blocks, whose server sends tokens only, and needs no upload."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 2, max_blocks=3, up_bytes_per_s=10_000)
+            await asyncio.gather(*(placer.start() for placer in place.placers))
+            assert place.spans() == [(0, 3), (3, 6)]
+
+    virtual_time.run(scenario())
+
+
 def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -208,6 +220,39 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
             moved = [decisions for decisions in place.decisions.values() if len(decisions) == 2]
             assert len(moved) == 1
             assert moved[0][1].reason == "blocks without a server go from 3 to 0"
+
+    virtual_time.run(scenario())
+
+
+def test_volunteers_that_would_move_at_once_leave_no_gap_though_their_records_take_a_second(llama_dir: Path) -> None:
+    """The new blocks load at once here, before either of them could have seen that the other one is about to move."""
+
+    def slow_down(network: Any) -> None:
+        publish = network.publish
+
+        async def publish_later(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(1.0)
+            return await publish(*arguments, **options)
+
+        network.publish = publish_later
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(patch("swarm.serving.server.span_placer.turn_hash", lambda _: "0" * 64))
+            place = await town(stack, llama_dir, 3, max_blocks=3)
+            for placer in place.placers:
+                slow_down(placer._network)
+            await asyncio.gather(*(placer.start() for placer in place.placers))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6)]
+            lonely = next(v for v in place.placers if v.server is not None and v.server.start_block == 3)
+            await lonely.close()
+            place.placers.remove(lonely)
+            num_moves_announced = 0
+            for _ in range(60):
+                await asyncio.sleep(0.5)
+                num_moves_announced += sum(v.server.announcer.moving_to != (0, 0) for v in place.placers if v.server)
+                assert place.spans()[0] == (0, 3)
+            assert num_moves_announced >= 2
 
     virtual_time.run(scenario())
 

@@ -200,7 +200,10 @@ class SpanPlacer:
         }
 
     def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
-        """Announce the blocks that will be served. A proposal has no cache room yet (see `placement.is_proposal`)."""
+        """Announce the blocks that will be served. A proposal has no cache room yet (see `placement.is_proposal`), and
+        tells the time to send, which others need to compute the choice of this node, even where its span sends
+        none."""
+        sends_none = is_settled and decision.end == able.files.num_blocks
         record = ServeRecord(
             model=self._name,
             revision=able.revision,
@@ -214,7 +217,7 @@ class SpanPlacer:
             rtt_ms=able.capacity.rtt_ms,
             relayed=self._options.is_relayed(),
             source=able.files.source,
-            send_ms_per_token=0.0 if decision.end == able.files.num_blocks else able.capacity.send_ms,
+            send_ms_per_token=0.0 if sends_none else able.capacity.send_ms,
             manifest=b"" if able.files.manifest is None else able.files.manifest.digest,
         )
         self._membership.announce(record)
@@ -270,8 +273,11 @@ class SpanPlacer:
             return
         server.announcer.moving_to = move.start, move.end
         server.announcer.announce()
+        settled_at = asyncio.get_running_loop().time() + SETTLE_S
 
         async def still_wanted() -> bool:
+            # another node may have announced the same move, and blocks that are on this machine load within a moment
+            await asyncio.sleep(settled_at - asyncio.get_running_loop().time())
             again = await self._better(server, able)
             return again is not None and (again.start, again.end) == (move.start, move.end)
 

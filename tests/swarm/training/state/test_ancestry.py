@@ -1,4 +1,4 @@
-"""Some of the peers that show one state are asked how it follows from what is trusted."""
+"""Tests that some of the peers which show one state are asked how it follows from the trusted one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def shows(state: str, group: str = "members") -> Proof:
 
 
 def found(shown: Mapping[str, Proof], answers: Mapping[str, bool]) -> tuple[set[str], list[str], float]:
-    """Return the peers whose states follow, those that were asked, and the seconds that it took. Who has no answer is
-    silent."""
+    """Return the peers whose states follow, the peers that were asked, and the seconds that it took. A peer without an
+    entry in `answers` is silent."""
     asked = list[str]()
 
     async def follows(peer: str, _proof: Proof) -> bool:
@@ -43,33 +43,33 @@ def found(shown: Mapping[str, Proof], answers: Mapping[str, bool]) -> tuple[set[
     return peers, asked, seconds
 
 
-def test_one_of_many_that_show_one_state_is_asked_how_it_follows() -> None:
+def test_only_one_of_many_peers_that_show_the_same_state_is_asked() -> None:
     shown = dict.fromkeys(PEERS, shows("state"))
     assert found(shown, dict.fromkeys(PEERS, True)) == (set(PEERS), PEERS[:1], pytest.approx(ANSWER_S))
 
 
-def test_others_are_asked_when_the_first_does_not_show_it_or_is_late() -> None:
+def test_others_are_asked_when_the_first_one_refuses_or_is_late() -> None:
     shown = dict.fromkeys(PEERS, shows("state"))
     wrong, silent, _ = PEERS[:3]
     answers = {peer: peer != wrong for peer in PEERS if peer != silent}
     assert found(shown, answers) == (set(PEERS), PEERS[:3], pytest.approx(ANSWER_S + LATE_S + ANSWER_S))
 
 
-def test_silent_peers_that_show_what_members_have_made_cost_a_newcomer_few_waits() -> None:
+def test_silent_peers_that_show_the_members_state_cost_a_newcomer_few_waits() -> None:
     shown, honest = dict.fromkeys(PEERS, shows("state")), PEERS[-1]
-    # 1, 2, 4, 8 and 16 are asked
+    # 1, 2, 4, 8 and 16 peers are asked in turn
     assert found(shown, {honest: True}) == (set(PEERS), PEERS, pytest.approx(4 * LATE_S + ANSWER_S))
 
 
-def test_states_are_asked_for_at_the_same_time_and_one_that_nobody_shows_to_follow_is_left_out() -> None:
+def test_several_states_are_checked_concurrently_and_one_that_does_not_follow_is_left_out() -> None:
     shown = dict.fromkeys(PEERS[:14], shows("state")) | dict.fromkeys(PEERS[14:], shows("another"))
     answers = {peer: peer in PEERS[:14] for peer in PEERS}
     expected = (set(PEERS[:14]), [PEERS[0], *PEERS[14:]], pytest.approx(2 * ANSWER_S))
     assert found(shown, answers) == expected
 
 
-def test_certificate_of_another_group_for_a_state_that_follows_is_left_out() -> None:
-    """Strangers can make a group of their own that resumes what members have made, and show it to a newcomer."""
+def test_certificate_of_another_group_is_left_out_when_its_state_follows() -> None:
+    """Strangers can make a group that resumes the members' outcome, and show it to a newcomer."""
     shown = dict.fromkeys(PEERS[:2], shows("state")) | {PEERS[2]: shows("state", group="strangers")}
     answers = {PEERS[0]: True, PEERS[1]: True, PEERS[2]: False}
     assert found(shown, answers) == (set(PEERS[:2]), [PEERS[0], PEERS[2]], pytest.approx(ANSWER_S))

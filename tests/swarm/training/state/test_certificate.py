@@ -1,4 +1,4 @@
-"""Signed groups, votes and certificates, and the forgeries that must not pass."""
+"""Tests signed groups, votes and certificates, and that forgeries are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome |
 
 
 def make_lock(signed: SignedGroup, voters: list[RunSignatures], peers: list[str] = PEERS, **changes: Any) -> Lock:
-    """The lock that prepare votes of `voters` for what `signed` came to make."""
+    """Return the lock made by prepare votes of `voters` for the outcome of `signed`."""
     vote = replace(make_vote(signed, make_outcome(signed, len(signed.group.part_values))), **changes)
     return Lock(
         attempt=vote.attempt,
@@ -67,7 +67,7 @@ def make_lock(signed: SignedGroup, voters: list[RunSignatures], peers: list[str]
     )
 
 
-def test_check_certificate_with_two_thirds_proves_the_outcome() -> None:
+def test_certificate_with_two_thirds_of_the_votes_proves_the_outcome() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     proof = STRANGER.check_certificate(certify(signed, SIGNERS[1:]), NOW + 86400.0)
     assert proof.outcome.state_digest == OUTCOME_STATE
@@ -75,7 +75,7 @@ def test_check_certificate_with_two_thirds_proves_the_outcome() -> None:
     assert proof.voters == tuple(each.identity.peer_id for each in SIGNERS[1:])
 
 
-def test_certificates_of_one_group_with_other_votes_parse_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_is_parsed_once_for_certificates_with_different_votes(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, parse = list[bytes](), Group.from_bytes
 
     def counted(data: bytes) -> Group:
@@ -89,13 +89,13 @@ def test_certificates_of_one_group_with_other_votes_parse_it_once(monkeypatch: p
     assert len(parsed) == 1
 
 
-def test_check_certificate_with_fewer_votes_is_refused() -> None:
+def test_certificate_with_too_few_votes_is_refused() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="3 must agree"):
         STRANGER.check_certificate(certify(signed, SIGNERS[:2]), NOW)
 
 
-def test_check_certificate_with_votes_of_strangers_or_for_something_else_is_refused() -> None:
+def test_certificate_with_votes_of_strangers_or_for_another_outcome_is_refused() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     other, outcome = SIGNERS[1].sign_group(make_group(), NOW), make_outcome(signed)
     own = Certificate.from_bytes(certify(signed, SIGNERS[:2]))
@@ -117,7 +117,7 @@ def test_check_certificate_with_votes_of_strangers_or_for_something_else_is_refu
 
 
 def test_certificate_of_256_members_is_small() -> None:
-    """A newcomer fetches up to 512 of them. A vote in an envelope of its own would take a megabyte more."""
+    """A newcomer fetches up to 512 of them. An envelope for each vote would add a megabyte."""
     signers = [
         RunSignatures(identity=Identity(n.to_bytes(32, "big")), network_id="test", run="run") for n in range(256)
     ]
@@ -134,17 +134,17 @@ def test_certificate_of_256_members_is_small() -> None:
     assert len(data) < 80 * 1024
 
 
-def test_check_lock_wants_prepare_votes_of_two_thirds_of_the_state_before() -> None:
+def test_lock_needs_prepare_votes_of_two_thirds_of_the_former_states_members() -> None:
     signed, reader = SIGNERS[0].sign_group(make_group(), NOW), replace(STRANGER, succession=Succession(min_group=2))
     reader.check_lock(make_lock(signed, SIGNERS[1:]), signed, PEERS)
     reader.check_lock(make_lock(signed, SIGNERS[1:], attempt=9), signed, PEERS)
     with pytest.raises(PeerViolation, match="2 of 4 members voted"):
         reader.check_lock(make_lock(signed, SIGNERS[:2]), signed, PEERS)
-    # votes of the group's members count for nothing, if they are no members of the state before
+    # votes of group members do not count unless these are members of the state before
     former = [STRANGER.identity.peer_id, PEERS[0], Identity(b"t" * 32).peer_id]
     with pytest.raises(PeerViolation, match="1 of 3 members voted"):
         reader.check_lock(make_lock(signed, SIGNERS[:1], former), signed, former)
-    # in a run's first round there is no state before: the members of the outcome's group vote
+    # in a run's first round there is no state before, so that members of the outcome's group vote
     reader.check_lock(make_lock(signed, SIGNERS[1:]), signed, ())
     with pytest.raises(PeerViolation, match="2 of 4 members voted"):
         reader.check_lock(make_lock(signed, SIGNERS[1:3]), signed, ())
@@ -160,7 +160,7 @@ def test_check_lock_wants_prepare_votes_of_two_thirds_of_the_state_before() -> N
         {"outcome": Outcome(origin_digest=bytes(32), part_digests=(bytes(32),) * 4, state_digest=bytes(32))},
     ],
 )
-def test_lock_with_votes_for_something_else_is_an_integrity_error(changes: dict[str, Any]) -> None:
+def test_lock_with_votes_for_something_else_raises_integrity_error(changes: dict[str, Any]) -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     genuine = make_lock(signed, SIGNERS)
     with pytest.raises(IntegrityError):
@@ -213,7 +213,7 @@ OTHER_LOCK = Lock(
     ],
     ids=str,
 )
-def test_report_is_signed_with_all_that_a_group_carries_of_it(change: dict[str, Any]) -> None:
+def test_report_signature_covers_every_field_that_a_group_repeats(change: dict[str, Any]) -> None:
     ready, me = SIGNERS[0].sign_report(REPORT), PEERS[0]
     STRANGER.check_report(ready, me)
     with pytest.raises(PeerViolation, match="has not signed"):
@@ -222,7 +222,7 @@ def test_report_is_signed_with_all_that_a_group_carries_of_it(change: dict[str, 
         STRANGER.check_report(ready, PEERS[1])
 
 
-def test_group_with_a_report_that_its_member_did_not_sign_is_the_coordinators_fault() -> None:
+def test_coordinator_is_blamed_for_a_group_with_a_report_that_its_member_did_not_sign() -> None:
     values = {"state_digest": bytes(32), "reduce_s": 1.0, "vote_s": 1.0, "part_values": (500, 500)}
     reports = [
         replace(each.sign_report(replace(REPORT, followers=(), newcomers=())), origin=b"") for each in SIGNERS[:2]
@@ -240,7 +240,7 @@ def test_group_with_a_report_that_its_member_did_not_sign_is_the_coordinators_fa
         assert caught.value.peer_id == PEERS[0]
 
 
-def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
+def test_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
     """Keys cost nothing: two new ones could otherwise certify any state."""
     data = certify(SIGNERS[0].sign_group(make_group(), NOW), SIGNERS)
     peers = tuple(each.identity.peer_id for each in SIGNERS)
@@ -260,10 +260,10 @@ def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refuse
     ],
     ids=["all invited", "one is not", "more than its uses", "one brings another", "of a later state, which says"],
 )
-def test_certificate_of_a_first_group_with_a_member_that_was_not_invited_is_refused(
+def test_certificate_of_a_first_group_with_an_uninvited_member_is_refused(
     num_members: int, num_showing: int, changes: dict[str, Any], is_refused: bool
 ) -> None:
-    """Keys could otherwise begin a run that requires invitations, without any member that refuses them."""
+    """New keys could otherwise begin a run that requires invitations without any member that refuses them."""
     author, genesis = Identity(b"author".ljust(32)), b"g" * 32
     invitation = invite_to_run(author, "run", network_id="test", now=NOW - 10, lifetime_s=600.0, max_uses=2)
 
@@ -275,7 +275,7 @@ def test_certificate_of_a_first_group_with_a_member_that_was_not_invited_is_refu
             peer_id=PEERS[place], newcomers=newcomers, credentials=(shown,) if 1 <= place <= num_showing else ()
         )
 
-    rule = Entrance(welcomes=True, required=True, listed=(PEERS[0],))  # the first one needs no invitation
+    rule = Entrance(welcomes=True, required=True, listed=(PEERS[0],))  # the first founder needs no invitation
     reader = replace(STRANGER, inviters=(author.peer_id,), entrance=rule, genesis=genesis)
     group = make_group(
         step=1,
@@ -290,7 +290,9 @@ def test_certificate_of_a_first_group_with_a_member_that_was_not_invited_is_refu
             reader.check_certificate(data, NOW)
     else:
         assert reader.check_certificate(data, NOW).outer_step == 0
-    assert replace(reader, genesis=b"").check_certificate(data, NOW), "where the first state is not pinned nobody knows"
+    assert replace(reader, genesis=b"").check_certificate(data, NOW), (
+        "without a pinned genesis a reader cannot know whether a group is the first"
+    )
 
 
 def signed_order(author: RunSignatures, outer_step: int) -> bytes:
@@ -299,7 +301,7 @@ def signed_order(author: RunSignatures, outer_step: int) -> bytes:
     return author.sign_order(order, NOW)
 
 
-def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> None:
+def test_group_is_refused_when_its_step_precedes_the_resume_order_that_it_names() -> None:
     """Steps that the author has ended could otherwise outrank those that follow from the order."""
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     for outer_step in (3, 2):
@@ -312,7 +314,7 @@ def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> N
             assert reader.check_certificate(data, NOW).sequence == 1
 
 
-def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_refused() -> None:
+def test_certificate_is_refused_when_it_resumes_an_outcome_from_before_the_resume_order() -> None:
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     order = signed_order(STRANGER, 2)
     for before, is_refused in ((b"", True), (order, False)):
@@ -328,10 +330,11 @@ def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_ref
             assert reader.check_certificate(data, NOW).sequence == 1
 
 
-def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
+def test_only_the_first_of_nested_origin_groups_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two hundred of them fit into a message, and checking all would hold up its reader for a fifth of a second."""
+    """A message may hold two hundred nested groups. To check all of them would block its reader for a fifth of a
+    second."""
     data, few = b"", make_group(members=(Contribution(peer_id=IDENTITIES[0].peer_id),), part_values=())
     for _ in range(20):
         if data:
@@ -352,7 +355,7 @@ def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
     assert num_read == 2
 
 
-def test_signatures_of_a_run_check_by_all_its_settings() -> None:
+def test_signatures_of_a_run_take_all_checks_from_its_settings() -> None:
     config = RunConfig(name="run", outer_steps=9, min_group=3, admission=tuple(each.peer_id for each in IDENTITIES))
     run = SignedRun(config=config, peer_id=IDENTITIES[0].peer_id, issued_at=1, signature=bytes(64))
     signatures = RunSignatures.of_run(run, IDENTITIES[1], "test")
@@ -360,7 +363,7 @@ def test_signatures_of_a_run_check_by_all_its_settings() -> None:
     assert signatures.admission == config.admission
 
 
-def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:
+def test_certificate_with_a_forged_vote_raises_integrity_error() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     certificate = Certificate.from_bytes(certify(signed, SIGNERS[:3]))
     first, *others = certificate.votes
@@ -369,21 +372,21 @@ def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:
         STRANGER.check_certificate(replace(certificate, votes=(broken, *others)).to_bytes(), NOW)
 
 
-def test_check_certificate_of_another_run_or_network_is_refused() -> None:
+def test_certificate_of_another_run_or_network_is_refused() -> None:
     data = certify(SIGNERS[0].sign_group(make_group(), NOW), SIGNERS)
     for reader in (replace(STRANGER, run="other"), replace(STRANGER, network_id="other")):
         with pytest.raises(PeerViolation):
             reader.check_certificate(data, NOW)
 
 
-def test_read_group_with_a_changed_byte_is_an_integrity_error() -> None:
+def test_group_with_a_changed_byte_raises_integrity_error() -> None:
     data = bytearray(SIGNERS[0].sign_group(make_group(), NOW).data)
     data[-100] ^= 1
     with pytest.raises((IntegrityError, PeerViolation)):
         STRANGER.read_group(bytes(data), NOW)
 
 
-def test_certificate_of_a_resumed_outcome_proves_the_first_groups_work() -> None:
+def test_certificate_of_a_resumed_outcome_proves_the_work_of_the_first_group() -> None:
     first = SIGNERS[0].sign_group(make_group(), NOW)
     outcome = make_outcome(first)
     resumed = make_group(
@@ -402,14 +405,14 @@ def test_certificate_of_a_resumed_outcome_proves_the_first_groups_work() -> None
 
 
 @pytest.mark.parametrize("change", [{"step": 4}, {"state_digest": b"z" * 32}])
-def test_read_group_that_resumes_another_steps_outcome_is_refused(change: dict[str, object]) -> None:
+def test_group_that_resumes_another_steps_outcome_is_refused(change: dict[str, object]) -> None:
     first = SIGNERS[0].sign_group(make_group(**change), NOW)
     group = make_group(attempt=2, part_values=(), lock=make_lock(first, SIGNERS), origin=first.data)
     with pytest.raises(PeerViolation, match="another step or state"):
         STRANGER.read_group(SIGNERS[1].sign_group(group, NOW).data, NOW)
 
 
-def test_check_origin_with_other_bytes_or_another_number_of_parts_is_refused() -> None:
+def test_origin_with_other_bytes_or_another_number_of_parts_is_refused() -> None:
     first = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="another group"):
         STRANGER.check_origin(first.data + b"x", make_outcome(first), 3, bytes(32), NOW)
@@ -417,7 +420,7 @@ def test_check_origin_with_other_bytes_or_another_number_of_parts_is_refused() -
         STRANGER.check_origin(first.data, make_outcome(first, num_parts=3), 3, bytes(32), NOW)
 
 
-def test_rank_prefers_more_steps_then_later_attempts_of_rounds_that_only_admit_then_larger_groups() -> None:
+def test_rank_prefers_later_steps_then_later_admitting_attempts_then_larger_groups() -> None:
     def rank(step: int, attempt: int, tokens: int, members: int) -> tuple[int, int, int, bytes]:
         chosen = tuple(
             Contribution(peer_id=each.peer_id, num_tokens=tokens, num_samples=tokens, loss=0.0)
@@ -433,7 +436,7 @@ def test_rank_prefers_more_steps_then_later_attempts_of_rounds_that_only_admit_t
     assert len(set(ranks)) == len(ranks)
 
 
-def test_sign_group_names_the_group_by_its_bytes() -> None:
+def test_sign_group_names_the_group_by_the_digest_of_its_bytes() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     assert signed.digest == hashlib.sha256(signed.data).digest()
     assert STRANGER.read_group(signed.data, NOW) == signed

@@ -1,4 +1,4 @@
-"""Which peers a member asks for their standing, and which history a newcomer follows."""
+"""Tests which peers a member asks for their standing, and which history a newcomer follows."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="te
 MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED_FOR_STANDING))
 
 
-def test_whom_to_ask_among_many_strangers_that_claim_more_are_the_members_too() -> None:
+def test_members_are_asked_when_many_strangers_claim_to_be_further() -> None:
     claims = {f"stranger {number}": 10**6 for number in range(100)} | dict.fromkeys(MEMBERS[:2], 3)
     asked = whom_to_ask(claims, MEMBERS, "me")
     assert asked[:2] == list(MEMBERS[:2])
     assert len(asked) == MAX_ASKED_FOR_STANDING
 
 
-def test_whom_to_ask_among_many_members_are_the_furthest_of_all_too() -> None:
+def test_peers_that_claim_to_be_furthest_are_asked_when_there_are_many_members() -> None:
     claims = {"new": 9} | {peer: step for step, peer in enumerate(MEMBERS)}
     asked = whom_to_ask(claims, MEMBERS, "me")
     assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
@@ -50,7 +50,7 @@ def test_whom_to_ask_among_many_members_are_the_furthest_of_all_too() -> None:
     assert "new" in whom_to_ask({**claims, "new": 99}, MEMBERS, "me")
 
 
-def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
+def test_newcomer_chooses_whom_to_ask_independently_of_claims() -> None:
     claims = {f"stranger {number}": 10**6 for number in range(40)} | dict.fromkeys(MEMBERS, 3)
     asked = whom_to_ask(claims, (), "me")
     assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
@@ -59,7 +59,7 @@ def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
     assert 4 <= sum(peer in MEMBERS for peer in asked) <= 12
 
 
-def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
+def test_only_admitted_peers_claims_count_in_a_closed_run() -> None:
     """A newcomer would otherwise ask only strangers, whose keys cost nothing."""
     strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
     admitted = tuple(each.identity.peer_id for each in SIGNERS[:3])
@@ -102,29 +102,31 @@ def certificate(members: range, step: int, *, leaving: tuple[int, ...] = (), ord
     return SIGNERS[0].check_certificate(data, NOW)
 
 
-def test_most_supported_is_what_most_voters_show_and_not_the_furthest_claim() -> None:
+def test_most_supported_is_the_certificate_of_most_voters_and_not_the_furthest_claim() -> None:
     honest, forged = certificate(HONEST, 4), certificate(FORGERS, 200)
     assert most_supported(shown_by(HONEST, honest) | shown_by(FORGERS, forged)) == honest
-    # those who repeat a certificate that they did not vote for add nothing to it
+    # peers that show a certificate without having voted for it do not support it
     assert most_supported(shown_by(range(2), honest) | shown_by(range(6, 8), forged)) == honest
     assert most_supported({}) is None
-    assert most_supported(shown_by(FORGERS, forged)) == forged, "with nobody else there is nothing to compare with"
+    assert most_supported(shown_by(FORGERS, forged)) == forged, (
+        "without other certificates there is nothing to compare with"
+    )
 
 
-def test_most_supported_is_the_newest_of_the_history_that_members_share() -> None:
+def test_most_supported_is_the_newest_certificate_of_the_shared_history() -> None:
     before, newest, forged = certificate(HONEST, 4), certificate(HONEST, 5), certificate(FORGERS, 200)
     shown = shown_by(HONEST, before) | shown_by(range(1), newest) | shown_by(FORGERS, forged)
     assert most_supported(shown) == newest
 
 
-def test_forged_group_that_names_an_honest_member_is_of_no_history_with_it() -> None:
-    """It says that the forgers leave, so that its roster is the honest member alone, who does not have to vote."""
+def test_forged_group_shares_no_history_with_an_honest_member_that_it_names() -> None:
+    """It states that the forgers leave, so that its roster is the honest member alone, which does not have to vote."""
     honest, forged = certificate(HONEST, 4), certificate(range(4, 7), 200, leaving=(5, 6))
     assert forged.roster == (SIGNERS[4].identity.peer_id,)
     assert not are_of_one_history(honest, forged)
 
 
-def test_newcomer_does_not_follow_two_fresh_keys_that_are_further_than_all_others(
+def test_newcomer_does_not_follow_two_fresh_keys_that_claim_to_be_furthest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")

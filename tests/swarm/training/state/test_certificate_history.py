@@ -1,4 +1,4 @@
-"""The links from a state that a member trusts to a certificate it is shown, after all members were replaced."""
+"""Tests the links from a trusted state to a later certificate after all members were replaced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PEERS = [each.identity.peer_id for each in SIGNERS]
 
 
 def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof:
-    """Return the proof that `members` committed `step`, by the votes of all or of `voters`."""
+    """Return the proof that `members` committed `step` by the votes of all of them, or of `voters`."""
     group = Group(
         run="run",
         step=step,
@@ -65,7 +65,8 @@ def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof
 
 @dataclass
 class Laggard:
-    """A replica at step 1, which members 0, 1 and 2 committed. The peer that it asks streams `shown`."""
+    """A replica at step 1, which members 0, 1 and 2 committed. The peer that it asks streams the certificates in
+    `shown`."""
 
     shown: Sequence[Proof]
     pause_s: float = 0.0
@@ -110,14 +111,14 @@ LATER = link(3, (2, 3, 4, 5), (2, 3, 4, 5))
 ALL_NEW = link(4, (4, 5, 6), (4, 5, 6))
 
 
-def test_certificate_with_two_thirds_of_the_own_state_follows_at_once() -> None:
+def test_certificate_follows_at_once_with_two_thirds_of_the_own_states_members() -> None:
     laggard = Laggard([])
     assert laggard.follows(NEXT)
     assert not laggard.is_asked
 
 
-def test_certificate_without_anyone_of_the_own_state_follows_by_the_links_between() -> None:
-    # 4 of the 5 members of step 2 vote for step 3, of whose four members two thirds would be three
+def test_certificate_without_members_of_the_own_state_follows_by_the_links_between() -> None:
+    # 4 of the 5 members of step 2 vote for step 3, which has four members, so that three would be two thirds
     bridge = link(3, (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5))
     last = link(4, (3, 4, 5, 6), (3, 4, 5, 6))
     laggard = Laggard([link(1, (0, 1, 2)), NEXT, bridge])
@@ -126,25 +127,25 @@ def test_certificate_without_anyone_of_the_own_state_follows_by_the_links_betwee
 
 
 @pytest.mark.parametrize("shown", [[], [LATER], [NEXT, LATER], [link(3, (5, 6, 7)), link(2, (5, 6, 7))]])
-def test_certificate_that_no_way_leads_to_does_not_follow(shown: list[Proof]) -> None:
+def test_certificate_does_not_follow_when_links_are_missing_or_wrong(shown: list[Proof]) -> None:
     laggard = Laggard(shown)
     assert not laggard.follows(ALL_NEW)
     assert laggard.is_asked
     assert not laggard.history.since(0)
 
 
-def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_given_up_when_it_trickles_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Laggard([LATER] * 10, pause_s=HISTORY_TIMEOUT_S / 5).follows(ALL_NEW)
     monkeypatch.setattr("swarm.training.state.proof_reader.MAX_HISTORY_LINKS", 3)
     assert not Laggard([LATER] * 4 + [NEXT]).follows(ALL_NEW)
 
 
-def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_beyond_its_bound_drops_links_that_its_neighbours_replace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HISTORY_LINKS", 3)
     steady = [link(step, (0, 1, 2)) for step in range(1, 5)]
     history = CertificateHistory(RULE, steady)
     assert [each.outer_step for each in history.since(0)] == [1, 3, 4]
-    # all others are needed to get from the first members to the last
+    # all other links are needed to get from the first members to the last
     history.add([link(5, (0, 1, 2, 3, 4), (0, 1, 2, 3)), link(6, (3, 4, 5), (3, 4, 5))])
     assert len(history.since(0)) == 3
     assert history.since(6)
@@ -153,7 +154,7 @@ def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypa
     assert len(history.since(0)) == 1
 
 
-def test_large_certificate_is_checked_once_while_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_certificate_is_checked_once_while_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     num_checked = 0
     check = RunSignatures.check_certificate
 
@@ -171,7 +172,7 @@ def test_large_certificate_is_checked_once_while_there_is_room_for_it(monkeypatc
             await reader.check(one)
         assert num_checked == 1
         monkeypatch.setattr(proof_reader, "MAX_REMEMBERED_BYTES", len(one) + len(other) - 1)
-        await reader.check(other)  # forgets the first
+        await reader.check(other)  # this displaces the first one
         await reader.check(other)
         assert num_checked == 2
         await reader.check(one)
@@ -183,7 +184,7 @@ def test_large_certificate_is_checked_once_while_there_is_room_for_it(monkeypatc
 def test_large_certificates_are_checked_off_the_loop_one_at_a_time_and_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Strangers show them, too: the event loop, and one of a member's two threads for rounds, stay free."""
+    """Strangers may show them, too. The event loop and one of a member's two threads for rounds must stay free."""
     monkeypatch.setattr(proof_reader, "SMALL_BYTES", 0)
     check, running, most, threads = RunSignatures.check_certificate, 0, 0, list[int]()
 
@@ -211,8 +212,8 @@ def test_large_certificates_are_checked_off_the_loop_one_at_a_time_and_each_once
     assert threading.get_ident() not in threads
 
 
-def test_own_certificate_does_not_wait_for_those_of_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member looks at 64 peers at one time, and each can show a certificate that takes a tenth of a second."""
+def test_own_certificate_does_not_wait_for_checks_of_strangers_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member looks at 64 peers at one time, and each can show a certificate whose check takes a tenth of a second."""
     monkeypatch.setattr(proof_reader, "SMALL_BYTES", 0)
     check, goes_on = RunSignatures.check_certificate, threading.Event()
 
@@ -242,8 +243,8 @@ def test_own_certificate_does_not_wait_for_those_of_strangers(monkeypatch: pytes
     asyncio.run(main())
 
 
-def test_history_that_has_come_already_is_not_checked_without_a_pause() -> None:
-    """A stream holds megabytes of links, each of which takes milliseconds."""
+def test_check_of_a_received_history_yields_to_other_tasks() -> None:
+    """A stream may hold megabytes of links, each of which takes milliseconds."""
     links, turns = [link(step, (0, 1)).certificate for step in range(1, 30)], list[int]()
 
     class Arrived(ProofReader):
@@ -269,7 +270,7 @@ def test_history_that_has_come_already_is_not_checked_without_a_pause() -> None:
     assert set(turns) >= set(range(1, len(links)))
 
 
-def test_certificate_that_is_shown_again_is_checked_once_and_a_wrong_one_each_time(
+def test_repeated_certificate_is_checked_once_and_an_invalid_one_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked = list[bytes]()
@@ -287,7 +288,7 @@ def test_certificate_that_is_shown_again_is_checked_once_and_a_wrong_one_each_ti
         for proof in (proofs[0], proofs[0], *proofs, proofs[-1]):
             assert (await reader.check(proof.certificate)).outcome == proof.outcome
         assert checked == [proof.certificate for proof in proofs]
-        await reader.check(proofs[0].certificate)  # forgotten for the others
+        await reader.check(proofs[0].certificate)  # it was displaced by the others
         assert len(checked) == len(proofs) + 1
         for _ in range(2):
             with pytest.raises(PeerViolation):

@@ -1,4 +1,4 @@
-"""Endorsements of a run's author: who has no state begins at the newest one, whatever other keys show."""
+"""Tests endorsements of a run's author: a node without a state begins at the newest one, whatever other keys show."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW = 1_750_000_000.0
 ONLOOKER = Identity(b"onlooker".ljust(32))
 NUM_STEPS = 12
 NUM_KEYS = 40
-"""Fresh keys of the forgers: more than ten for each honest member."""
+"""The number of fresh keys of the forgers: more than ten for each honest member."""
 SIGNERS = RunSignatures(identity=AUTHOR, network_id="test", run="run", author=AUTHOR.peer_id)
 ENDORSEMENT = Endorsement(run="run", sequence=7, outer_step=3, state_digest=bytes([3]) * 32, roster=(ONLOOKER.peer_id,))
 
@@ -47,7 +47,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
@@ -76,7 +76,7 @@ async def endorsed(swarm: Swarm) -> bytes:
 
 
 def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
-    """A certificate of `step` that only these keys have signed."""
+    """Return a certificate of `step` that only these keys have signed."""
     signers = [RunSignatures(identity=each, network_id="test", run=run) for each in keys]
     peers = sorted(each.peer_id for each in keys)
     group = Group(
@@ -95,7 +95,8 @@ def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
 
 
 async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str]) -> None:
-    """`num_keys` fresh keys that all say they are further than all members, and endorsed, and show a certificate."""
+    """Start `num_keys` fresh keys that all claim to be further than all members, and endorsed, and show a
+    certificate."""
     keys = [Identity(b"forger" + number.to_bytes(26, "big")) for number in range(num_keys)]
     certificate = forged(keys[: min(num_keys, 16)], swarm.run.run_id, NUM_STEPS)
     standing = Standing(outer_step=NUM_STEPS, state_digest=b"g" * 32, certificate=certificate).to_bytes()
@@ -117,7 +118,7 @@ async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: lis
     await asyncio.sleep(1.0)
 
 
-def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys() -> None:
+def test_newcomer_follows_no_fresh_keys_when_the_open_run_is_endorsed() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
@@ -135,8 +136,8 @@ def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed() -> None:
-    """What an endorsement is for: without one this newcomer tries to get the forgers' state."""
+def test_newcomer_is_deceived_by_fresh_keys_when_the_run_is_not_endorsed() -> None:
+    """This is the attack that endorsements prevent: without one, the newcomer tries to get the forgers' state."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
@@ -150,7 +151,7 @@ def test_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed() -> No
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_observer_and_export_of_an_endorsed_run_see_no_history_of_fresh_keys() -> None:
+def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
@@ -175,7 +176,7 @@ def test_observer_and_export_of_an_endorsed_run_see_no_history_of_fresh_keys() -
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_observer_that_believed_fresh_keys_turns_to_the_endorsed_history() -> None:
+def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
@@ -186,7 +187,7 @@ def test_observer_that_believed_fresh_keys_turns_to_the_endorsed_history() -> No
             await asyncio.sleep(1.0)
             observer = Observer(network, membership, swarm.run)
             await observer.look(await observer.members())
-            assert observer.outer_step == NUM_STEPS, "a hundred keys deceive who has nothing to go by"
+            assert observer.outer_step == NUM_STEPS, "without an endorsement the observer believes the many fresh keys"
             author = swarm.internet.network(Identity(b"author".ljust(32)))
             honest = [member.peer_id for member in swarm.members.values()]
             data = sign_survey(
@@ -210,7 +211,7 @@ def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) 
             found = await look(swarm, network)
             first = found.endorsement
             assert first is not None
-            # an older endorsement takes nobody back, and one that contradicts a member's history is told so
+            # an older endorsement takes no member back, and one that contradicts a member's history is refused
             signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
             other = replace(first, sequence=first.sequence + 1, state_digest=b"o" * 32)
             target = swarm.members["m0"].peer_id
@@ -241,7 +242,7 @@ def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) 
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_newcomer_waits_where_nobody_shows_the_endorsed_history_and_begins_no_run_of_its_own() -> None:
+def test_newcomer_waits_and_begins_no_run_when_nobody_shows_the_endorsed_history() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=1, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
             signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
@@ -287,7 +288,7 @@ def test_endorsement_of_another_key_run_or_network_is_refused() -> None:
         Endorsements().take(data[:-1] + bytes([data[-1] ^ 1]), SIGNERS, NOW)
 
 
-def test_endorsement_that_has_expired_is_shown_to_nobody() -> None:
+def test_expired_endorsement_is_not_shown() -> None:
     known = Endorsements()
     assert known.take(sign_endorsement(ENDORSEMENT, SIGNERS, NOW), SIGNERS, NOW)
     assert known.shown(NOW)

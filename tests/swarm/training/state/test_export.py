@@ -1,4 +1,4 @@
-"""The exported directory, as its users load it."""
+"""Tests the exported directory by loading it as its users do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tokenizer(exported: Path):
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 30, 10_000])
 @pytest.mark.parametrize("tied", [True, False])
-def test_export_loaded_again_gives_equal_logits(
+def test_loaded_export_gives_equal_logits(
     tmp_path: Path, tiny_run: RunConfig, max_shard_bytes: int, tied: bool
 ) -> None:
     run = replace(tiny_run, model={**tiny_run.model, "tie_word_embeddings": tied})
@@ -50,7 +50,9 @@ def test_export_loaded_again_gives_equal_logits(
     Layout.of(built).set_parameters(built, theta_N)
     x_BT = torch.arange(64).view(2, 32)
     assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
-    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, "a user that reads one reads all"
+    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, (
+        "files must have equal permissions"
+    )
 
 
 FAMILIES = {
@@ -70,7 +72,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_export_of_other_families_gives_equal_logits_and_generates(
+def test_loaded_export_of_other_families_gives_equal_logits_and_generates(
     tmp_path: Path, tiny_run: RunConfig, model_type: str, fragments: int
 ) -> None:
     run = replace(tiny_run, model={"model_type": model_type, **FAMILIES[model_type]}, fragments=fragments)
@@ -90,7 +92,7 @@ def test_export_of_other_families_gives_equal_logits_and_generates(
     assert ids.shape[1] == 8
 
 
-def test_export_of_a_run_with_its_own_tokenizer_has_that_one(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_export_has_the_runs_own_tokenizer(tmp_path: Path, tiny_run: RunConfig) -> None:
     words = Tokenizer(models.WordLevel({"<end>": 3, "one": 0, "two": 1, "three": 2}, unk_token="<end>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path / "words")
@@ -104,7 +106,7 @@ def test_export_of_a_run_with_its_own_tokenizer_has_that_one(tmp_path: Path, tin
     assert loaded.generation_config.eos_token_id == 3
 
 
-def test_export_with_a_tokenizer_that_is_a_file_and_has_no_end_of_text(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_export_accepts_a_tokenizer_file_without_end_of_text(tmp_path: Path, tiny_run: RunConfig) -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "one": 1, "two": 2}, unk_token="a"))
     words.save(str(tmp_path / "words.json"))
     run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
@@ -113,10 +115,10 @@ def test_export_with_a_tokenizer_that_is_a_file_and_has_no_end_of_text(tmp_path:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.config.eos_token_id is None
     ids = loaded.generate(torch.tensor([[1]]), max_new_tokens=5, do_sample=False)
-    assert ids.shape == (1, 6), "nothing ends it, not even the family's usual token"
+    assert ids.shape == (1, 6), "the answer must not end at the family's usual token"
 
 
-def test_export_without_the_runs_tokenizer_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_export_is_refused_without_the_runs_tokenizer(tmp_path: Path, tiny_run: RunConfig) -> None:
     run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
     with pytest.raises(ConfigError, match="--tokenizer PATH"):
         export_hf(initial_theta(run), run, tmp_path / "model")
@@ -133,28 +135,28 @@ any_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
 @example(text="def f(x): return 'ünï🎉'\n")
 @example(text=" 's 're . , don't\u00a0\u3000\u202e")
 @example(text="".join(map(chr, range(0x180))))
-def test_tokenizer_any_text_is_its_utf8_bytes_and_back(tokenizer, text: str) -> None:
+def test_tokenizer_encodes_any_text_as_its_utf8_bytes_and_decodes_it(tokenizer, text: str) -> None:
     ids = tokenizer(text).input_ids
     assert ids == list(text.encode())
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_tokenizer_bytes_that_are_no_text_decode_to_replacement_characters(tokenizer) -> None:
+def test_tokenizer_decodes_invalid_utf8_to_replacement_characters(tokenizer) -> None:
     assert tokenizer.decode([0xFF, 0x61]) == "\ufffda"
 
 
-def test_tokenizer_has_exactly_the_bytes(tokenizer) -> None:
+def test_tokenizer_has_exactly_one_token_for_each_byte(tokenizer) -> None:
     assert len(tokenizer) == 256
     assert tokenizer.all_special_ids == []
     assert tokenizer.model_max_length == 1024
 
 
-def test_export_generation_ends_at_the_end_of_text(exported: Path, tokenizer) -> None:
+def test_generation_ends_at_the_end_of_text(exported: Path, tokenizer) -> None:
     settings = json.loads((exported / "generation_config.json").read_text())
     assert settings["eos_token_id"] == settings["pad_token_id"] == END_OF_TEXT
     model = AutoModelForCausalLM.from_pretrained(exported)
-    # all weight on one token: the logits are those of the end of text
+    # with all weight on one token, every step draws the end of text
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -162,25 +164,27 @@ def test_export_generation_ends_at_the_end_of_text(exported: Path, tokenizer) ->
     assert ids[0].tolist() == [*b"def", END_OF_TEXT]
 
 
-def test_export_leaves_nothing_beside_the_directory(exported: Path) -> None:
+def test_export_leaves_no_other_files(exported: Path) -> None:
     assert [path.name for path in exported.parent.iterdir()] == ["model"]
 
 
-def test_export_to_a_directory_that_exists_is_refused(exported: Path, tiny_run: RunConfig) -> None:
+def test_export_refuses_a_directory_that_exists(exported: Path, tiny_run: RunConfig) -> None:
     before = sorted(path.name for path in exported.iterdir())
     with pytest.raises(ConfigError, match="exists already"):
         export_hf(initial_theta(tiny_run), tiny_run, exported)
     assert sorted(path.name for path in exported.iterdir()) == before
 
 
-def test_export_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_export_refuses_a_place_where_it_cannot_write(tmp_path: Path, tiny_run: RunConfig) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written") as refused:
         export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "file" / "model")
-    assert refused.value.remedy == "make it writable for this user", "it has room"
+    assert refused.value.remedy == "make it writable for this user", "the remedy must not speak of disk space"
 
 
-def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_leaves_no_files_when_the_disk_is_full(
+    tmp_path: Path, tiny_run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, text: str, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -191,8 +195,8 @@ def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_weights_that_do_not_fit_leave_nothing(tmp_path: Path, tiny_run: RunConfig) -> None:
-    """safetensors has an exception of its own for a write that fails."""
+def test_export_leaves_no_files_when_the_weights_do_not_fit_on_the_disk(tmp_path: Path, tiny_run: RunConfig) -> None:
+    """safetensors raises its own exception when a write fails."""
     theta_N = initial_theta(tiny_run)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
@@ -205,7 +209,7 @@ def test_export_weights_that_do_not_fit_leave_nothing(tmp_path: Path, tiny_run: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_after_a_killed_one_succeeds(tmp_path: Path, tiny_run: RunConfig) -> None:
+def test_export_succeeds_after_a_killed_one(tmp_path: Path, tiny_run: RunConfig) -> None:
     (tmp_path / ".model.partial").mkdir()
     (tmp_path / ".model.partial" / "junk").write_text("")
     export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The genesis that a run's author signs: nobody begins the run with other weights."""
+"""Tests that nobody begins a run with other weights than those of the genesis that its author signed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pinned(**changes: object) -> RunConfig:
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 2])
-def test_state_of_outer_step_0_is_held_against_the_genesis_no_matter_who_was_admitted(overlap_steps: int) -> None:
+def test_state_of_outer_step_0_is_compared_with_the_genesis_whoever_was_admitted(overlap_steps: int) -> None:
     run = pinned(overlap_steps=overlap_steps)
     first = ReplicaState.initial(ZEROS, overlap_steps).manifest
     admitted = replace(first, roster=(PEER,), stripes=(LeaseStripe(roster=(PEER,)),) * len(first.stripes))
@@ -40,7 +40,7 @@ def test_state_of_outer_step_0_is_held_against_the_genesis_no_matter_who_was_adm
     check_genesis(replace(other, outer_step=1), run)
 
 
-def test_member_that_would_begin_with_other_weights_than_the_author_signed_stops_at_once() -> None:
+def test_member_stops_at_once_when_its_initial_weights_differ_from_the_genesis() -> None:
     async def main() -> None:
         async with Swarm(pinned(outer_steps=3)) as swarm:
             other = replace(setup_of(SyntheticInner(), 1), theta_N=ZEROS + 1)
@@ -56,8 +56,9 @@ def test_member_that_would_begin_with_other_weights_than_the_author_signed_stops
     virtual_time.run(main())
 
 
-def test_beginning_that_members_of_other_weights_hand_out_is_refused() -> None:
-    """They run the same run with a file whose genesis they have removed, and admit each other before the newcomer."""
+def test_newcomer_refuses_an_initial_state_with_other_weights() -> None:
+    """Its senders train the run with a file whose genesis they have removed, and admit each other before the
+    newcomer."""
 
     async def main() -> None:
         async with Swarm(pinned(min_group=2, outer_steps=3)) as swarm:
@@ -65,7 +66,7 @@ def test_beginning_that_members_of_other_weights_hand_out_is_refused() -> None:
             swarm.run = replace(honest, config=replace(honest.config, start=StartConfig()))
             object.__setattr__(swarm.run, "run_id", honest.run_id)
             for name in ("f0", "f1"):
-                # they never finish an interval: the run stays at the state to which they have been admitted
+                # they never finish an interval, so that the run stays at the state that admitted them
                 inner = SyntheticInner(virtual_step_s=1e6)
                 await swarm.join(name, inner=inner, setup=replace(setup_of(inner, 1), theta_N=ZEROS + 1))
             while not all(member.trainer.certificate for member in swarm.members.values()):

@@ -1,4 +1,4 @@
-"""Credentials in signed groups: every reader of a group has checked them, and a coordinator can change none."""
+"""Tests that every reader of a signed group checks its credentials, and that a coordinator can change none of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def group_of(*members: Contribution) -> Group:
     )
 
 
-def test_reader_that_has_the_run_s_file_alone_checks_the_credentials_of_a_group() -> None:
+def test_reader_with_only_the_runs_file_checks_the_credentials_of_a_group() -> None:
     signed = signer(COORDINATOR).sign_group(group_of(report_of(shown(invited()))), NOW)
     read = signer(OTHER).read_group(signed.data, NOW + 86400)
     signer(OTHER).check_reports(read)
@@ -67,19 +67,19 @@ def test_reader_that_has_the_run_s_file_alone_checks_the_credentials_of_a_group(
     ],
     ids=["of nobody who may invite", "of another peer", "expired when the group was signed"],
 )
-def test_group_with_a_credential_that_does_not_hold_is_read_by_nobody(credential: RunCredential, at: float) -> None:
+def test_group_with_an_invalid_credential_is_refused(credential: RunCredential, at: float) -> None:
     signed = signer(COORDINATOR).sign_group(group_of(report_of(credential)), at)
     with pytest.raises((PeerViolation, IntegrityError)):
         signer(OTHER).read_group(signed.data, at)
 
 
-def test_run_without_invitations_reads_no_group_with_a_credential() -> None:
+def test_run_without_invitations_refuses_a_group_with_a_credential() -> None:
     signed = signer(COORDINATOR).sign_group(group_of(report_of(shown(invited()))), NOW)
     with pytest.raises(PeerViolation, match="but the run accepts none"):
         replace(signer(OTHER), inviters=()).read_group(signed.data, NOW)
 
 
-def test_coordinator_takes_no_credential_that_ends_before_its_group_may_be_signed() -> None:
+def test_coordinator_refuses_a_credential_that_ends_before_its_group_can_be_signed() -> None:
     soon = shown(invited(lifetime_s=10 + CREDENTIAL_MARGIN_S - 1))
     signer(OTHER).check_credentials((soon,), NOW)
     with pytest.raises(PeerViolation, match="about to expire"):
@@ -96,7 +96,7 @@ def test_coordinator_takes_no_credential_that_ends_before_its_group_may_be_signe
     ],
     ids=["taken away", "exchanged", "nobody demoted", "others demoted"],
 )
-def test_coordinator_can_change_neither_a_member_s_credential_nor_whom_it_demotes(
+def test_coordinator_can_change_neither_a_members_credential_nor_its_demotions(
     change: Callable[[Contribution], Contribution],
 ) -> None:
     report = report_of(shown(invited()), OTHER.peer_id)
@@ -105,7 +105,7 @@ def test_coordinator_can_change_neither_a_member_s_credential_nor_whom_it_demote
         signer(OTHER).check_reports(signer(COORDINATOR).sign_group(group_of(change(report)), NOW))
 
 
-def test_more_than_a_third_of_the_deciding_members_demote_a_member_and_nobody_else_does() -> None:
+def test_member_is_demoted_only_by_more_than_a_third_of_the_deciding_members() -> None:
     peers = [Identity(bytes([number]) * 32).peer_id for number in range(10, 17)]
     for num_naming, num_on_probation, is_demoted in ((2, 0, False), (3, 0, True), (3, 3, False)):
         members = [
@@ -121,7 +121,7 @@ def test_more_than_a_third_of_the_deciding_members_demote_a_member_and_nobody_el
         assert (peers[6] in group.roster) != is_demoted
 
 
-def test_group_with_more_credentials_than_it_may_have_is_refused_before_their_signatures_are_checked(
+def test_group_with_too_many_credentials_is_refused_before_their_signatures_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = Contribution(peer_id=OTHER.peer_id, credentials=(shown(invited()),) * limits.MAX_CREDENTIALS)

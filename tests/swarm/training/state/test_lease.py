@@ -1,4 +1,4 @@
-"""Exactly-once: over any history of joins, leaves and crashes, each sample is committed once."""
+"""Tests that over any history of joins, leaves and crashes each sample is committed exactly once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ rosters = st.sets(st.sampled_from(MEMBERS), min_size=1).map(sorted)
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
-    """Draw the members that held leases, and the share of it that each committed; None: it crashed, or was left out."""
+    """Draw the members that held leases, and the share of its lease that each committed, or None for a member that
+    crashed or was left out."""
     roster = draw(rosters)
     share = st.none() | st.just(100) | st.integers(0, 100)
     return roster, {member: draw(share) for member in roster}
@@ -42,7 +43,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
 
 @settings(max_examples=400)
 @given(history=st.lists(rounds(), max_size=12), samples=st.integers(1, 9))
-def test_advance_any_history_commits_each_sample_once_and_skips_none(
+def test_advance_commits_each_sample_once_and_skips_none_over_any_history(
     history: list[tuple[list[str], dict[str, int | None]]], samples: int
 ) -> None:
     cursor, committed = Cursor(), []
@@ -55,7 +56,7 @@ def test_advance_any_history_commits_each_sample_once_and_skips_none(
         holes = {sample for hole in cursor.holes for sample in hole}
         assert len(set(committed)) == len(committed) == cursor.num_committed
         assert set(committed) | holes == set(range(cursor.next_sample))
-    # whatever was left over comes first, so a round in which everyone commits enough closes every gap
+    # skipped samples come first, so that a round in which everyone commits enough closes every gap
     while cursor.holes:
         issued = leases(cursor, MEMBERS, samples)
         committed += [sample for lease in issued.values() for sample in sample_ids(lease)]
@@ -64,7 +65,7 @@ def test_advance_any_history_commits_each_sample_once_and_skips_none(
 
 
 @given(history=st.lists(rounds(), max_size=6), samples=st.integers(1, 9), roster=rosters)
-def test_leases_of_any_cursor_are_disjoint_full_and_stay_when_another_member_comes(
+def test_leases_of_any_cursor_are_disjoint_and_full_and_unchanged_by_a_newcomer(
     history: list[tuple[list[str], dict[str, int | None]]], samples: int, roster: list[str]
 ) -> None:
     cursor = Cursor()
@@ -80,24 +81,24 @@ def test_leases_of_any_cursor_are_disjoint_full_and_stay_when_another_member_com
     assert all(sample in open_samples or sample >= cursor.next_sample for sample in drawn)
 
 
-def test_advance_members_used_in_any_order_gives_the_same_cursor() -> None:
+def test_advance_gives_the_same_cursor_for_members_in_any_order() -> None:
     used = {"a": 2, "b": 0, "c": 3}
     backwards = dict(reversed(used.items()))
     assert advance(Cursor(), "abc", 3, used) == advance(Cursor(), "abc", 3, backwards)
     assert advance(Cursor(), "abc", 3, used) == Cursor(next_sample=9, holes=(range(2, 6),))
 
 
-def test_advance_nobody_committed_leaves_the_cursor() -> None:
+def test_advance_leaves_the_cursor_unchanged_when_nobody_committed() -> None:
     cursor = Cursor(next_sample=10, holes=(range(2, 4),))
     assert advance(cursor, "ab", 5, {}) == cursor
     assert advance(cursor, "ab", 5, {"a": 0, "b": 0}) == cursor
 
 
-def test_advance_the_last_member_vanished_moves_the_end_back() -> None:
+def test_advance_moves_the_end_back_when_the_last_member_vanished() -> None:
     assert advance(Cursor(), "ab", 5, {"a": 5}) == Cursor(next_sample=5)
 
 
-def test_leases_holes_come_before_fresh_samples() -> None:
+def test_leases_take_holes_before_fresh_samples() -> None:
     cursor = Cursor(next_sample=10, holes=(range(2, 4), range(6, 7)))
     assert leases(cursor, ["b", "a"], 4) == {
         "b": (range(2, 4), range(6, 7), range(10, 11)),
@@ -105,7 +106,7 @@ def test_leases_holes_come_before_fresh_samples() -> None:
     }
 
 
-def test_advance_stranger_or_too_many_samples_is_refused() -> None:
+def test_advance_refuses_a_stranger_or_too_many_samples() -> None:
     with pytest.raises(ValueError, match="z has no lease"):
         advance(Cursor(), "ab", 5, {"z": 1})
     for num_used in (-1, 6):
@@ -113,7 +114,7 @@ def test_advance_stranger_or_too_many_samples_is_refused() -> None:
             advance(Cursor(), "ab", 5, {"a": num_used})
 
 
-def test_leases_that_all_trainers_ask_for_are_made_once() -> None:
+def test_leases_are_computed_once_for_all_trainers() -> None:
     roster = tuple(f"trainer {number}" for number in range(100))
     stripes = (LeaseStripe(cursor=Cursor(next_sample=977), roster=roster),)
     num_made = _leases.cache_info().misses
@@ -129,22 +130,22 @@ def test_leases_of_no_samples_are_refused() -> None:
 @pytest.mark.parametrize(
     "holes",
     [
-        (range(5, 10),),  # touches the end
+        (range(5, 10),),  # it touches the end
         (range(3, 3),),
         (range(3, 2),),
         (range(-1, 2),),
         (range(1, 5, 2),),
         (range(4, 5), range(1, 2)),
         (range(1, 3), range(2, 4)),
-        (range(1, 3), range(3, 4)),  # are one
+        (range(1, 3), range(3, 4)),  # these are one hole
     ],
 )
-def test_cursor_impossible_holes_are_refused(holes: tuple[range, ...]) -> None:
+def test_cursor_refuses_impossible_holes(holes: tuple[range, ...]) -> None:
     with pytest.raises(ValueError, match="impossible hole"):
         Cursor(next_sample=10, holes=holes)
 
 
-def test_cursor_negative_end_is_refused() -> None:
+def test_cursor_refuses_a_negative_end() -> None:
     with pytest.raises(ValueError, match="-1"):
         Cursor(next_sample=-1)
 
@@ -154,7 +155,7 @@ PEERS = tuple(f"peer-{index}" for index in range(6))
 
 
 class History:
-    """A made-up run. `leased` are the samples that members may be using now, by interval and member."""
+    """Simulate a run. `leased` has the samples that members may be using now, by interval and member."""
 
     def __init__(self, seed: int, num_stripes: int) -> None:
         self.random = random.Random(seed)
@@ -170,7 +171,7 @@ class History:
         return tuple(sorted(self.random.sample(PEERS, self.random.randint(1, len(PEERS)))))
 
     def begin(self, step: int) -> None:
-        """Everyone takes the leases of interval `step`, who has taken them before perhaps for the second time."""
+        """Have all members take their leases of interval `step`, some of them perhaps for the second time."""
         for peer in PEERS:
             ids = sample_ids(lease_of(self.stripes, step, peer, self.samples))
             before = self.leased.setdefault((step, peer), ids)
@@ -179,12 +180,12 @@ class History:
 
     def one_round(self) -> None:
         if self.random.random() < 0.1:
-            # nobody had anything: the group is admitted, and all intervals start over
+            # nobody contributed: the round only admits its group, and all intervals start over
             self.stripes = admitted(self.stripes, self.some_peers())
             self.leased.clear()
             self.begin(self.step)
         if len(self.stripes) == 2:
-            self.begin(self.step + 1)  # before this round is committed
+            self.begin(self.step + 1)  # the next interval begins before this round is committed
         self.assert_disjoint()
         group, used = self.some_peers(), {}
         for peer in group:
@@ -225,7 +226,7 @@ class History:
 
 
 @pytest.mark.parametrize("num_stripes", [1, 2])
-def test_any_history_commits_each_sample_once_and_skips_none(num_stripes: int) -> None:
+def test_each_sample_is_committed_once_and_none_skipped_over_any_history(num_stripes: int) -> None:
     for seed in range(NUM_HISTORIES):
         history = History(seed, num_stripes)
         for _ in range(history.random.randint(1, 9)):
@@ -234,7 +235,7 @@ def test_any_history_commits_each_sample_once_and_skips_none(num_stripes: int) -
 
 
 @pytest.mark.parametrize("num_stripes", [1, 2])
-def test_holes_are_filled_as_soon_as_everyone_commits(num_stripes: int) -> None:
+def test_holes_are_filled_once_everyone_commits(num_stripes: int) -> None:
     history = History(5, num_stripes)
     for _ in range(8):
         history.one_round()
@@ -245,7 +246,7 @@ def test_holes_are_filled_as_soon_as_everyone_commits(num_stripes: int) -> None:
     assert step < history.step + 20
 
 
-def test_lease_of_lanes_share_no_sample_and_leave_none_out() -> None:
+def test_lease_stripes_share_no_sample_and_leave_none_out() -> None:
     stripes = admitted(first_stripes(2), ("a", "b"))
     assert sample_ids(lease_of(stripes, 1, "a", 3)) == [0, 2, 4]
     assert sample_ids(lease_of(stripes, 1, "b", 3)) == [6, 8, 10]
@@ -254,9 +255,9 @@ def test_lease_of_lanes_share_no_sample_and_leave_none_out() -> None:
     assert lease_of(stripes, 1, "stranger", 3) == ()
 
 
-def test_newcomer_trains_in_the_interval_that_already_runs() -> None:
+def test_newcomer_gets_a_lease_in_the_running_interval() -> None:
     stripes = stripes_after(admitted(first_stripes(2), ("m", "n")), 1, ("a", "m"), 3, {"m": 3, "n": 3})
-    # its own round replaces the roster; the stripe of the interval that runs keeps its order, newcomers last
+    # its own round replaces the roster, and the running interval's stripe keeps its order with newcomers at the end
     assert [stripe.roster for stripe in stripes] == [("a", "m"), ("m", "n", "a")]
     assert sample_ids(lease_of(stripes, 2, "m", 3)) == [1, 3, 5]
     assert sample_ids(lease_of(stripes, 2, "a", 3)) == [13, 15, 17]
@@ -267,7 +268,7 @@ def test_committed_by_a_stranger_is_refused() -> None:
         stripes_after(admitted(first_stripes(0), ("a",)), 1, ("a", "z"), 3, {"z": 1})
 
 
-def test_lane_with_a_member_twice_is_refused() -> None:
+def test_lease_stripe_with_a_member_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         LeaseStripe(cursor=Cursor(), roster=("a", "a"))
 
@@ -277,7 +278,7 @@ def test_lane_with_a_member_twice_is_refused() -> None:
     start=st.integers(-30, 30),
     stop=st.integers(-30, 30),
 )
-def test_sample_ids_read_as_a_list_of_them_does(lease: list[tuple[int, int, int]], start: int, stop: int) -> None:
+def test_sample_ids_slice_like_a_list(lease: list[tuple[int, int, int]], start: int, stop: int) -> None:
     parts = tuple(range(first, first + step * count, step) for first, count, step in lease)
     ids, known = SampleIds(parts), sample_ids(parts)
     assert len(ids) == len(known)
@@ -287,18 +288,18 @@ def test_sample_ids_read_as_a_list_of_them_does(lease: list[tuple[int, int, int]
         ids[len(known)]
 
 
-def test_sample_ids_of_the_longest_interval_take_no_memory() -> None:
-    """An interval that ends by the clock uses a small part of them."""
+def test_sample_ids_of_the_longest_interval_need_no_memory() -> None:
+    """An interval that ends by the clock uses only a small part of them."""
     longest = 100_000 << 16
     rest = SampleIds((range(5), range(9, 9 + longest)))[3:]
     assert len(rest) == longest + 2
     assert list(rest[1:4]) == [4, 9, 10]
 
 
-def test_holes_of_leases_that_are_hardly_used_are_bounded_and_no_sample_is_committed_twice(
+def test_holes_are_bounded_and_no_sample_is_committed_twice_when_leases_are_hardly_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each round moves the borders of such leases, and leaves about one hole more for each member."""
+    """Each round moves the borders of these leases, and leaves about one more hole for each member."""
     monkeypatch.setattr(module, "MAX_HOLES", 20)
     cursor, members, committed, draw = Cursor(), ("a", "b", "c", "d"), set[int](), random.Random(1)
     for _ in range(60):

@@ -1,4 +1,5 @@
-"""Proposals: one thread at a time, and nothing is kept of one whose caller was cancelled."""
+"""Tests that proposals are computed one at a time, that cancelled ones leave nothing behind, and the arithmetic of the
+outer step."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ GROUP = Group(
 
 
 class SlowStep:
-    """Outer steps that wait to be let go, and how many of them were computed side by side."""
+    """Replace the outer step by one that waits for a release, and count how many run at the same time."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -83,11 +84,11 @@ def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyn
 
 
 def part(name: bytes) -> bytes:
-    """One for each name."""
+    """Return a part that differs by name."""
     return get_codec("int8").encode(torch.full((10,), float(name[0])))
 
 
-def test_clusters_wait_for_no_trainer_that_the_last_of_two_overlapping_rounds_left_out() -> None:
+def test_clusters_do_not_wait_for_a_trainer_that_the_last_overlapping_round_left_out() -> None:
     heads, gone, newcomer = PEERS[:2], PEERS[2], PEERS[3]
     initial = ReplicaState.initial(torch.zeros(NUM_VALUES), overlap_steps=1)
     stripes = (
@@ -100,7 +101,7 @@ def test_clusters_wait_for_no_trainer_that_the_last_of_two_overlapping_rounds_le
     assert replica.clusters().promoted == (newcomer,)
 
 
-def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor: ThreadPoolExecutor) -> None:
+def test_propose_refuses_parts_that_lead_to_a_state_that_is_not_finite(executor: ThreadPoolExecutor) -> None:
     largest = torch.finfo(torch.float32).max
     replica = make_replica()
     state = replace(replica.current, theta_N=torch.full((10,), -largest), momentum_N=torch.full((10,), largest))
@@ -114,7 +115,7 @@ def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor
     assert replica.current is state
 
 
-def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_its_thread(
+def test_cancelled_propose_keeps_nothing_and_the_next_waits_for_its_thread(
     slow: SlowStep, executor: ThreadPoolExecutor
 ) -> None:
     async def main() -> None:
@@ -124,7 +125,9 @@ def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_
         stale.cancel()
         await asyncio.wait({stale})
         following = propose(replica, executor, b"b")
-        assert not await asyncio.to_thread(slow.begun.acquire, timeout=0.1), "the first thread still runs"
+        assert not await asyncio.to_thread(slow.begun.acquire, timeout=0.1), (
+            "the second step began while the first one's thread still ran"
+        )
         slow.go.release(2)
         outcome = await following
         assert slow.most_running == 1
@@ -136,7 +139,7 @@ def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_
     asyncio.run(main())
 
 
-def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
+def test_propose_is_refused_when_another_state_was_committed_meanwhile(
     slow: SlowStep, executor: ThreadPoolExecutor
 ) -> None:
     async def main() -> None:
@@ -153,8 +156,10 @@ def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
 
 
 @pytest.mark.parametrize("bounds", [(0, 300_000), (0, 100_000, 300_000)])
-def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExecutor, bounds: tuple[int, ...]) -> None:
-    """More than a chunk of theta and than a frame, of one fragment and of the second of two."""
+def test_make_gives_the_state_with_the_manifest_of_the_proposal(
+    executor: ThreadPoolExecutor, bounds: tuple[int, ...]
+) -> None:
+    """The vector has more than a chunk and more than a frame, and is moved as a whole or in its second fragment."""
     outer_step, initial = len(bounds) - 2, ReplicaState.initial(_known(0, bounds[-1]))
     stripes = admitted(initial.manifest.stripes, (PEER,))
     state = replace(initial, momentum_N=_known(1, bounds[-1])).hashed_again()
@@ -186,11 +191,11 @@ def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExec
 
 
 OUTER = OuterConfig(learning_rate=0.7, momentum=0.9)
-NUM_VALUES = (1 << 17) + 12_345  # three blocks, the last one odd
+NUM_VALUES = (1 << 17) + 12_345  # three blocks, of which the last one is shorter
 
 
 def _known(index: int, num_values: int = NUM_VALUES) -> Tensor:
-    """Integer arithmetic only, in [-1, 1)."""
+    """Return values in [-1, 1) that follow from integer arithmetic alone."""
     bits_N = (stream(11, index, num_values) >> np.uint64(40)).astype(np.int64) - (1 << 23)
     return torch.from_numpy(bits_N.astype(np.float32)) * 2.0**-23
 
@@ -224,13 +229,13 @@ def test_apply_outer_step_equals_torch_sgd_with_nesterov() -> None:
     torch.testing.assert_close(theta_N, parameter.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_apply_outer_step_gives_the_bits_that_every_machine_gives() -> None:
+def test_apply_outer_step_gives_the_same_bits_on_every_machine() -> None:
     theta_N, momentum_N = _known(0), torch.zeros(NUM_VALUES)
     _three_steps(theta_N, momentum_N)
     assert hashlib.sha256(theta_N.numpy().tobytes()).hexdigest()[:16] == "c96890d7b1d0599d"
 
 
-def test_apply_outer_step_average_is_the_mean_of_the_members() -> None:
+def test_apply_outer_step_by_average_gives_the_mean_of_the_members() -> None:
     theta_N, momentum_N, config = _known(0), torch.zeros(NUM_VALUES), OuterConfig(optimizer="average")
     members = [_known(1), _known(2), _known(3)]
     mean_N = sum((theta_N - each for each in members), torch.zeros(NUM_VALUES)) / 3
@@ -240,7 +245,7 @@ def test_apply_outer_step_average_is_the_mean_of_the_members() -> None:
     assert not momentum_N.any()
 
 
-def test_apply_outer_step_average_of_what_is_not_finite_changes_nothing() -> None:
+def test_apply_outer_step_by_average_changes_nothing_when_a_value_is_not_finite() -> None:
     theta_N, delta_N = _known(0), _known(2)
     delta_N[0] = float("inf")
     with pytest.raises(RoundError, match="not finite"):
@@ -249,7 +254,7 @@ def test_apply_outer_step_average_of_what_is_not_finite_changes_nothing() -> Non
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_apply_outer_step_rounds_each_operation_whatever_the_threads(num_threads: int) -> None:
+def test_apply_outer_step_rounds_each_operation_with_any_number_of_threads(num_threads: int) -> None:
     theta_N, momentum_N, delta_N = _known(0), _known(1), _known(2)
     mu, eta = np.float32(0.9), np.float32(0.7)
     # numpy rounds after each operation
@@ -276,7 +281,7 @@ def test_apply_outer_step_of_a_piece_equals_the_piece_of_the_whole(first: int) -
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_apply_outer_step_pseudo_gradient_not_finite_changes_nothing(bad: float) -> None:
+def test_apply_outer_step_changes_nothing_when_the_pseudo_gradient_is_not_finite(bad: float) -> None:
     theta_N, momentum_N, delta_N = _known(0), _known(1), _known(2)
     delta_N[-1] = bad
     with pytest.raises(RoundError, match="not finite"):
@@ -286,6 +291,6 @@ def test_apply_outer_step_pseudo_gradient_not_finite_changes_nothing(bad: float)
 
 
 @pytest.mark.parametrize("delta_N", [torch.zeros(3), torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2)])
-def test_apply_outer_step_tensors_that_do_not_fit_are_refused(delta_N: Tensor) -> None:
+def test_apply_outer_step_refuses_tensors_that_do_not_fit(delta_N: Tensor) -> None:
     with pytest.raises(ValueError, match="flat fp32 CPU"):
         apply_outer_step(torch.zeros(4), torch.zeros(4), delta_N, OUTER)

@@ -1,4 +1,4 @@
-"""A state's name and chunks: any bit counts, any chunk can come from anyone, wrong ones are named."""
+"""Tests a state's digest and chunks: every bit counts, any peer may send a chunk, and wrong chunks are named."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def _assembled(state: ReplicaState) -> Assembly:
     return assembly
 
 
-def test_chunks_are_theta_then_momentum() -> None:
+def test_chunks_are_those_of_theta_followed_by_momentum() -> None:
     assert [len(chunk) for chunk in CHUNKS] == [CHUNK_BYTES, CHUNK_BYTES, 8 * NUM_VALUES - 2 * CHUNK_BYTES]
     assert [MANIFEST.chunk_size(index) for index in range(3)] == [len(chunk) for chunk in CHUNKS]
     assert b"".join(CHUNKS) == STATE.theta_N.numpy().tobytes() + STATE.momentum_N.numpy().tobytes()
 
 
 @pytest.mark.parametrize("num_values", [1, 2, CHUNK_BYTES // 8, CHUNK_BYTES // 8 + 1, CHUNK_BYTES // 4, CHUNK_BYTES])
-def test_assembly_of_a_state_of_any_size_is_that_state(num_values: int) -> None:
+def test_assembly_gives_the_state_for_any_size(num_values: int) -> None:
     state = _state(num_values=num_values)
     assert _equal(_assembled(state).finish(), state)
 
@@ -74,25 +74,25 @@ def _copy() -> ReplicaState:
 
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 40])
-def test_chunk_that_there_is_not_raises_index_error(index: int) -> None:
+def test_chunk_out_of_range_raises_index_error(index: int) -> None:
     with pytest.raises(IndexError):
         STATE.chunk(index)
 
 
-def test_manifest_equal_states_have_equal_digests() -> None:
+def test_equal_states_have_equal_digests() -> None:
     assert _copy().hashed_again().manifest == MANIFEST
     assert _state().digest == MANIFEST.digest()
 
 
 @given(place=st.integers(0, 2 * NUM_VALUES - 1), bit=st.integers(0, 31))
-def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> None:
+def test_digest_changes_when_any_bit_is_flipped(place: int, bit: int) -> None:
     state = _copy()
     tensor = state.theta_N if place < NUM_VALUES else state.momentum_N
     tensor.view(torch.int32)[place % NUM_VALUES] ^= (1 << bit) if bit < 31 else -(1 << 31)
     assert state.hashed_again().digest != MANIFEST.digest()
 
 
-def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
+def test_digest_changes_when_step_stripe_or_roster_differ() -> None:
     others = (
         with_head(STATE, outer_step=4),
         with_head(STATE, stripes=(LeaseStripe(),)),
@@ -103,7 +103,7 @@ def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
 
 @pytest.mark.parametrize("num_values", [1, 1000, CHUNK_BYTES // 8, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1, NUM_VALUES])
 @pytest.mark.parametrize("piece_values", [999_983, 1 << 16, 70_001])
-def test_hasher_gives_the_chunks_of_the_manifest_whatever_the_pieces(num_values: int, piece_values: int) -> None:
+def test_hasher_gives_the_manifests_chunks_for_pieces_of_any_size(num_values: int, piece_values: int) -> None:
     state, hasher = _state(num_values=num_values), StateHasher(num_values)
     for theta_C, momentum_C in zip(
         state.theta_N.split(piece_values), state.momentum_N.split(piece_values), strict=True
@@ -116,7 +116,7 @@ def test_hasher_gives_the_chunks_of_the_manifest_whatever_the_pieces(num_values:
 
 
 @given(order=st.permutations(range(len(CHUNKS))))
-def test_assembly_chunks_in_any_order_give_the_state(order: list[int]) -> None:
+def test_assembly_gives_the_state_for_chunks_in_any_order(order: list[int]) -> None:
     assembly = Assembly(MANIFEST)
     for index in order:
         assert index in assembly.missing
@@ -125,7 +125,7 @@ def test_assembly_chunks_in_any_order_give_the_state(order: list[int]) -> None:
     assert _equal(assembly.finish(), STATE)
 
 
-def test_assembly_wrong_chunks_are_refused_and_the_right_ones_still_fit() -> None:
+def test_assembly_refuses_wrong_chunks_and_still_takes_right_ones() -> None:
     assembly = Assembly(MANIFEST)
     flipped = bytes([CHUNKS[0][0] ^ 1]) + CHUNKS[0][1:]
     for index, data, reason in (
@@ -153,7 +153,7 @@ def test_assembly_with_chunks_missing_does_not_finish() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
+def test_assembly_does_not_finish_when_values_are_not_finite(bad: float) -> None:
     state = _copy()
     state.momentum_N[5] = bad
     assembly = _assembled(state.hashed_again())
@@ -161,7 +161,7 @@ def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
         assembly.finish()
 
 
-def test_assembly_reuse_of_a_diverged_state_leaves_just_the_chunk_that_differs() -> None:
+def test_assembly_misses_only_the_differing_chunk_after_reuse_of_a_diverged_state() -> None:
     diverged = _copy()
     diverged.momentum_N[0] += 1.0
     assembly = Assembly(MANIFEST)
@@ -171,7 +171,7 @@ def test_assembly_reuse_of_a_diverged_state_leaves_just_the_chunk_that_differs()
     assert _equal(assembly.finish(), STATE)
 
 
-def test_assembly_reuse_of_another_model_takes_nothing() -> None:
+def test_assembly_reuses_nothing_of_another_model() -> None:
     assembly = Assembly(MANIFEST)
     assembly.reuse(_state(num_values=NUM_VALUES - 1))
     assert assembly.missing == {0, 1, 2}
@@ -180,12 +180,12 @@ def test_assembly_reuse_of_another_model_takes_nothing() -> None:
 @pytest.mark.parametrize(
     "momentum_N", [torch.zeros(3), torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2), torch.zeros(8)[::2]]
 )
-def test_replica_state_tensors_that_do_not_fit_are_refused(momentum_N: torch.Tensor) -> None:
+def test_replica_state_refuses_tensors_that_do_not_fit(momentum_N: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="flat fp32 CPU"):
         replace(ReplicaState.initial(torch.zeros(4)), momentum_N=momentum_N)
 
 
-def test_initial_state_is_step_zero_without_momentum() -> None:
+def test_initial_state_has_step_zero_and_no_momentum() -> None:
     state = ReplicaState.initial(STATE.theta_N)
     assert (state.outer_step, state.manifest.stripes, state.manifest.roster) == (0, (LeaseStripe(),), ())
     assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).manifest.stripes == (LeaseStripe(), LeaseStripe())
@@ -193,7 +193,7 @@ def test_initial_state_is_step_zero_without_momentum() -> None:
 
 
 PEERS = tuple(sorted(Identity(bytes([index]) * 32).peer_id for index in range(3)))
-# the roster of a stripe is in the order of its leases
+# a stripe's roster has the order of its leases
 STRIPES = (
     LeaseStripe(cursor=Cursor(next_sample=100, holes=(range(3, 5), range(7, 9))), roster=PEERS[:1]),
     LeaseStripe(cursor=Cursor(next_sample=50), roster=PEERS[::-1]),
@@ -208,7 +208,7 @@ TWO_STRIPES = Manifest(
 
 
 def _bytes(stripe: dict[str, Any] | None = None, **changed: Any) -> bytes:
-    """With these changes to the head, and to its first stripe."""
+    """Return the bytes of a manifest with these changes to its head and to its first stripe."""
     first = {"next_sample": 100, "holes": [[3, 5], [7, 9]], "roster": list(PEERS[:1])} | (stripe or {})
     head = {
         "outer_step": 4,
@@ -220,12 +220,12 @@ def _bytes(stripe: dict[str, Any] | None = None, **changed: Any) -> bytes:
     return len(text).to_bytes(4, "little") + text + b"".join(TWO_STRIPES.chunk_digests)
 
 
-def test_from_bytes_what_to_bytes_wrote_is_equal() -> None:
+def test_from_bytes_gives_the_manifest_that_to_bytes_wrote() -> None:
     assert Manifest.from_bytes(TWO_STRIPES.to_bytes()) == TWO_STRIPES
     assert TWO_STRIPES.to_bytes() == _bytes()
 
 
-def test_manifest_names_those_on_probation_only_if_there_are_any() -> None:
+def test_manifest_has_the_field_of_probation_only_when_somebody_is_on_probation() -> None:
     fresh = replace(TWO_STRIPES, probation=((PEERS[0], 3), (PEERS[2], 1)))
     assert fresh.to_bytes() == _bytes(probation=[[PEERS[0], 3], [PEERS[2], 1]])
     assert Manifest.from_bytes(fresh.to_bytes()) == fresh
@@ -303,32 +303,32 @@ def test_digest_differs_when_any_field_does() -> None:
         {"more": 1},
     ],
 )
-def test_from_bytes_impossible_head_is_refused(changed: dict[str, Any]) -> None:
+def test_from_bytes_refuses_an_impossible_head(changed: dict[str, Any]) -> None:
     with pytest.raises(PeerViolation):
         Manifest.from_bytes(_bytes(**changed))
 
 
-def test_from_bytes_other_spacing_is_refused() -> None:
+def test_from_bytes_refuses_other_spacing() -> None:
     text = _bytes()[4:].replace(b",", b", ", 1)
     head = text.rindex(b"}") + 1
     with pytest.raises(PeerViolation, match="canonical"):
         Manifest.from_bytes(head.to_bytes(4, "little") + text)
 
 
-def test_from_bytes_truncated_anywhere_is_refused() -> None:
+def test_from_bytes_refuses_a_manifest_truncated_anywhere() -> None:
     data = TWO_STRIPES.to_bytes()
     for size in range(len(data)):
         with pytest.raises(PeerViolation):
             Manifest.from_bytes(data[:size])
 
 
-def test_from_bytes_deeply_nested_head_is_refused() -> None:
+def test_from_bytes_refuses_a_deeply_nested_head() -> None:
     text = b"[" * 100_000
     with pytest.raises(PeerViolation):
         Manifest.from_bytes(len(text).to_bytes(4, "little") + text)
 
 
-def test_from_bytes_too_large_is_refused_unread() -> None:
+def test_from_bytes_refuses_a_large_manifest_without_parsing_it() -> None:
     with pytest.raises(PeerViolation, match="more than"):
         Manifest.from_bytes(bytes(MAX_MANIFEST_BYTES + 1))
 
@@ -336,13 +336,13 @@ def test_from_bytes_too_large_is_refused_unread() -> None:
 @given(data=st.binary(max_size=300))
 @example(data=b"\x04\0\0\0null")
 @example(data=b"\x10\0\0\0" + b"[" * 16)
-def test_from_bytes_any_bytes_are_refused(data: bytes) -> None:
+def test_from_bytes_refuses_random_bytes(data: bytes) -> None:
     with pytest.raises(PeerViolation):
         Manifest.from_bytes(data)
 
 
 @given(place=st.integers(0, len(TWO_STRIPES.to_bytes()) - 1), flip=st.integers(1, 255))
-def test_from_bytes_any_changed_byte_is_refused_or_another_state(place: int, flip: int) -> None:
+def test_from_bytes_with_a_changed_byte_is_refused_or_gives_another_digest(place: int, flip: int) -> None:
     data = bytearray(TWO_STRIPES.to_bytes())
     data[place] ^= flip
     try:
@@ -353,7 +353,7 @@ def test_from_bytes_any_changed_byte_is_refused_or_another_state(place: int, fli
 
 
 def test_manifest_has_room_for_all_holes_of_both_stripes() -> None:
-    """Samples are counted to a million million."""
+    """Sample numbers go up to a million million."""
     first = 10**12 - 4 * MAX_HOLES
     holes = tuple(range(first + 4 * index, first + 4 * index + 2) for index in range(MAX_HOLES))
     stripe = LeaseStripe(cursor=Cursor(next_sample=10**12, holes=holes), roster=(PEER,))

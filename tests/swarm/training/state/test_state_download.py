@@ -1,4 +1,5 @@
-"""A state from many donors: bandwidth adds up, and donors that are slow, silent, dying or lying cost little."""
+"""Tests that donors' bandwidths add up when a state is downloaded, and that slow, silent, dying or lying donors cost
+little."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ def seconds(uplinks: list[float], *, num_values: int = 2 * NUM_VALUES, down_mbit
     return virtual_time.run(main())
 
 
-def test_download_bandwidth_adds_up_over_donors() -> None:
+def test_download_adds_up_the_bandwidths_of_donors() -> None:
     alone = seconds([20.0])
     assert alone < 1.2 * 8 * 2 * NUM_VALUES / 2.5e6
     assert alone / seconds([20.0] * 4) > 0.8 * 4
 
 
-def test_download_over_a_long_link_has_several_chunks_under_way() -> None:
-    """200 Mbit/s and a round trip of 0.3 s: one chunk at a time would take 0.34 s each."""
+def test_download_over_a_long_link_requests_several_chunks_at_once() -> None:
+    """At 200 Mbit/s and a round trip of 0.3 s, one chunk at a time would take 0.34 s each."""
 
     async def main() -> None:
         async with DonorWorld(4 * NUM_VALUES, latency_s=0.15) as world:
@@ -48,13 +49,13 @@ def test_download_over_a_long_link_has_several_chunks_under_way() -> None:
     virtual_time.run(main())
 
 
-def test_download_does_not_wait_for_a_slow_donor_at_the_end() -> None:
+def test_download_does_not_wait_for_a_slow_donor_at_its_end() -> None:
     """At 0.1 Mbit/s a chunk takes 84 s."""
     assert seconds([0.1, 20.0, 20.0]) < 1.3 * seconds([20.0, 20.0])
 
 
-def test_download_over_a_slow_link_of_its_own_loses_no_donor(caplog: pytest.LogCaptureFixture) -> None:
-    """16 chunks at once over 2 Mbit/s take 67 s, longer than one may."""
+def test_download_over_the_members_own_slow_link_loses_no_donor(caplog: pytest.LogCaptureFixture) -> None:
+    """16 chunks at once over 2 Mbit/s take 67 s, longer than the limit of one chunk."""
 
     async def main() -> None:
         async with DonorWorld(2 * NUM_VALUES, down_mbit_s=2.0) as world:
@@ -67,7 +68,7 @@ def test_download_over_a_slow_link_of_its_own_loses_no_donor(caplog: pytest.LogC
     virtual_time.run(main())
 
 
-def test_download_takes_no_memory_for_all_chunks_at_once() -> None:
+def test_download_does_not_hold_all_chunks_in_memory_at_once() -> None:
     async def main() -> None:
         async with DonorWorld(8 * NUM_VALUES) as world:
             await world.donor(1000.0)
@@ -77,7 +78,7 @@ def test_download_takes_no_memory_for_all_chunks_at_once() -> None:
                 _, peak_bytes = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            # chunks are in memory twice here, at the donor and at the fetcher; tensors are not traced
+            # a chunk is in memory twice here, at its donor and at the member that fetches it; tensors are not traced
             assert peak_bytes < 2 * (16 << 20) + (8 << 20)
 
     virtual_time.run(main())
@@ -117,7 +118,7 @@ HOSTILE = [silent, refuses, breaks, nothing, too_much, noise, drips]
 
 
 @pytest.mark.parametrize("answer", HOSTILE)
-def test_download_with_one_honest_donor_among_hostile_ones_succeeds_in_time(answer) -> None:
+def test_download_succeeds_in_time_with_one_honest_donor_among_hostile_ones(answer) -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             for _ in range(3):
@@ -132,7 +133,7 @@ def test_download_with_one_honest_donor_among_hostile_ones_succeeds_in_time(answ
 
 
 @pytest.mark.parametrize("answer", HOSTILE)
-def test_download_from_hostile_donors_alone_is_an_error_in_time(answer) -> None:
+def test_download_fails_in_time_with_hostile_donors_only(answer) -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             for _ in range(3):
@@ -145,7 +146,7 @@ def test_download_from_hostile_donors_alone_is_an_error_in_time(answer) -> None:
     virtual_time.run(main())
 
 
-def test_download_whose_only_other_donor_falls_silent_half_way_goes_on() -> None:
+def test_download_continues_when_one_of_two_donors_falls_silent() -> None:
     async def main() -> None:
         async with DonorWorld(4 * NUM_VALUES) as world:
 
@@ -177,7 +178,7 @@ async def garbage(_peer: str, _request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [silent, refuses, breaks, nothing, huge, another, garbage])
-def test_manifest_of_one_honest_donor_behind_hostile_ones_is_had_in_time(answer) -> None:
+def test_manifest_is_fetched_in_time_from_one_honest_donor_behind_hostile_ones(answer) -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             for _ in range(3):
@@ -192,7 +193,7 @@ def test_manifest_of_one_honest_donor_behind_hostile_ones_is_had_in_time(answer)
 @pytest.mark.parametrize(
     ("answer", "reason"), [(huge, "more than"), (another, "digest"), (garbage, "digest"), (silent, "no answer")]
 )
-def test_manifest_of_hostile_donors_alone_is_an_error_in_words(answer, reason: str) -> None:
+def test_manifest_of_hostile_donors_only_raises_a_clear_error(answer, reason: str) -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             for _ in range(3):
@@ -204,10 +205,10 @@ def test_manifest_of_hostile_donors_alone_is_an_error_in_words(answer, reason: s
     virtual_time.run(main())
 
 
-# --- what is here already --------------------------------------------------------------------------------------------
+# --- chunks that the member already has -------------------------------------------------------------------------------
 
 
-def test_download_takes_from_each_own_state_what_is_equal() -> None:
+def test_download_reuses_equal_chunks_of_each_own_state() -> None:
     async def main() -> None:
         async with DonorWorld(NUM_VALUES) as world:
             await world.donor()
@@ -223,7 +224,7 @@ def test_download_takes_from_each_own_state_what_is_equal() -> None:
 
 
 def asked(schedule: ChunkSchedule, now: float = 0.0) -> list[tuple[str, int]]:
-    """All that is to be asked now."""
+    """Return all requests that are due now."""
     return list(iter(lambda: schedule.next(now), None))  # type: ignore[arg-type]
 
 
@@ -235,18 +236,20 @@ def test_schedule_fills_a_fast_donors_link_and_leaves_a_slow_one_its_chunk() -> 
     schedule = ChunkSchedule(range(100), ["fast", "slow"])
     asked(schedule)
     schedule.delivered("fast", 0, 0.25)
-    assert asked(schedule, 0.25) == [("fast", index) for index in range(2, 7)], "four a second, and one ahead"
+    assert asked(schedule, 0.25) == [("fast", index) for index in range(2, 7)], (
+        "the donor sends four chunks a second, and one more is requested ahead"
+    )
     schedule.delivered("slow", 1, 5.0)
     assert asked(schedule, 5.0) == [("slow", 7)]
 
 
-def test_schedule_of_a_donor_that_becomes_slow_holds_less() -> None:
+def test_schedule_gives_a_donor_that_becomes_slow_fewer_chunks() -> None:
     schedule = ChunkSchedule(range(100), ["a"])
     asked(schedule)
     schedule.delivered("a", 0, 0.1)
     assert len(asked(schedule, 0.1)) == 11
     schedule.delivered("a", 1, 22.1)
-    assert asked(schedule, 22.1) == [], "ten are under way, at two seconds each"
+    assert asked(schedule, 22.1) == [], "ten chunks of two seconds each are under way"
 
 
 def test_schedule_is_bounded_in_bytes_for_each_donor_and_for_all() -> None:
@@ -261,7 +264,7 @@ def test_schedule_is_bounded_in_bytes_for_each_donor_and_for_all() -> None:
     assert len(asked(alone, 0.001)) * CHUNK_BYTES == MAX_DONOR_BYTES
 
 
-def test_schedule_shares_out_the_last_chunks_and_leaves_some_for_the_first_that_is_free() -> None:
+def test_schedule_shares_out_the_last_chunks_and_keeps_some_for_the_first_free_donor() -> None:
     schedule = ChunkSchedule(range(8), ["a", "b"])
     asked(schedule)
     schedule.delivered("a", 0, 0.001)
@@ -272,20 +275,22 @@ def test_schedule_shares_out_the_last_chunks_and_leaves_some_for_the_first_that_
     assert asked(schedule, 0.002) == [("b", 6)]
 
 
-def test_schedule_at_the_end_asks_another_for_what_a_slow_donor_holds() -> None:
+def test_schedule_asks_another_donor_for_the_last_chunks_of_a_slow_one() -> None:
     schedule = ChunkSchedule(range(3), ["fast", "slow"])
     asked(schedule)
     schedule.delivered("fast", 0, 0.1)
     assert asked(schedule, 0.1) == [("fast", 2)]
     schedule.delivered("fast", 2, 0.2)
     assert asked(schedule, 0.2) == []
-    assert asked(schedule, 0.25) == [("fast", 1)], "it was silent for twice what a chunk takes elsewhere"
+    assert asked(schedule, 0.25) == [("fast", 1)], (
+        "the slow donor was silent for twice the time of a chunk from another donor"
+    )
     schedule.delivered("fast", 1, 0.35)
     assert not schedule.is_open
     assert schedule.num_under_way == 0
 
 
-def test_schedule_does_not_ask_twice_for_what_is_about_to_come() -> None:
+def test_schedule_does_not_ask_again_for_a_chunk_that_is_about_to_arrive() -> None:
     schedule = ChunkSchedule(range(4), ["a", "b"])
     asked(schedule)
     schedule.delivered("a", 0, 1.0)
@@ -295,7 +300,7 @@ def test_schedule_does_not_ask_twice_for_what_is_about_to_come() -> None:
     assert asked(schedule, 2.05) == []
 
 
-def test_schedule_with_one_chunk_for_many_silent_donors_asks_one_after_the_other() -> None:
+def test_schedule_asks_silent_donors_one_after_the_other_for_a_single_chunk() -> None:
     schedule = ChunkSchedule([5], ["a", "b", "c"])
     assert asked(schedule) == [("a", 5)]
     assert asked(schedule, 2 * ASSUMED_S) == []
@@ -304,7 +309,7 @@ def test_schedule_with_one_chunk_for_many_silent_donors_asks_one_after_the_other
     assert asked(schedule, 4 * ASSUMED_S + 0.2) == [("c", 5)]
 
 
-def test_schedule_gives_what_a_failed_donor_had_to_others_and_never_asks_it_again() -> None:
+def test_schedule_gives_a_failed_donors_chunks_to_others_and_never_asks_it_again() -> None:
     schedule = ChunkSchedule(range(3), ["a", "b"])
     asked(schedule)
     schedule.failed("a")
@@ -315,7 +320,7 @@ def test_schedule_gives_what_a_failed_donor_had_to_others_and_never_asks_it_agai
     assert asked(schedule, 100.0) == []
 
 
-def test_parts_are_asked_of_slow_holders_last() -> None:
+def test_parts_are_requested_from_slow_holders_last() -> None:
     async def main() -> None:
         async with DonorWorld(1000) as world:
             peers = ["a", "b", "slow", "c"]

@@ -1,4 +1,4 @@
-"""A member that missed a few outer steps follows by their parts, not by a whole state."""
+"""Tests that a member which missed a few outer steps follows by their parts, and not by a whole state."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ STATE_BYTES = 8 * NUM_VALUES
 
 
 def _cost(function: object) -> float:
-    """An interval takes longer than it takes to look at who else is there."""
+    """Return the virtual seconds of a task: an interval takes longer than a look at the other members."""
     return 4.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
 
 
 async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
-    """The run's author lets `peers` go on without the others."""
+    """Have the run's author let `peers` go on without the others."""
     network = swarm.internet.network(ONLOOKER)
     situation = await survey(network, swarm.run, peers)
     order = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
@@ -46,7 +46,8 @@ async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
 
 
 def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tuple[int, int]:
-    """How many bytes it fetched, and how many steps it had missed. `is_resumed`: by a resume order meanwhile."""
+    """Return the bytes that a returning member fetched, and the steps that it had missed. With `is_resumed`, these
+    steps follow from a resume order."""
 
     async def main() -> tuple[int, int]:
         async with Swarm(config(min_group=2, outer_steps=16, quorum_grace_s=3.0)) as swarm:
@@ -74,13 +75,13 @@ def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tu
 
 
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["usually", "with a resume order on the way"])
-def test_member_that_missed_a_few_steps_follows_by_their_parts(is_resumed: bool) -> None:
+def test_member_follows_by_parts_when_it_missed_a_few_steps(is_resumed: bool) -> None:
     num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away(is_resumed=is_resumed)
     assert 2 <= num_steps <= replica.NUM_PARTS
     assert num_steps * NUM_VALUES <= num_bytes < 1.1 * num_steps * NUM_VALUES
 
 
-def test_member_that_still_audits_what_the_others_commit_fetches_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_fetches_no_parts_while_it_audits_the_step_that_others_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     audit, fetched, late = Auditing.audit, list[str](), list[str]()
 
     async def late_audit(self: Auditing, parts: Sequence[Data]) -> None:
@@ -107,8 +108,8 @@ def test_member_that_still_audits_what_the_others_commit_fetches_no_parts(monkey
     assert not fetched
 
 
-def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps in between are adopted one by one, and the last may not be there any more."""
+def test_member_trains_on_from_the_last_step_that_it_could_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missed steps are adopted one by one, and the parts of the last one may be gone."""
     real, stranded = Replica.find_or_make, list[int]()
 
     async def find_or_make(replica: Replica, executor: Executor, proof: Proof) -> ReplicaState | None:
@@ -133,15 +134,15 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
     assert stranded == [2]
 
 
-def test_member_whose_missed_parts_are_gone_fetches_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_fetches_the_state_when_the_missed_parts_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "NUM_PARTS", 1)
     num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away()
     assert num_steps >= 2
     assert num_bytes == STATE_BYTES
 
 
-def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
-    """Each link comes in time, and leads nowhere."""
+def test_catch_up_gives_up_in_time_when_peers_trickle_links() -> None:
+    """Each link arrives in time and leads nowhere."""
 
     async def drip(_peer: str, stream: Stream) -> None:
         for number in range(MAX_CATCH_UP_LINKS):

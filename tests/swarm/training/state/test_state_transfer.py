@@ -1,4 +1,4 @@
-"""States and parts by digest, from several donors, of whom some fail or lie."""
+"""Tests that states and parts are fetched by digest from several donors, of which some fail or lie."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def in_world(
     virtual_time.run(main(), jobs=jobs)
 
 
-def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
+def test_state_comes_from_all_donors_at_once_and_has_the_requested_digest() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
         assert fetched.state.hashed_again().digest == world.new.digest
-        # momentum is zero in both states, so half of the chunks are here already
+        # momentum is zero in both states, so that the member already has half of the chunks
         assert fetched.num_bytes == 4 * NUM_VALUES
         assert len(fetched.donors) == 2
 
     in_world(case)
 
 
-def test_state_repairs_only_the_chunks_that_differ() -> None:
+def test_repair_fetches_only_the_chunks_that_differ() -> None:
     async def case(world: World) -> None:
         theta_N = world.new.theta_N.clone()
         theta_N[5] += 1
@@ -117,7 +117,7 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
     in_world(case)
 
 
-def test_state_drops_a_lying_donor_after_one_chunk() -> None:
+def test_lying_donor_is_dropped_after_one_chunk() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
         assert fetched.state.hashed_again().digest == world.new.digest
@@ -127,7 +127,7 @@ def test_state_drops_a_lying_donor_after_one_chunk() -> None:
     in_world(case, lies={0: lambda data: data[:-1] + bytes([data[-1] ^ 1])})
 
 
-def test_state_survives_a_donor_that_dies() -> None:
+def test_state_is_fetched_when_a_donor_dies() -> None:
     async def case(world: World) -> None:
         fetching = asyncio.create_task(world.fetcher.state(world.new.digest, world.peers, [world.old]))
         await asyncio.sleep(0)
@@ -138,7 +138,7 @@ def test_state_survives_a_donor_that_dies() -> None:
     in_world(case)
 
 
-def test_state_that_only_liars_have_is_an_error_that_names_each() -> None:
+def test_fetch_names_each_donor_when_all_of_them_lie() -> None:
     async def case(world: World) -> None:
         with pytest.raises(RoundError, match=short_id(world.peers[0])):
             await world.fetcher.state(world.new.digest, world.peers, [world.old])
@@ -146,7 +146,7 @@ def test_state_that_only_liars_have_is_an_error_that_names_each() -> None:
     in_world(case, num_donors=2, lies={0: lambda data: data + b"x", 1: lambda _: b""})
 
 
-def test_state_that_nobody_has_is_an_error_in_words() -> None:
+def test_fetch_raises_a_clear_error_when_nobody_has_the_state() -> None:
     async def case(world: World) -> None:
         with pytest.raises(RoundError, match="no longer has the state"):
             await world.fetcher.state(bytes(32), world.peers, [world.old])
@@ -156,7 +156,7 @@ def test_state_that_nobody_has_is_an_error_in_words() -> None:
     in_world(case)
 
 
-def test_state_of_another_size_is_refused_before_memory_is_taken() -> None:
+def test_state_of_another_size_is_refused_before_memory_is_allocated() -> None:
     async def case(world: World) -> None:
         small = ReplicaState.initial(torch.zeros(10))
         with pytest.raises(RoundError, match="another size"):
@@ -166,7 +166,7 @@ def test_state_of_another_size_is_refused_before_memory_is_taken() -> None:
 
 
 def reduced(world: World) -> tuple[Group, Replica]:
-    """The donors' group, and a replica that is about to step from 3,000 values of its."""
+    """Return the donors' group, and a replica that is about to take a step by 3,000 of its values."""
     group = Group(
         run="run",
         step=1,
@@ -183,7 +183,7 @@ def reduced(world: World) -> tuple[Group, Replica]:
 
 
 async def proposed(world: World) -> tuple[Group, Replica, tuple[bytes, ...], Outcome]:
-    """The donors' group, and a replica that proposed the step whose encoded `parts` come with its outcome."""
+    """Return the donors' group, and a replica that has proposed the step with the encoded `parts` of its outcome."""
     group, replica = reduced(world)
     values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
@@ -198,7 +198,7 @@ async def trickled_part(_peer: str, stream: Stream) -> None:
         await asyncio.sleep(20.0)
 
 
-def test_parts_come_by_digest_from_any_peer_that_has_them() -> None:
+def test_parts_are_fetched_by_digest_from_any_peer_that_has_them() -> None:
     async def main() -> None:
         world = World(3)
         group, replica, parts, outcome = await proposed(world)
@@ -210,7 +210,7 @@ def test_parts_come_by_digest_from_any_peer_that_has_them() -> None:
 
         await world.donors[0].serve_stream(METHODS.part, corrupt)
         await world.donors[2].serve_stream(METHODS.part, donor.part)
-        # the first one lies, the second one does not serve parts at all
+        # the first peer lies, and the second one does not serve parts
         got = await world.fetcher.parts(group, outcome, world.peers, CODEC)
         assert got == parts
         with pytest.raises(RoundError, match="cannot be fetched"):
@@ -220,7 +220,7 @@ def test_parts_come_by_digest_from_any_peer_that_has_them() -> None:
     virtual_time.run(main())
 
 
-def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> None:
+def test_parts_are_fetched_in_time_from_the_next_holder_when_one_trickles() -> None:
     async def main() -> None:
         world = World(2)
         group, replica, parts, outcome = await proposed(world)
@@ -234,7 +234,7 @@ def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> 
     virtual_time.run(main())
 
 
-def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
+def test_fetch_of_a_state_is_given_up_in_time_when_donors_trickle() -> None:
     async def main() -> None:
         world = World(1)
         donor = Donor(Replica(config(), world.new))
@@ -252,13 +252,13 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
         with pytest.raises(RoundError, match=r"within 94 s"):
             await world.fetcher.state(world.new.digest, world.peers, [own])
         assert asyncio.get_running_loop().time() - started < 100
-        assert len(served) == 3, "each chunk came in time, and their sum did not"
+        assert len(served) == 3, "each chunk must arrive in time, and only their sum be too late"
         await world.close()
 
     virtual_time.run(main())
 
 
-def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
+def test_fetch_of_parts_is_given_up_in_time_when_all_holders_trickle() -> None:
     async def main() -> None:
         world = World(9)
         group, _replica, _parts, outcome = await proposed(world)
@@ -274,7 +274,7 @@ def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
     virtual_time.run(main())
 
 
-def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_manifest_is_parsed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(world: World) -> None:
         threads = []
 
@@ -291,8 +291,8 @@ def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.Monke
     in_world(case, jobs="threads")
 
 
-def test_part_is_not_kept_for_a_peer_that_does_not_take_it() -> None:
-    """Anyone could otherwise have a member keep the parts of every step, each step's as large as the model."""
+def test_part_is_freed_when_the_requesting_peer_does_not_take_it() -> None:
+    """Anyone could otherwise have a member keep the parts of every step, which are as large as the model."""
 
     async def main() -> None:
         world = World(1)

@@ -1,15 +1,15 @@
-"""Defines what is simulated: a scenario's values, their bounds, and how they are read from a TOML table. Pure.
+"""Defines the scenario of a simulation: its values, their bounds, and how they are read from a TOML table. Pure.
 
-A scenario has classes of nodes, regions with latencies between them, kinds of NAT, churn, and what the nodes do: serve
-a model to clients, train runs. Every value has a default, so a scenario says what differs.
+A scenario describes classes of nodes, regions with the latencies between them, kinds of NAT, churn, and the work of the
+nodes: serving a model to clients, and training runs. Every value has a default, so a file lists only what differs.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -21,71 +21,117 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_MINUTES = 30 * 24 * 60.0
 MAX_TABLES = 256
-_TEXT = MappingProxyType({"text": True})
+MAX_TEXT = 200
+
+
+def _key(default: object, read: Callable[[Any], object]) -> Any:
+    """Declare a field that `read` takes from the value of its key. `read` raises ValueError with the remedy."""
+    return field(default=default, metadata={"read": read})
 
 
 def _number(default: float, low: float, high: float, *, above: bool = False) -> Any:
-    """Declare a field that is a number in `[low, high]`, or above `low`. An int as the default allows whole numbers
-    only."""
-    return field(
-        default=default, metadata={"low": low, "high": high, "above": above, "whole": isinstance(default, int)}
-    )
+    """Declare a number in `[low, high]`, or in `(low, high]` if `above`. It is a whole number if the default is one."""
+    is_whole = isinstance(default, int)
+    bounds = f"above {_written(low)} and at most" if above else f"from {_written(low)} to"
+
+    def read(value: Any) -> float:
+        is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or (above and value == low):
+            raise ValueError(f"use a {'whole ' if is_whole else ''}number {bounds} {_written(high)}")
+        return value if is_whole else float(value)
+
+    return _key(default, read)
+
+
+def _text(default: str) -> Any:
+    """Declare one line of text."""
+
+    def read(value: Any) -> str:
+        if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TEXT):
+            raise ValueError(f"write a line of text of at most {MAX_TEXT} characters")
+        return value
+
+    return _key(default, read)
+
+
+def _choice(default: str, *others: str) -> Any:
+    """Declare a text that is one of these."""
+
+    def read(value: Any) -> object:
+        if value not in (default, *others):
+            raise ValueError(f"use one of {', '.join((default, *others))}")
+        return value
+
+    return _key(default, read)
+
+
+def _flag(value: Any) -> bool:
+    if value is not True and value is not False:
+        raise ValueError("use true or false")
+    return value
+
+
+def _two_names(value: Any) -> tuple[str, ...]:
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)):
+        raise ValueError("write the names of two regions")
+    return tuple(value)
+
+
+def _written(bound: float) -> str:
+    """Write a bound in full, without an exponent."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A region that holds `share` of the nodes. `latency_ms` is one way between two nodes of it."""
+    """One region. `share` is its weight among the regions when a node's region is drawn. `latency_ms` is the one-way
+    latency between two of its nodes."""
 
-    name: str = field(default="anywhere", metadata=_TEXT)
+    name: str = _text("anywhere")
     share: float = _number(1.0, 0, 1e6, above=True)
     latency_ms: float = _number(20.0, 0, 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """The latency one way between nodes of two regions."""
+    """The one-way latency between nodes of two regions. Regions without a path have this class's default."""
 
-    between: tuple[str, str] = ("", "")
+    between: tuple[str, str] = _key(("", ""), _two_names)
     latency_ms: float = _number(60.0, 0, 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nat:
-    """Says how `share` of the nodes can be reached. Two nodes behind a "punched" NAT reach each other directly, a
-    "relayed" one is reached through a relay by all but "open" ones."""
+    """How `share` of the nodes are reached. "open" and "punched" nodes reach each other directly. A "relayed" node
+    reaches "open" ones directly, and all others through a relay."""
 
-    kind: Literal["open", "punched", "relayed"] = field(
-        default="open", metadata={"choices": ("open", "punched", "relayed")}
-    )
+    kind: Literal["open", "punched", "relayed"] = _choice("open", "punched", "relayed")
     share: float = _number(1.0, 0, 1e6, above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """Says how long a node stays, in minutes: "half-life" (after which half have left), "weibull" with scale and shape,
-    a "trace" of sessions, or "none". `goodbye` is the share of leavers that say so. With `replace` another node joins
-    for each that leaves."""
+    """How long nodes stay. With the model "half-life" half of the nodes have left after `half_life_minutes`, "weibull"
+    has a scale and a shape, "trace" names a file of sessions, and with "none" all nodes stay. `goodbye` is the share of
+    the leaving nodes that announce it. With `replace` another node joins for each that leaves."""
 
-    model: Literal["none", "half-life", "weibull", "trace"] = field(
-        default="none", metadata={"choices": ("none", "half-life", "weibull", "trace")}
-    )
+    model: Literal["none", "half-life", "weibull", "trace"] = _choice("none", "half-life", "weibull", "trace")
     half_life_minutes: float = _number(60.0, 0, MAX_MINUTES, above=True)
     scale_minutes: float = _number(90.0, 0, MAX_MINUTES, above=True)
     shape: float = _number(0.6, 0.05, 20)
-    trace: str = field(default="", metadata=_TEXT)
+    trace: str = _text("")
     goodbye: float = _number(0.5, 0, 1)
-    replace: bool = True
+    replace: bool = _key(True, _flag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """One kind of volunteers: `share` of the nodes. `role` is what they do; an "idle" one only keeps records."""
+    """A class of nodes: its share of all nodes, its role and its hardware. Nodes with the role "idle" only keep
+    records."""
 
-    name: str = field(default="volunteer", metadata=_TEXT)
+    name: str = _text("volunteer")
     share: float = _number(1.0, 0, 1e6, above=True)
-    role: Literal["idle", "serve", "train", "gateway"] = field(
-        default="idle", metadata={"choices": ("idle", "serve", "train", "gateway")}
-    )
+    role: Literal["idle", "serve", "train", "gateway"] = _choice("idle", "serve", "train", "gateway")
     up_mbit: float = _number(20.0, 0, 1e6, above=True)
     down_mbit: float = _number(100.0, 0, 1e6, above=True)
     memory_gib: float = _number(16.0, 0, 1e6, above=True)
@@ -96,9 +142,10 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model that nodes with the role "serve" carry. `kv_kib_per_token` is the cache of a token on one block."""
+    """The model that nodes with the role "serve" serve. `kv_kib_per_token` is the cache that one token takes on one
+    block. All gateways together send `requests_per_minute`."""
 
-    name: str = field(default="model", metadata=_TEXT)
+    name: str = _text("model")
     blocks: int = _number(32, 1, limits.MAX_BLOCKS)
     block_mib: float = _number(400.0, 0, 1e6, above=True)
     kv_kib_per_token: float = _number(4.0, 0, 1e6, above=True)
@@ -109,8 +156,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The runs that nodes with the role "train" join: as many as give each a place. A round has at most `members`, and
-    each of these brings the work of a cluster of `cluster_size` trainers: `max_group` and `cluster_size` of a run."""
+    """The runs that nodes with the role "train" join. `members` and `cluster_size` are a run's `max_group` and
+    `cluster_size`, so a run has `members * cluster_size` places. There are about as many runs as give each trainer of
+    the beginning a place."""
 
     members: int = _number(16, 1, limits.MAX_GROUP_MEMBERS)
     cluster_size: int = _number(8, 1, limits.MAX_GROUP_MEMBERS)
@@ -120,11 +168,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The question how many nodes of the class `vary`, at most `most`, are enough: such that the share of requests that
-    is answered, of minutes in which all blocks are served, and of the trainers' time in intervals is so high, and that
-    half of the answers come at `answer_tokens_per_s` or more."""
+    """Goals for which the smallest sufficient number of nodes of the class `vary` is searched, up to `most`.
 
-    vary: str = field(default="", metadata=_TEXT)
+    The goals are minimum values: for the share of requests that are answered, the share of minutes in which all blocks
+    are served, the share of their time that trainers spend in intervals, and the median speed of an answer. 0 stands
+    for no goal."""
+
+    vary: str = _text("")
     most: int = _number(1000, 1, MAX_NODES)
     share_answered: float = _number(0.99, 0, 1)
     share_covered: float = _number(0.99, 0, 1)
@@ -134,9 +184,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`warm_up_minutes` pass while the first nodes join; they do not count. Then `minutes` are measured."""
+    """A whole scenario. The first nodes join during `warm_up_minutes`, which are not measured. `minutes` are measured
+    after them."""
 
-    name: str = field(default="scenario", metadata=_TEXT)
+    name: str = _text("scenario")
     nodes: int = _number(1000, 2, MAX_NODES)
     minutes: float = _number(60.0, 0, MAX_MINUTES, above=True)
     warm_up_minutes: float = _number(10.0, 1, MAX_MINUTES)
@@ -151,10 +202,11 @@ class Scenario:
     training: Training | None = None
     plan: Plan | None = None
     sessions: tuple[tuple[float, float], ...] = ()
-    """The trace: when each node joins and leaves, in seconds. Not in the file, which names another."""
+    """The trace: when each node joins and leaves, in seconds since the measurement began. It is no key of a scenario
+    file, which names a trace file with the key `trace` of [churn]."""
 
 
-_OF_MODEL: Mapping[str, str] = MappingProxyType(
+_CHURN_KEYS: Mapping[str, str] = MappingProxyType(
     {"half_life_minutes": "half-life", "scale_minutes": "weibull", "shape": "weibull"}
 )
 _TABLES: Mapping[str, type[Any]] = MappingProxyType(
@@ -166,8 +218,8 @@ _LISTS: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
-    """Return the scenario in a parsed TOML file, with the text of its trace. Raises ConfigError with the key at
-    fault."""
+    """Return the scenario of a parsed TOML file. `trace` is the text of the trace file that it names, if any. Raises
+    ConfigError that names the wrong key."""
     _refuse_unknown(table, [each.name for each in fields(Scenario) if each.name != "sessions"], "the scenario")
     values: dict[str, Any] = {}
     for name, kind in _TABLES.items():
@@ -176,7 +228,7 @@ def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
     for name, kind in _LISTS.items():
         if name in table:
             values[name] = _values(kind, table[name], name)
-    _refuse_other_models(table.get("churn", {}), values.get("churn", Churn()).model)
+    _refuse_ignored_keys(table.get("churn", {}), values.get("churn", Churn()).model)
     plain = {name: value for name, value in table.items() if name not in (*_TABLES, *_LISTS)}
     scenario = _value(Scenario, plain, "the scenario", values)
     _check(scenario)
@@ -187,33 +239,36 @@ def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
 
 
 def read_trace(text: str) -> tuple[tuple[float, float], ...]:
-    """Read a trace: a line `join,leave` for each session, in seconds since the measurement began; # begins a
-    comment."""
+    """Read a trace: one line `join,leave` for each session, in seconds since the measurement began. # begins a comment.
+    A session that began before counts as one of a node that joins during the warm-up. Raises ConfigError."""
     sessions: list[tuple[float, float]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not (said := line.partition("#")[0].strip()):
+        if not (content := line.partition("#")[0].strip()):
             continue
         try:
-            join_s, leave_s = map(float, said.split(","))
+            join_s, leave_s = map(float, content.split(","))
         except ValueError:
-            raise _wrong(f"line {number} of the trace is {said[:60]!r}", "write join,leave in seconds") from None
+            raise _wrong(f"line {number} of the trace is {content[:60]!r}", "write join,leave in seconds") from None
         if not (math.isfinite(join_s) and join_s < leave_s and leave_s > 0):
-            raise _wrong(f"line {number} of the trace ends before it begins", "write join,leave in seconds")
+            raise _wrong(
+                f"line {number} of the trace is not a session that ends after it begins and after second 0",
+                "write join,leave in seconds since the measurement began",
+            )
         sessions.append((join_s, leave_s))
     if not 2 <= len(sessions) <= MAX_NODES:
         raise _wrong(f"the trace has {len(sessions)} sessions", f"give 2 to {MAX_NODES:,} sessions")
     return tuple(sessions)
 
 
-def _refuse_other_models(given: Mapping[str, Any], model: str) -> None:
-    """Raises ConfigError for a key of [churn] that its model does not read: who gives it means another one."""
-    for key, of_model in _OF_MODEL.items():
-        if key in given and model != of_model:
-            raise _wrong(f'{key} of [churn] does nothing with model = "{model}"', f'write model = "{of_model}"')
+def _refuse_ignored_keys(given: Mapping[str, Any], model: str) -> None:
+    """Raise ConfigError for a key of [churn] that the chosen model ignores: its author meant another model."""
+    for key, churn_model in _CHURN_KEYS.items():
+        if key in given and model != churn_model:
+            raise _wrong(f'{key} of [churn] does nothing with model = "{model}"', f'write model = "{churn_model}"')
 
 
 def _check(scenario: Scenario) -> None:
-    """Raises ConfigError where values do not fit together."""
+    """Raise ConfigError if values contradict each other."""
     for what in ("regions", "classes"):
         names = [each.name for each in getattr(scenario, what)]
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -281,36 +336,11 @@ def _value(kind: type[T], given: Any, where: str, more: Mapping[str, Any] = Mapp
     return kind(**values, **more)
 
 
-def _checked(wanted: Any, value: Any, where: str) -> Any:
-    rules, what = wanted.metadata, f"{wanted.name} of {where} is {repr(value)[:60]}"
-    if "choices" in rules:
-        if value not in rules["choices"]:
-            raise _wrong(what, f"use one of {', '.join(rules['choices'])}")
-    elif "text" in rules:
-        if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= 200):
-            raise _wrong(what, "write a line of text")
-    elif "low" in rules:
-        is_number = isinstance(value, int if rules["whole"] else int | float) and not isinstance(value, bool)
-        low, high = rules["low"], rules["high"]
-        if not is_number or not low <= value <= high or (rules["above"] and value == low):
-            kind = "a whole number" if rules["whole"] else "a number"
-            at_least, at_most = _written(low), _written(high)
-            bounds = f"above {at_least} and at most {at_most}" if rules["above"] else f"from {at_least} to {at_most}"
-            raise _wrong(what, f"use {kind} {bounds}")
-        return value if rules["whole"] else float(value)
-    elif wanted.default is not MISSING and isinstance(wanted.default, bool):
-        if not isinstance(value, bool):
-            raise _wrong(what, "use true or false")
-    else:
-        if not (isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)):
-            raise _wrong(what, "write the names of two regions")
-        return tuple(value)
-    return value
-
-
-def _written(bound: float) -> str:
-    """Write a bound in full, without an exponent."""
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+def _checked(declared: Any, value: Any, where: str) -> Any:
+    try:
+        return declared.metadata["read"](value)
+    except ValueError as error:
+        raise _wrong(f"{declared.name} of {where} is {repr(value)[:60]}", str(error)) from None
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from swarm.simulation.capacity_planner import Try, plan_capacity
+from swarm.simulation.distant_hosts import num_processes
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
-from swarm.simulation.simulation_run import processes_for, simulate
+from swarm.simulation.simulation_run import simulate
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
@@ -62,7 +63,7 @@ def run(flags: Flags) -> int:
         emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
     def run_one(scenario: Scenario) -> Report:
-        number = processes_for(scenario, processes)
+        number = num_processes(scenario, processes)
         line = f"simulating {plural(scenario.nodes, 'node')} in "
         line += "one process" if number == 1 else f"{number} processes"
         if number < processes:

@@ -1,17 +1,18 @@
-"""Divides the nodes of a simulation over processes and joins these: calls of hosts that another process simulates, and
-clocks that move together.
+"""Divides the nodes of a simulation among several processes, and connects these: calls between hosts of different
+processes, and clocks that advance together.
 
-All nodes that do more than keep records are in the first process, where streams, runs and servers' sessions are. The
-others fill up the processes, such that each has about as much to do (`Division`, which is pure).
+The first process runs all trainers, servers and gateways, because they are connected by streams and share objects. The
+nodes that only keep records are distributed such that each process has about the same amount of work (`Division`, which
+is pure).
 
-A conservative parallel simulation (Chandy and Misra, "Distributed Simulation", 1979; Bryant, 1977): no message arrives
-sooner than the least latency after it was sent, so each process may simulate a window of that length by itself. At its
-end the processes exchange what has left theirs, in the order in which it was sent, and wait for each other. So what a
-process simulates depends on the scenario and the number of processes alone.
+This is a conservative parallel simulation (Chandy and Misra, "Distributed Simulation", 1979; Bryant, 1977). A message
+arrives no sooner than the lowest latency after it was sent, so each process can simulate a window of that length alone.
+At the end of a window the processes exchange the messages between them, in the order in which they were sent, and wait
+for each other. The result thus depends only on the scenario and the number of processes.
 
-All processes know when each node comes and when it leaves without a word; goodbyes are exchanged, too. A call keeps the
-time that it would have within one process. Two things differ: messages to one host from two processes may take their
-turns at its downlink in another order, and a caller that gives up does not end what it has asked for.
+Each process computes by itself when each node joins and leaves, so only goodbyes are exchanged. Calls take the same
+time as within one process, with two exceptions: messages from two processes to one host may pass its downlink in
+another order, and a caller that gives up does not end the work of its call in another process.
 """
 
 from __future__ import annotations
@@ -30,31 +31,34 @@ from swarm_protocol.errors import SwarmError
 
 from swarm.network.memory.memory_link import OVERHEAD_BYTES
 from swarm.network.rate import Rate
-from swarm.simulation.handed_messages import Packer
+from swarm.simulation.packed_messages import Packer
 from swarm.simulation.scenario import NodeClass, Scenario
-from swarm.simulation.simulated_host import Answer, Caller, HostWorld, Place, SimulatedHost
+from swarm.simulation.simulated_host import Answer, Caller, HostWorld, Links, Place, SimulatedHost
 
 BUSY_WEIGHT = 6.0
-"""A trainer takes about this many times the processor time of a node that only keeps records."""
+"""Processor time of a trainer, server or gateway, as a multiple of that of a node that only keeps records. It was
+measured for trainers."""
 
 MIN_DIVIDED_NODES = 2000
-"""Nodes from which on a simulation is divided unless its caller says otherwise. Fewer are soon done, and a report on a
-small scenario is the same on each machine."""
+"""Minimum number of nodes of a simulation that is divided by default. Smaller ones are short, and their reports are the
+same on all machines."""
 
 MIN_WINDOW_S = 0.002
-"""The least latency of a simulation that is divided: its processes wait for each other once in this time."""
+"""Minimum latency of a simulation that is divided: its processes wait for each other at the end of each window of this
+length."""
 
 _GOLDEN = 0.6180339887498949
 
 RemoteEvent: TypeAlias = tuple[Any, ...]
-"""An event with its time that a process tells another one. It begins with one of the numbers below."""
+"""An event that one process sends to another. Its first item is one of the numbers below."""
 
 _CALL, _ANSWER, _FAILURE, _SILENCE, _GOODBYE = range(5)
 
 
-def num_processes(scenario: Scenario, asked_for: int, least_latency_s: float) -> int:
-    """Return how many processes a simulation takes; `asked_for` is 0 if its caller leaves it open."""
-    if least_latency_s < MIN_WINDOW_S:
+def num_processes(scenario: Scenario, asked_for: int = 0) -> int:
+    """Return the number of processes that a simulation uses. `asked_for` is 0 for the default. A simulation with
+    latencies below MIN_WINDOW_S always uses one process."""
+    if Links(scenario).least_latency_s < MIN_WINDOW_S:
         return 1
     if asked_for:
         return asked_for
@@ -67,25 +71,26 @@ def _num_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Says which of `num_processes` a node belongs to. `index` is this process's."""
+    """The division of a scenario's nodes among `num_processes`. `index` is the index of this process."""
 
     scenario: Scenario
     num_processes: int = 1
     index: int = 0
 
     def process_of(self, number: int, kind: NodeClass) -> int:
-        """Return the process of node `number`."""
+        """Return the index of the process that simulates node `number`."""
         if self.num_processes == 1 or self._is_busy(kind):
             return 0
-        return min(int(self._idle_place(number)), self.num_processes - 1)
+        return min(int(self._position(number)), self.num_processes - 1)
 
-    def _idle_place(self, number: int) -> float:
-        """Return the place of a node that keeps records on a line that is cut at whole numbers: node by node they are
-        spread over it evenly."""
+    def _position(self, number: int) -> float:
+        """Return the position of a node that only keeps records between 0 and the number of processes. Its whole part
+        is the process. The part below that trainers, servers and gateways fill is left out, and the golden ratio
+        distributes the nodes evenly over the rest."""
         busy = sum(kind.share for kind in self.scenario.classes if self._is_busy(kind)) * BUSY_WEIGHT
         idle = sum(kind.share for kind in self.scenario.classes if not self._is_busy(kind))
-        begin = min(1.0, busy * self.num_processes / (busy + idle))
-        return begin + number * _GOLDEN % 1.0 * (self.num_processes - begin)
+        start = min(1.0, busy * self.num_processes / (busy + idle))
+        return start + number * _GOLDEN % 1.0 * (self.num_processes - start)
 
     def _is_busy(self, kind: NodeClass) -> bool:
         if kind.role == "train":
@@ -94,17 +99,18 @@ class Division:
 
 
 class ProcessEnded(SwarmError):
-    """Another process of the simulation has ended. Why, it says itself, if it can."""
+    """Another process of the simulation has ended without its result. If it could, it has sent the error that ended
+    it."""
 
     @classmethod
-    def without_a_word(cls) -> ProcessEnded:
+    def unexplained(cls) -> ProcessEnded:
         return cls(
-            "another process of this simulation has ended", remedy="look whether this machine has run out of memory"
+            "another process of this simulation has ended", remedy="check whether this machine has run out of memory"
         )
 
 
 class _UnknownRate(Rate):
-    """Stands for the downlink of a host elsewhere, at which its own process lets messages take their turns."""
+    """Stands for the downlink of a host in another process. That process adds the time for it."""
 
     def reserve(self, num_bytes: float, now_s: float) -> float:  # noqa: ARG002
         return now_s
@@ -114,7 +120,7 @@ _UNKNOWN_RATE = _UnknownRate(float("inf"))
 
 
 class DistantNode:
-    """A node that another process simulates. Implements `simulated_host.DistantHost`."""
+    """A node that another process simulates. Implements `DistantHost`."""
 
     down: Rate = _UNKNOWN_RATE
 
@@ -128,11 +134,11 @@ class DistantNode:
 
     @property
     def is_up(self) -> bool:
-        """Return whether it is up, as far as this process knows."""
+        """Return whether it is up, as far as this process knows. It hears of goodbyes at the end of a window."""
         return self._exchange.world.elsewhere.get(self.peer_id) is self
 
     def stop(self, *, goodbye: bool) -> None:
-        """Note that it is gone."""
+        """Note that it has left."""
         if self._exchange.world.elsewhere.pop(self.peer_id, None) is not None and goodbye:
             self._exchange.world.left[self.peer_id] = self.place
 
@@ -143,7 +149,7 @@ class DistantNode:
         number = next(exchange.call_numbers)
         exchange.waiting[number] = (answer, until_s)
         times, ends = (sent_s, arrives_s, until_s), (exchange.packer.number_of(caller.peer_id), self.number)
-        exchange.tell(self.process, _CALL, number, times, ends, protocol, exchange.packer.pack(request), len(request))
+        exchange.queue(self.process, _CALL, number, times, ends, protocol, exchange.packer.pack(request), len(request))
         try:
             return await answer
         finally:
@@ -151,14 +157,14 @@ class DistantNode:
 
 
 class _DistantReply:
-    """The answer that a `caller` elsewhere waits for, to its call `number`. Implements `simulated_host.CallReply`."""
+    """Sends the answer to call `number` of a caller in another process. Implements `CallReply`."""
 
     def __init__(self, exchange: WindowExchange, caller: DistantNode, answerer: int, number: int) -> None:
         self._caller = caller
         self._answerer = answerer
         self._number = number
         self._exchange = exchange
-        self._tell = partial(exchange.tell, caller.process)
+        self._queue = partial(exchange.queue, caller.process)
 
     def done(self) -> bool:
         return False
@@ -167,33 +173,33 @@ class _DistantReply:
         packed = self._exchange.packer.pack(response)
         self._send(_ANSWER, arrives_s, packed, len(response))
 
-    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:  # noqa: ARG002 - it is the answerer
+    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:  # noqa: ARG002 - the receiver knows it
         self._send(_FAILURE, arrives_s, failure, len(failure))
 
     def _send(self, kind: int, arrives_s: float, content: Any, num_bytes: int) -> None:
         times = self._exchange.world.loop.time(), arrives_s
-        self._tell(kind, self._number, times, (self._answerer, self._caller.number), content, num_bytes)
+        self._queue(kind, self._number, times, (self._answerer, self._caller.number), content, num_bytes)
 
-    def time_out(self, until_s: float) -> None:  # noqa: ARG002 - the caller's process knows it
-        self._tell(_SILENCE, self._number)
+    def time_out(self, until_s: float) -> None:  # noqa: ARG002 - the receiver knows it
+        self._queue(_SILENCE, self._number)
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
-        """Do nothing: the caller's process does not tell."""
+        """Do nothing: processes are not told when a caller in another one gives up."""
 
 
 class WindowExchange:
-    """This process's part in the exchange of events, until `until_s`. `pipes` lead to each other process, by index,
-    and `index` is this one's. `run` is a task of the world."""
+    """Exchanges events with the other processes until `until_s`. `pipes` lead to them, by their index, and `index` is
+    that of this process. `run` is a task of the world."""
 
     def __init__(self, world: HostWorld, index: int, pipes: Mapping[int, Connection], until_s: float) -> None:
         self.world = world
         self.packer = Packer()
         self.waiting: dict[int, tuple[Answer, float]] = {}
-        """Answers to calls of hosts elsewhere, by number, and when each is given up."""
+        """The calls to hosts of other processes, by number: the answer that each waits for, and until when."""
         self.call_numbers = itertools.count()
         self._index = index
         self._pipes = sorted(pipes.items())
-        self._began_s = world.loop.time()
+        self._start_s = world.loop.time()
         self._until_s = until_s
         self._events: dict[int, list[RemoteEvent]] = {process: [] for process in pipes}
         self._peer_ids: dict[int, str] = {}
@@ -201,40 +207,40 @@ class WindowExchange:
         world.on_goodbye = self._say_goodbye
 
     def add(self, number: int, addr: str, host: SimulatedHost | DistantNode) -> None:
-        """Note a node that comes now, here or elsewhere."""
+        """Add a node that joins now, in this process or another one."""
         self.packer.add(number, host.peer_id, addr)
         self._peer_ids[number] = host.peer_id
         if isinstance(host, DistantNode):
             self._distant[number] = self.world.elsewhere[host.peer_id] = host
 
-    def tell(self, process: int, *event: Any) -> None:
-        """Keep an event for this process until the window ends."""
+    def queue(self, process: int, *event: Any) -> None:
+        """Keep an event for another process until the window ends."""
         self._events[process].append(event)
 
     async def run(self) -> None:
-        """WindowExchange events at the end of each window. Raises ProcessEnded if another process has failed."""
+        """Exchange events at the end of each window. Raises ProcessEnded if another process has ended."""
         window_s = self.world.links.least_latency_s
         for window in itertools.count(1):
-            ends_s = self._began_s + window * window_s
-            if ends_s >= self._until_s:  # in all processes alike: none waits for another at the end
+            ends_s = self._start_s + window * window_s
+            if ends_s >= self._until_s:  # all processes return here, so none waits for another
                 return
             await asyncio.sleep(ends_s - self.world.loop.time())
             self._exchange()
 
     def _exchange(self) -> None:
-        """Send and receive the events of a window. Of two processes the first one sends first: both at once would wait
-        for ever where pipes are full."""
+        """Send and receive the events of a window. The process with the lower index sends first: if both did, they
+        would block for ever once the pipes are full."""
         for process, pipe in self._pipes:
             events, self._events[process] = self._events[process], []
             data = marshal.dumps(events)
             try:
                 if self._index < process:
                     pipe.send_bytes(data)
-                received = marshal.loads(pipe.recv_bytes())  # noqa: S302 - of this program's own process
+                received = marshal.loads(pipe.recv_bytes())  # noqa: S302 - another process of this program wrote it
                 if self._index > process:
                     pipe.send_bytes(data)
             except (EOFError, OSError):
-                raise ProcessEnded.without_a_word() from None
+                raise ProcessEnded.unexplained() from None
             for event in received:
                 self._take(event)
 
@@ -275,7 +281,8 @@ class WindowExchange:
             answer.reject_at(arrives_s, packed, answerer.peer_id)
 
     def _arrival(self, host: SimulatedHost, sender: Caller, num_bytes: int, sent_s: float, arrives_s: float) -> float:
-        """Return when a message arrives at `host` that would at `arrives_s`, were there no downlink."""
+        """Return the time at which a message arrives at `host`, given that without its downlink it would arrive at
+        `arrives_s`."""
         num_bytes += OVERHEAD_BYTES
         latency_s, s_per_byte = self.world.links.cost(sender.place, host.place)
         return max(arrives_s, host.down.reserve(num_bytes, sent_s) + num_bytes * s_per_byte + latency_s)
@@ -283,4 +290,4 @@ class WindowExchange:
     def _say_goodbye(self, peer_id: str) -> None:
         number = self.packer.number_of(peer_id)
         for process in self._events:
-            self.tell(process, _GOODBYE, number)
+            self.queue(process, _GOODBYE, number)

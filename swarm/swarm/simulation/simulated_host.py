@@ -1,9 +1,9 @@
-"""Simulated hosts that call each other: two timers for a call, in place of sockets. What `RecordDht` runs over.
+"""Simulates the hosts over which `RecordDht` runs: a call takes two timers in place of sockets.
 
-A message takes its sender's uplink, its receiver's downlink and the latency between their places; between hosts that
-only a relay joins it takes the relay's way and rate. A host that is gone answers nothing, or,
-if it said goodbye, refuses the connection. Connections are not set up and not lost: what they cost comes on top.
-State belongs to the one event loop.
+A message takes time for its sender's uplink, its receiver's downlink and the latency between their places. Between two
+hosts that need a relay, it takes the latency and the rate of the way through the relay. A call of a host that left
+without a goodbye times out. A host that left with one refuses the connection. Connections are neither set up nor lost,
+and their cost is not simulated. State belongs to the one event loop.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network.interface import NotServed, UnaryHandler
 from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel
 from swarm.network.rate import Rate
-from swarm.simulation.scenario import Nat, Scenario
+from swarm.simulation.scenario import Nat, Path, Scenario
 
 RELAY_BYTES_PER_S = 1e6
-"""Limits what one relayed pair gets of a relay, which has others to carry too."""
+"""Bytes per second that one relayed pair gets of a relay, which carries others, too."""
 
 DIAL_TIMEOUT_S = 5.0
-"""libp2p's own, for a host that does not answer at all."""
+"""Seconds until the dial of a host that does not answer fails, as in libp2p."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a host: its region, by index, and its NAT. `key` stands for both."""
+    """The place of a host: the index of its region, and its NAT. `key` is one string for both."""
 
     region: int
     nat: Nat
@@ -44,17 +44,19 @@ class Place:
 
 @cache
 def place_at(region: int, nat: Nat) -> Place:
-    """Return the one `Place` of a region and a NAT: thousands of hosts look at a few objects again and again."""
+    """Return the `Place` of a region and a NAT. All hosts at one place share the object, which keeps it in the
+    processor's cache."""
     return Place(region=region, nat=nat)
 
 
 class Links:
-    """The link between any two places of a scenario."""
+    """The links between the places of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         index = {region.name: number for number, region in enumerate(scenario.regions)}
         self._latency_s = [
-            [(one.latency_ms if one is other else 60.0) / 1e3 for other in scenario.regions] for one in scenario.regions
+            [(one.latency_ms if one is other else Path().latency_ms) / 1e3 for other in scenario.regions]
+            for one in scenario.regions
         ]
         self._costs: dict[tuple[str, str], tuple[float, float]] = {}
         for path in scenario.paths:
@@ -63,35 +65,37 @@ class Links:
 
     @property
     def least_latency_s(self) -> float:
-        """The least latency between any two places."""
+        """The lowest latency between any two regions, or within one."""
         return min(min(row) for row in self._latency_s)
 
     def latency_s(self, a: Place, b: Place) -> float:
-        """Return the latency in one direction. A relay is in the region of the one that it relays for."""
+        """Return the latency in one direction. A relay is assumed to be in the region of `b`."""
         latency_s = self._latency_s[a.region][b.region]
         return latency_s + self._latency_s[b.region][b.region] if is_relayed(a, b) else latency_s
 
     def cost(self, a: Place, b: Place) -> tuple[float, float]:
-        """Return the seconds that a message takes in one direction beside both hosts' own links: in all, and a byte."""
+        """Return the time that a message takes in one direction, besides both hosts' own links: the latency in seconds,
+        and the seconds for each byte."""
         key = (a.key, b.key)
-        if (known := self._costs.get(key)) is None:
+        if (cost := self._costs.get(key)) is None:
             s_per_byte = 1 / RELAY_BYTES_PER_S if is_relayed(a, b) else 0.0
-            known = self._costs[key] = (self.latency_s(a, b), s_per_byte)
-        return known
+            cost = self._costs[key] = (self.latency_s(a, b), s_per_byte)
+        return cost
 
     def between(self, a: Place, b: Place) -> LinkModel:
+        """Return the link of the memory network that takes the same time."""
         rate = RELAY_BYTES_PER_S if is_relayed(a, b) else float("inf")
         return LinkModel(latency_s=self.latency_s(a, b), bandwidth_bytes_per_s=rate)
 
 
 def is_relayed(a: Place, b: Place) -> bool:
-    """Return whether two hosts reach each other through a relay only."""
+    """Return whether two hosts need a relay to reach each other."""
     one, other = a.nat.kind, b.nat.kind
     return (one == "relayed" or other == "relayed") and one != "open" and other != "open"
 
 
 class Caller(Protocol):
-    """The part of a host that answers go to."""
+    """The part of a host that is needed to send it an answer."""
 
     peer_id: str
     place: Place
@@ -99,25 +103,26 @@ class Caller(Protocol):
 
 
 class CallReply(Protocol):
-    """The answer that the caller of a host waits for. `Answer` is one."""
+    """What a host uses to answer a call: `Answer`, or one that sends the answer to another process. Times are those of
+    the loop."""
 
     def done(self) -> bool: ...
 
     def resolve_at(self, arrives_s: float, response: bytes) -> None: ...
 
     def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
-        """Raise what `peer_id` answers with, as it is on the wire; where that is empty, nothing of that name is
-        served."""
+        """Raise in the caller the failure that `peer_id` answers with, in wire form. An empty failure means that the
+        peer does not serve the protocol."""
 
     def time_out(self, until_s: float) -> None:
-        """Let nobody wait after `until_s`."""
+        """Raise TimeoutError in the caller at `until_s`. Do nothing if that is infinite."""
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
-        """Have `cancel` called if the caller waits no more."""
+        """Call `cancel` if the caller gives up."""
 
 
 class Answer(asyncio.Future[bytes]):
-    """The answer to a call of a host in this process. Implements `CallReply`."""
+    """The answer to a call by a host of this process. Implements `CallReply`."""
 
     def resolve_at(self, arrives_s: float, response: bytes) -> None:
         self.get_loop().call_at(arrives_s, self.resolve, response)
@@ -127,7 +132,7 @@ class Answer(asyncio.Future[bytes]):
         self.get_loop().call_at(arrives_s, self.reject, error)
 
     def time_out(self, until_s: float) -> None:
-        if until_s < math.inf:  # else the caller's own deadline ends its waiting
+        if until_s < math.inf:  # otherwise the caller has a deadline of its own
             self.get_loop().call_at(until_s, self.reject, TimeoutError())
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
@@ -143,16 +148,18 @@ class Answer(asyncio.Future[bytes]):
 
 
 class DistantHost(Caller, Protocol):
-    """A host that another process simulates."""
+    """A host that another process of the simulation runs."""
 
     async def called(
         self, caller: SimulatedHost, protocol: str, request: bytes, sent_s: float, arrives_s: float, until_s: float
     ) -> bytes:
-        """Call it with what `caller` has sent."""
+        """Answer a request that `caller` sent at `sent_s`. `arrives_s` leaves out this host's downlink. Raises as
+        `SimulatedHost.call` does."""
 
 
 class HostWorld:
-    """All hosts that are up, and the goodbyes of those that are not. `elsewhere` are the ones in other processes."""
+    """The hosts that are up, by peer id: `hosts` of this process, and `elsewhere` those of other processes. `left` has
+    the places of the hosts that left with a goodbye."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -164,7 +171,7 @@ class HostWorld:
 
 
 class SimulatedHost:
-    """One host. Implements `RecordTransport`; its counters only grow."""
+    """One host. Implements `RecordTransport`. `num_sent` and `sent_bytes` count the messages that it has sent."""
 
     def __init__(self, world: HostWorld, peer_id: str, place: Place, *, up: Rate, down: Rate) -> None:
         self.peer_id = peer_id
@@ -173,8 +180,8 @@ class SimulatedHost:
         self.num_sent = 0
         self.sent_bytes = 0
         self._world = world
-        self._quick: dict[str, UnaryHandler] = {}
-        self._answers: dict[str, UnaryHandler] = {}
+        self._immediate: dict[str, UnaryHandler] = {}
+        self._in_tasks: dict[str, UnaryHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         world.hosts[peer_id] = self
 
@@ -183,7 +190,7 @@ class SimulatedHost:
         return self._world.hosts.get(self.peer_id) is self
 
     def stop(self, *, goodbye: bool) -> None:
-        """Answer nobody any more. With `goodbye`, callers are told at once."""
+        """Stop answering. With `goodbye`, later calls are refused at once instead of timing out."""
         del self._world.hosts[self.peer_id]
         if goodbye:
             self._world.left[self.peer_id] = self.place
@@ -192,15 +199,16 @@ class SimulatedHost:
             task.cancel()
 
     def sees(self, peer_id: str) -> bool:
-        """Return whether this peer is up, as open connections show."""
+        """Return whether this peer is up. A real node sees it by its connection."""
         return peer_id in self._world.hosts or peer_id in self._world.elsewhere
 
     async def serve(self, protocol: str, answer: UnaryHandler) -> None:
-        """Answer by a handler that awaits nothing, as the record DHT's do: it costs no task."""
-        self._quick[protocol] = answer
+        """Serve a protocol by a handler that never waits, as those of the record DHT. It runs without a task."""
+        self._immediate[protocol] = answer
 
     def serve_in_tasks(self, protocol: str, answer: UnaryHandler) -> None:
-        self._answers[protocol] = answer
+        """Serve a protocol by a handler that may wait. Each call runs in a task."""
+        self._in_tasks[protocol] = answer
 
     async def call(
         self,
@@ -211,7 +219,11 @@ class SimulatedHost:
         addrs: Sequence[str] | None = None,  # noqa: ARG002 - peers are dialled by their id
         timeout_s: float = math.inf,
     ) -> bytes:
-        """Call a peer. Only what is served by `serve` keeps the time-out."""
+        """Call a peer. Raises PeerUnreachable, NotServed, or the SwarmError of its handler.
+
+        Raises TimeoutError after `timeout_s`, except while a handler of `serve_in_tasks` works or answers: a caller of
+        such a handler needs a deadline of its own.
+        """
         world, loop = self._world, self._world.loop
         if not self.is_up:
             raise PeerUnreachable("this node has left", peer_id=self.peer_id)
@@ -235,7 +247,7 @@ class SimulatedHost:
         raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
 
     def _send(self, target: Caller, num_bytes: int, now: float) -> float:
-        """Count a message and return its time of arrival."""
+        """Count a message, and return the time at which it arrives."""
         num_bytes += OVERHEAD_BYTES
         self.num_sent += 1
         self.sent_bytes += num_bytes
@@ -244,28 +256,28 @@ class SimulatedHost:
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
     def receive(self, caller: Caller, protocol: str, request: bytes, answer: CallReply, until_s: float) -> None:
-        """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
-        each call, cancelled with its answer, costs as much as all else that carries a message."""
+        """Handle a request whose caller waits until `until_s`. A timer is set only if no answer will come in time: a
+        timer for each call, cancelled by its answer, would double the cost of a message."""
         if answer.done():
             return
         if not self.is_up:
             answer.time_out(until_s)
-        elif (quick := self._quick.get(protocol)) is not None:
-            response = _run_at_once(quick(caller.peer_id, request))
+        elif (immediate := self._immediate.get(protocol)) is not None:
+            response = _run_at_once(immediate(caller.peer_id, request))
             arrives_s = self._send(caller, len(response), self._world.loop.time())
             if arrives_s < until_s:
                 answer.resolve_at(arrives_s, response)
             else:
                 answer.time_out(until_s)
-        elif (handler := self._answers.get(protocol)) is not None:
-            task = self._world.loop.create_task(self._work(handler, caller, request, answer), name=protocol)
+        elif (handler := self._in_tasks.get(protocol)) is not None:
+            task = self._world.loop.create_task(self._answer_with(handler, caller, request, answer), name=protocol)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             answer.on_cancel(task.cancel)
         else:
             answer.reject_at(self._send(caller, 0, self._world.loop.time()), b"", self.peer_id)
 
-    async def _work(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: CallReply) -> None:
+    async def _answer_with(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: CallReply) -> None:
         try:
             response = await handler(caller.peer_id, request)
             answer.resolve_at(self._send(caller, len(response), self._world.loop.time()), response)
@@ -275,10 +287,11 @@ class SimulatedHost:
 
 
 def _run_at_once(answering: Awaitable[bytes]) -> bytes:
+    """Return the result of a coroutine that never waits."""
     steps = answering.__await__()
     try:
         next(steps)
     except StopIteration as done:
         response: bytes = done.value
         return response
-    raise AssertionError("a handler of the record DHT waits for something")
+    raise AssertionError("this handler waits; serve it with serve_in_tasks")

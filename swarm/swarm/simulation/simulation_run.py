@@ -1,4 +1,4 @@
-"""Runs a scenario from its beginning to its report, in one process or in several whose virtual clocks move together."""
+"""Runs a scenario and returns its report, in one process or in several whose virtual clocks advance together."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from swarm_protocol.checks import unchecked
 from swarm_protocol.wire import handing_over
 
 from swarm.simulation.distant_hosts import Division, ProcessEnded, num_processes
-from swarm.simulation.handed_messages import SIZES, UNCHECKED
+from swarm.simulation.message_sizes import SIZES, UNCHECKED
 from swarm.simulation.report import Measurements, Report, report_of
 from swarm.simulation.scenario import Scenario
-from swarm.simulation.simulated_host import Links
 from swarm.simulation.world import World
 from swarm.testing import virtual_time
 
 OnMinute = Callable[[float, int], None]
 
 END_S = 60.0
-"""Time in which other processes end after the first one."""
+"""Seconds that other processes have to end after the first one has."""
 
 FAILURE_S = 1.0
-"""Time in which a process that has failed says why."""
+"""Seconds that a process that has failed has to send its error."""
 
 
 def simulate(
@@ -40,13 +39,15 @@ def simulate(
     on_minute: OnMinute = lambda _minute, _nodes: None,
     real_limit_s: float = 86400.0,
 ) -> Report:
-    """Run a scenario in virtual time. `on_minute` is told each simulated minute, those of the warm-up included, and the
-    number of nodes then. `processes` share the work; 0: as many as suit the scenario and this machine. The report
-    depends a little on their number, see `distant_hosts`.
+    """Run a scenario in virtual time and return its report.
 
-    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
+    `on_minute` is called after each simulated minute, including those of the warm-up, with that minute and the number
+    of nodes. `processes` is the number of processes, 0 for the default of `num_processes`. The report depends a little
+    on it (see `distant_hosts`).
+
+    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time, and what a process of the simulation raised.
     """
-    number = processes_for(scenario, processes)
+    number = num_processes(scenario, processes)
     if number == 1:
         return report_of(scenario, _run_part(Division(scenario), {}, on_minute, real_limit_s))
     with _others(scenario, number, real_limit_s) as (pipes, outcomes):
@@ -59,17 +60,12 @@ def simulate(
     return report_of(scenario, measured, number)
 
 
-def processes_for(scenario: Scenario, asked_for: int = 0) -> int:
-    """Return how many processes a simulation takes; 0: as many as suit the scenario and this machine."""
-    return num_processes(scenario, asked_for, Links(scenario).least_latency_s)
-
-
 def _run_part(
     division: Division, pipes: Mapping[int, Connection], on_minute: OnMinute, real_limit_s: float
 ) -> Measurements:
-    """Simulate this process's nodes."""
+    """Simulate the nodes of this process."""
     thresholds = gc.get_threshold()
-    # millions of objects stay, and to look through them again and again takes as long as all else
+    # by default the garbage collector would go through millions of lasting objects so often that it took half the time
     gc.set_threshold(1_000_000, 20, 1000)
     try:
         with handing_over(SIZES), unchecked(UNCHECKED):
@@ -83,14 +79,15 @@ def _run_part(
 def _others(
     scenario: Scenario, number: int, real_limit_s: float
 ) -> Iterator[tuple[Mapping[int, Connection], list[Connection]]]:
-    """Run the other processes of a simulation. Yield the pipes to each, and those over which their outcomes come."""
+    """Run the other processes of a simulation. Yield the pipes to them, by index, and the pipes that bring their
+    measurements or errors."""
     context = multiprocessing.get_context("spawn")
     pipes: list[dict[int, Connection]] = [{} for _ in range(number)]
     for one in range(number):
         for other in range(one + 1, number):
             pipes[one][other], pipes[other][one] = context.Pipe()
     outcomes, running = list[Connection](), list[SpawnProcess]()
-    patience_s = 0.0  # where this process fails, or is interrupted, the others have nothing more to do
+    wait_s = 0.0  # if this process fails or is interrupted, the others are killed at once
     try:
         for index in range(1, number):
             outcome, told = context.Pipe(duplex=False)
@@ -101,23 +98,23 @@ def _others(
                 running.append(process)
             told.close()
             for pipe in pipes[index].values():
-                pipe.close()  # so that its end is noticed
+                pipe.close()  # so that the others notice the end of that process
             outcomes.append(outcome)
         yield pipes[0], outcomes
-        patience_s = END_S
+        wait_s = END_S
     finally:
         for pipe in pipes[0].values():
             pipe.close()
         for process in running:
-            process.join(patience_s)
+            process.join(wait_s)
             process.kill()
 
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Hold back Ctrl-C from this process, and for good from those that it starts meanwhile: a terminal interrupts all,
-    and they would print tracebacks from the middle of their imports. They end with this process."""
-    resource_tracker.ensure_running()  # here, since it lets signals through again once it has started its own process
+    """Delay Ctrl-C in this process, and block it for good in processes started meanwhile. A terminal interrupts all
+    processes, and these would print tracebacks during their imports. They end with this process anyway."""
+    resource_tracker.ensure_running()  # otherwise it is started below, and then it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -126,7 +123,7 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def _run_beside(division: Division, pipes: Mapping[int, Connection], outcome: Connection, real_limit_s: float) -> None:
-    """Simulate the nodes of another process than the caller's."""
+    """Run in another process: simulate its nodes, and send the measurements or the error."""
     found: Measurements | Exception
     try:
         found = _run_part(division, pipes, lambda _minute, _nodes: None, real_limit_s)
@@ -140,11 +137,11 @@ def _run_beside(division: Division, pipes: Mapping[int, Connection], outcome: Co
 
 
 def _measured_by(outcome: Connection) -> Measurements:
-    """Return what another process has measured. Raises what it has raised."""
+    """Return the measurements of another process. Raises the error that it has sent."""
     try:
         found = outcome.recv()
     except EOFError:
-        raise ProcessEnded.without_a_word() from None
+        raise ProcessEnded.unexplained() from None
     if isinstance(found, Exception):
         raise found
     assert isinstance(found, Measurements)
@@ -152,8 +149,8 @@ def _measured_by(outcome: Connection) -> Measurements:
 
 
 def _failure_of(outcomes: list[Connection]) -> Exception | None:
-    """Return what another process has raised, if that ended the simulation: the first failure is the one of a process
-    that has not ended because of yet another one."""
+    """Return the error that another process has sent, if any. An error other than ProcessEnded comes first, because
+    it is the cause of the others."""
     failures = []
     for outcome in outcomes:
         if outcome.poll(FAILURE_S):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from swarm.simulation import distant_hosts
 from swarm.simulation.distant_hosts import BUSY_WEIGHT, Division, num_processes
-from swarm.simulation.scenario import NodeClass, Scenario, Training
+from swarm.simulation.scenario import NodeClass, Region, Scenario, Training
 
 TRAINERS, IDLE = NodeClass(name="trainers", role="train", share=0.05), NodeClass(name="idle", share=0.95)
 TRAINED = Scenario(nodes=10_000, classes=(TRAINERS, IDLE), training=Training())
@@ -41,11 +42,13 @@ def test_more_trainers_than_fill_a_process_leave_the_others_to_the_second() -> N
     assert idle_of(Scenario(classes=(many, IDLE), training=Training()), 2) == [0, 1]
 
 
-def test_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_processes_is_one_for_few_nodes_or_low_latencies_and_else_as_asked_for_or_by_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small, large = Scenario(nodes=1999), Scenario(nodes=2000)
     for num_cores, number in ((1, 1), (2, 2), (64, 2)):
         monkeypatch.setattr(distant_hosts, "_num_cores", lambda cores=num_cores: cores)
-        assert num_processes(small, 0, 0.02) == 1
-        assert num_processes(large, 0, 0.02) == number
-    assert num_processes(small, 3, 0.02) == 3
-    assert num_processes(large, 3, 0.0) == 1, "without a latency no process can run ahead of another"
+        assert num_processes(small) == 1
+        assert num_processes(large) == number
+    assert num_processes(small, 3) == 3
+    assert num_processes(replace(large, regions=(Region(latency_ms=0.0),)), 3) == 1, "no process can run ahead"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.dht_examples import PEERS
-from swarm.simulation.handed_messages import SIZES
+from swarm.simulation.message_sizes import SIZES
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, dht_id_of
 from swarm_protocol.member_messages import Standing, StandingRequest

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.dht_examples import PEERS
-from swarm.simulation.handed_messages import SIZES, UNCHECKED, Packer
+from swarm.simulation.message_sizes import SIZES, UNCHECKED
+from swarm.simulation.packed_messages import Packer
 from swarm_protocol import limits
 from swarm_protocol.checks import unchecked
 from swarm_protocol.dht_messages import (

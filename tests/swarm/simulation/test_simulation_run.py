@@ -80,7 +80,7 @@ def test_world_ends_with_the_window_in_which_another_process_is_missed() -> None
     assert virtual_time.run(main()) == pytest.approx(Links(SCENARIO).least_latency_s)
 
 
-def test_process_that_ends_without_a_word_is_named() -> None:
+def test_process_that_ends_without_an_outcome_raises_process_ended() -> None:
     outcome, told = multiprocessing.Pipe(duplex=False)
     told.close()
     with pytest.raises(SwarmError, match="another process of this simulation has ended"):
@@ -95,7 +95,7 @@ def test_failure_of_another_process_is_the_one_that_is_raised_with_its_place(mon
     monkeypatch.setattr(simulation_run.signal, "signal", lambda *_: signal.SIG_DFL)
     monkeypatch.setattr(simulation_run, "_run_part", fails)
     (first, told_first), (second, told_second) = (multiprocessing.Pipe(duplex=False) for _ in "12")
-    told_first.send(ProcessEnded.without_a_word())  # as the second process has ended
+    told_first.send(ProcessEnded.unexplained())  # as the second process has ended
     simulation_run._run_beside(Division(SCENARIO, 3, 2), {}, told_second, 60.0)
     failure = simulation_run._failure_of([first, second])
     assert str(failure) == "it failed there"

@@ -1,8 +1,8 @@
 """`swarm-node simulate`: simulates a network of thousands of nodes in virtual time and writes a report.
 
-With a [plan] table it simulates several times, and finds how many nodes of a class are enough. The scenario is a TOML
-file (see `swarm.simulation.scenario` and the guide). The report goes to two files: HTML for people and JSON for
-programs.
+The scenario is a TOML file (see `swarm.simulation.scenario` and the guide). With a [plan] table the command simulates
+several times, and finds out how many nodes of a class are enough. It writes the report to two files, as HTML for people
+and as JSON for programs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import explained, read_text
 
 MAX_FILE_BYTES = 16 * 2**20
-"""A trace of 100,000 sessions has 3 MB."""
+"""Maximum size of a scenario or a trace. A trace of 100,000 sessions, the maximum, has about 3 MB."""
 
 MAX_SEED = 2**31 - 1
 MAX_PROCESSES = 16
-"""More processes would have nothing to do: one process runs all trainers and servers."""
+"""Maximum of --processes. One process runs all trainers and servers, so more processes would have little to do."""
 
 
 def run(flags: Flags) -> int:
+    """Run the command. Raises UsageError and ConfigError."""
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
@@ -42,19 +43,19 @@ def run(flags: Flags) -> int:
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     if out.name in ("", ".."):
         raise UsageError(f"--out: {str(out)!r} has no name for the report", remedy="give one, such as --out report")
-    pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
-    if not pages[0].parent.is_dir():
+    html_path, json_path = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
+    if not html_path.parent.is_dir():
         raise ConfigError(
-            f"there is no directory {pages[0].parent} to write the report to", remedy="choose another --out"
+            f"there is no directory {html_path.parent} to write the report to", remedy="choose another --out"
         )
-    emitter, since = Emitter(json=flags.json), time.monotonic()
+    emitter, start_s = Emitter(json=flags.json), time.monotonic()
     minutes = scenario.warm_up_minutes + scenario.minutes
 
     def on_minute(minute: float, num_nodes: int) -> None:
         emitter.status(
             "simulation",
             f"simulated {minute:.0f} of {minutes:.0f} minutes (warm-up: {scenario.warm_up_minutes:.0f}) with "
-            f"{plural(num_nodes, 'node')} in {duration(time.monotonic() - since)}",
+            f"{plural(num_nodes, 'node')} in {duration(time.monotonic() - start_s)}",
         )
 
     def on_try(tried: Try) -> None:
@@ -67,23 +68,24 @@ def run(flags: Flags) -> int:
         line = f"simulating {plural(scenario.nodes, 'node')} in "
         line += "one process" if number == 1 else f"{number} processes"
         if number < processes:
-            line += f": {processes} would wait for each other, because some nodes are less than 2 ms apart"
+            line += ", because the latency between some nodes is below 2 ms"
         emitter.say(line)
         return simulate(scenario, processes=number, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
-    with explained("write", pages[0].parent, option="--out"):
-        pages[0].write_text(report.to_html())
-        pages[1].write_text(report.to_json())
+    with explained("write", html_path.parent, option="--out"):
+        html_path.write_text(report.to_html())
+        json_path.write_text(report.to_json())
     if flags.json:
-        emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)
+        emitter.emit("simulation", html=str(html_path), json=str(json_path), sections=report.sections)
     else:
-        emitter.result("\n".join((*report.lines(), f"report: {pages[0]} and {pages[1]}")))
+        emitter.result("\n".join((*report.lines(), f"report: {html_path} and {json_path}")))
     return 0
 
 
 def _load(path: Path, seed: int | None) -> Scenario:
-    """Read a scenario file. Raises ConfigError."""
+    """Read a scenario file and its trace. `seed` replaces the seed in the file, unless it is None. Raises
+    ConfigError."""
     table = parse_toml(_read(path), path, remedy="docs/guides/simulate.md has an example")
     if not table:
         raise ConfigError(f"{path} is empty", remedy="docs/guides/simulate.md has an example")
@@ -95,4 +97,4 @@ def _load(path: Path, seed: int | None) -> Scenario:
 
 
 def _read(path: Path) -> str:
-    return read_text(path, MAX_FILE_BYTES, "name a scenario file that exists")
+    return read_text(path, MAX_FILE_BYTES, "give an existing text file of at most 16 MiB")

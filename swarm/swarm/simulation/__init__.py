@@ -1,2 +1,2 @@
-"""Simulates a network of thousands of nodes: the real membership, record DHT, placement, routing and rounds in virtual
-time."""
+"""Simulates networks of thousands of nodes in virtual time, with the real membership, record DHT, placement, routing
+and rounds."""

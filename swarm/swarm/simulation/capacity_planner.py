@@ -1,7 +1,7 @@
-"""Answers a planner's question: how many nodes of one class carry a model or a run. Pure, but for the simulations.
+"""Finds the smallest number of nodes of one class with which a scenario meets the goals of its [plan].
 
-It simulates the scenario with more and fewer nodes of the class that [plan] names; of all other classes as many remain.
-It takes for granted that more of them never carry less. The reports of the tries that it compares have one seed.
+The search simulates the scenario with different numbers of this class, the same numbers of the other classes and the
+same seed. It assumes that goals which a number meets are met by each larger number, too.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from swarm.simulation.report import ANSWERED, COVERED, TOKENS_PER_S, UTILIZATION
 from swarm.simulation.scenario import Plan, Scenario
 
 PRECISION = 0.05
-"""The search ends when the number that is enough and the one that is not differ by this share."""
+"""The search ends when the smallest number that is enough and the largest that is not differ by at most this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """`missed` are the goals that `num_nodes` of the class did not reach, with what they reached."""
+    """One simulation of the search. `missed` has the goals that were missed with `num_nodes` of the class, with the
+    figures that were reached instead."""
 
     num_nodes: int
     report: Report
@@ -26,8 +27,8 @@ class Try:
 
 
 def plan_capacity(scenario: Scenario, run: Callable[[Scenario], Report], on_try: Callable[[Try], None]) -> Report:
-    """Return the report of the fewest nodes that reach the goals, or of the most, with a section that tells of all
-    tries. `on_try` is told each."""
+    """Return the report of the smallest number that is enough, or of the largest number tried if none is. Its section
+    "Plan" lists all tries. `on_try` is called after each."""
     assert scenario.plan is not None
     goals, tries = scenario.plan, list[Try]()
     for num_nodes in _numbers(scenario, goals, tries):
@@ -40,7 +41,7 @@ def plan_capacity(scenario: Scenario, run: Callable[[Scenario], Report], on_try:
 
 
 def with_number(scenario: Scenario, num_nodes: int) -> Scenario:
-    """Return the scenario with `num_nodes` of the planned class, and as many of each other one as before."""
+    """Return the scenario with `num_nodes` of the planned class and unchanged numbers of the others."""
     assert scenario.plan is not None
     each_share = scenario.nodes / sum(kind.share for kind in scenario.classes)
     classes = tuple(
@@ -51,7 +52,8 @@ def with_number(scenario: Scenario, num_nodes: int) -> Scenario:
 
 
 def missed_goals(goals: Plan, report: Report) -> dict[str, object]:
-    """Return the figures of `report` that are below the plan's goals, or unknown. What is not simulated is no goal."""
+    """Return the figures of `report` that are unknown or below the plan's goals. Goals of 0 are ignored, and so are
+    those for a section that the report does not have."""
     serving, training = report.sections.get("Serving"), report.sections.get("Training")
     figures: list[tuple[Figures | None, str, float]] = [
         (serving, ANSWERED, goals.share_answered),
@@ -59,21 +61,22 @@ def missed_goals(goals: Plan, report: Report) -> dict[str, object]:
         (training, UTILIZATION, goals.utilization),
         (serving, TOKENS_PER_S, goals.answer_tokens_per_s),
     ]
-    reached = [(name, _middle(part[name]), goal) for part, name, goal in figures if part is not None and goal]
+    reached = [(name, _median(part[name]), goal) for part, name, goal in figures if part is not None and goal]
     return {name: value for name, value, goal in reached if not isinstance(value, int | float) or value < goal}
 
 
-def _middle(figure: object) -> object:
-    """Return a figure, or the median of one that is a distribution."""
+def _median(figure: object) -> object:
+    """Return a figure, or its median if it is a distribution."""
     return figure.get("median") if isinstance(figure, dict) else figure
 
 
 def _numbers(scenario: Scenario, goals: Plan, tries: list[Try]) -> Iterator[int]:
-    """Yield the next number to try, by what the `tries` so far have found: doubled until it is enough, then halved."""
+    """Yield the next number to try, given the `tries` so far: numbers are doubled until one is enough, and then the
+    interval between too few and enough is halved."""
     share = next(kind.share for kind in scenario.classes if kind.name == goals.vary)
     first = round(scenario.nodes * share / sum(kind.share for kind in scenario.classes))
     number = min(goals.most, max(1, first))
-    too_few, enough = 0, goals.most + 1
+    too_few, enough = 0, goals.most + 1  # the latter stands for no number that is enough
     while True:
         yield number
         if tries[-1].missed:

@@ -1,6 +1,6 @@
-"""The report of a simulation, as JSON and as one HTML page that needs nothing else, and what is counted for it. Pure.
+"""Collects the measurements of a simulation and makes the report from them, as JSON and as one HTML page. Pure.
 
-It holds nothing of the machine that simulated, so equal scenarios give equal reports in as many processes.
+The report contains nothing about the machine, so equal scenarios in equally many processes give equal reports.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ TOKENS_PER_S = "tokens/s of one answer"
 WORK = "work of the servers (share of their time, one session after the other)"
 
 FIDELITY = (
-    "Real code: membership, record DHT, placement, routing, group forming, votes, certificates, reductions. "
-    "Messages of the record DHT, and those by which trainers ask where others are, are handed over with their size on "
-    "the wire, and neither encoded nor parsed. What trainers' streams carry is not among a node's messages and bytes.",
-    "Records are signed by a stub, and parsed and checked once for all nodes instead of by each; rounds sign for real.",
-    "Connections are there at once and stay: dialling, encryption and punching take no time. A relayed pair takes the "
-    "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",
-    "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain by the "
-    "load that the servers have announced; a server whose cache is full refuses sessions. "
-    "Weights come at the rate of the server's downlink. The vectors' transfers pass as time before the round, which "
-    "reduces small ones: two times of a vector, and those of its cluster for a head. As many trainers as a round has "
-    "begin a run; the others join after its first step.",
+    "Membership, record DHT, placement, routing, group forming, votes, certificates and reductions are the real code. "
+    "Messages of the record DHT, and those by which trainers ask others for their standing, are not encoded, parsed or "
+    "checked. Their receivers get them as objects, after the time that their size on the wire takes. The messages and "
+    "bytes of a node do not include a trainer's streams.",
+    "Records are signed by a stub. Each is parsed and checked once instead of by each node. What rounds sign is signed "
+    "and checked for real.",
+    "Connections exist at once and last: dialling, encryption and hole punching take no time. A pair that needs a "
+    "relay has the relay's latency and 1 MB/s. A node can dial every peer whose id it knows.",
+    "Computing takes time and computes nothing. An answer takes the time that the router expects of its chain under "
+    "the load that the servers have announced. A server refuses sessions for which its cache has no room. Weights are "
+    "downloaded at the rate of the server's downlink. The transfers of a round's vectors take time before the round, "
+    "which then reduces short vectors: a trainer transfers two vectors, and a head two for each trainer of a full "
+    "cluster. As many trainers as a round has begin a run, and the others join after its first step.",
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
-    """Everything is of the measured time only; `is_on` is False during the warm-up.
+    """The measurements of one process. They are taken only while `is_on`, which is False during the warm-up.
 
-    `samples` are one a minute: what was so then, by name. The other lists have one entry for each event.
+    `samples` has one sample for each minute: values at its end, by name. The other lists have one entry for each event,
+    except the last two.
     """
 
     is_on: bool = False
@@ -54,12 +57,13 @@ class Measurements:
     answer_tokens_per_s: list[float] = field(default_factory=list)
     samples: list[dict[str, float]] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
-    """The nodes of which each sample is taken."""
+    """The number of nodes whose tables each sample describes."""
     sent_a_minute: list[tuple[float, float]] = field(default_factory=list)
-    """Messages and bytes of each node that was there at both ends."""
+    """Messages and bytes that each node sent in a minute, of the nodes that were present from beginning to end."""
 
     def add(self, other: Measurements) -> None:
-        """Add what another process has measured of the nodes there, in which only means and maxima are sampled."""
+        """Add the measurements of another process. Of its samples only means and maxima are used: it has no servers and
+        no trainers, and this process counts all nodes."""
         self.counts.update(other.counts)
         self.lookup_hops += other.lookup_hops
         self.lookup_s += other.lookup_s
@@ -74,16 +78,18 @@ class Measurements:
                     own[name] = (own[name] * num_own + value * num_more) / max(1, num_own + num_more)
 
     def count(self, what: str, number: float = 1) -> None:
+        """Add `number` to a count, if the measurement is on."""
         if self.is_on:
             self.counts[what] += number  # type: ignore[assignment]
 
     def take(self, values: list[float], value: float) -> None:
+        """Append a value to one of the lists, if the measurement is on."""
         if self.is_on:
             values.append(value)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean, the median, 99th percentile and extremes; empty if there are no values."""
+    """Return mean, minimum, median, 99th percentile and maximum; empty if there are no values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -103,13 +109,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def share(part: float, whole: float) -> float | None:
-    """Return the share, or None where there was nothing to take a share of."""
+    """Return `part / whole`, or None if `whole` is 0."""
     return part / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`sections` are figures by title; `samples` one row of numbers for each simulated minute."""
+    """A report. `sections` has figures by title, and `samples` the samples of `Measurements`."""
 
     name: str
     scenario: Figures
@@ -121,14 +127,14 @@ class Report:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
-        """Return one self-contained page: tables and pictures, no script."""
+        """Return one page with tables and charts that loads nothing and has no script."""
         body = [f"<h1>{html.escape(self.name)}</h1>"]
         for title, figures in self.sections.items():
             body.append(f"<h2>{html.escape(title)}</h2>{_table(figures)}")
         body.append("<h2>Over time</h2>")
         names = [name for name in (self.samples[0] if self.samples else {}) if name != "minute"]
-        body += [_picture(name, [(each["minute"], each[name]) for each in self.samples]) for name in names]
-        body.append("<h2>What was simulated how</h2><ul>")
+        body += [_chart(name, [(each["minute"], each[name]) for each in self.samples]) for name in names]
+        body.append("<h2>What is simulated how</h2><ul>")
         body += [f"<li>{html.escape(line)}</li>" for line in self.fidelity]
         body.append(f"</ul><h2>Scenario</h2><pre>{html.escape(json.dumps(self.scenario, indent=1))}</pre>")
         return f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(self.name)}</title>{_STYLE}" + (
@@ -144,7 +150,7 @@ class Report:
 
 
 def report_of(scenario: Scenario, measured: Measurements, num_processes: int = 1) -> Report:
-    """Return the report of what `num_processes` have measured."""
+    """Return the report of the measurements, which `num_processes` have taken together."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {
@@ -244,8 +250,8 @@ def _table(figures: Mapping[str, object]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _picture(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """Return a picture of a line over the minutes, from zero to its highest value."""
+def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """Return a line chart over the minutes, from 0 to the highest value."""
     last, highest = max(x for x, _ in points), max(y for _, y in points)
     drawn = " ".join(
         f"{x / (last or 1) * _WIDTH:.1f},{(1 - y / (highest or 1)) * (_HEIGHT - 4) + 2:.1f}" for x, y in points

@@ -1,8 +1,8 @@
-"""One node of a simulated network, and its `Network` with the real record DHT, over simulated hosts.
+"""Implements `Network` for a simulated node: the real record DHT over simulated hosts.
 
-Calls go over `simulated_host`, streams over the memory network's pipes. A record is parsed and its signature checked by
-nobody: its publisher hands the finished envelope to all nodes (`SharedRecords`), which is what a check of each by each
-would end with, as there are no liars here. Signatures of records are stubs for that reason; those of rounds are real.
+Calls use `simulated_host`, and streams the pipes of the memory network. Simulated nodes publish only valid records, so
+no node parses a record or checks its signature: the publisher shares the envelope with all nodes of its process
+(`SharedRecords`). Records are therefore signed by a stub. What rounds sign is signed and checked for real.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from swarm.simulation.simulated_host import SimulatedHost
 
 NETWORK_ID = "simulated"
 KEPT_RECORDS = 1 << 18
-"""Newest records whose envelopes are kept: all that can be stored of 10,000 nodes in five minutes."""
+"""Number of newest records whose envelopes are kept: all that 10,000 nodes store in five minutes, the longest lifetime
+of a record."""
 
 
 class SharedRecords(RecordValidator):
-    """The envelope of every record that was published lately, by its bytes. One for all nodes of a process, which are
-    all there are unless the simulation `is_divided`."""
+    """The envelopes of the newest records, by their bytes, for all nodes of one process. If the simulation `is_divided`
+    among several processes, a record of another one is parsed once."""
 
     def __init__(self, *, is_divided: bool = False) -> None:
         self._is_divided = is_divided
@@ -50,14 +51,14 @@ class SharedRecords(RecordValidator):
         self._envelopes[data] = envelope
 
     def envelope(self, data: bytes) -> Envelope | None:
-        known = self._envelopes.get(data)
-        if known is None and self._is_divided:  # its publisher is in another process
-            known = self._envelopes[data] = Envelope.parse(data)
-        return known
+        envelope = self._envelopes.get(data)
+        if envelope is None and self._is_divided:
+            envelope = self._envelopes[data] = Envelope.parse(data)
+        return envelope
 
 
-class _Signer(Identity):
-    """An identity whose signatures are a digest: nobody checks those of records."""
+class _StubIdentity(Identity):
+    """An identity whose signatures are digests, which nobody checks."""
 
     __slots__ = ()
 
@@ -66,7 +67,7 @@ class _Signer(Identity):
 
 
 class _SharingDht(RecordDht):
-    """Hands each record to all nodes before it is stored with some."""
+    """Shares each record with all nodes of the process before it stores the record with some."""
 
     def __init__(
         self, host: SimulatedHost, prefix: str, records: SharedRecords, streams: StreamedCalls | None = None
@@ -80,12 +81,12 @@ class _SharingDht(RecordDht):
 
 
 class SimulatedNetwork(SigningNetwork):
-    """Implements `Network`. `streams` is this node's place on the memory network; without it there are no streams."""
+    """Implements `Network`. `streams` is this node on the memory network. Without it, the node has no streams."""
 
     def __init__(
         self, seed: bytes, host: SimulatedHost, records: SharedRecords, streams: MemoryNetwork | None = None
     ) -> None:
-        super().__init__(_Signer(seed), NETWORK_ID)
+        super().__init__(_StubIdentity(seed), NETWORK_ID)
         self._shared = records
         self._streams = streams
         self.links = LinkMeter()
@@ -104,7 +105,8 @@ class SimulatedNetwork(SigningNetwork):
         entries: Sequence[str],
         streams: MemoryNetwork | None = None,
     ) -> SimulatedNetwork:
-        """Meet the peers `entries` and the nodes nearest to this one, as a real node does when it starts."""
+        """Return the network of a node that has contacted the peers `entries` and the nodes nearest to itself, as a
+        real node does when it starts."""
         network = cls(seed, host, records, streams)
         network.dht = dht = await _SharingDht.create(host, "dht/", records)
         network._own_records = OwnRecords(dht, network._identity, NETWORK_ID, records.now, on_copy=lambda: None)
@@ -150,7 +152,7 @@ class SimulatedNetwork(SigningNetwork):
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         if not self.host.is_up:
-            raise PeerUnreachable("this node has left", peer_id=self.peer_id)  # and says no goodbye
+            raise PeerUnreachable("this node has left", peer_id=self.peer_id)  # so it cannot withdraw its records
         return await self._own_records.publish(key, payload, lifetime_s=lifetime_s)
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
@@ -166,7 +168,7 @@ class SimulatedNetwork(SigningNetwork):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedNode:
-    """`network` and `membership` are None until it has joined."""
+    """One node. `network` and `membership` are None until it has joined, and `streams` is None unless it trains."""
 
     number: int
     kind: NodeClass
@@ -178,11 +180,11 @@ class SimulatedNode:
     streams: MemoryNetwork | None = None
     task: asyncio.Task[None] | None = None
     base: tuple[int, int] = (0, 0)
-    """Messages and bytes that it had sent when the measurement began."""
+    """The numbers of messages and bytes that it had sent when the measurement began."""
 
     @property
     def record(self) -> NodeRecord:
-        """Return the record in which it tells of itself."""
+        """Return the record of this node, as a volunteer publishes it."""
         memory_bytes = int(self.kind.memory_gib * 2**30)
         return NodeRecord(
             name=f"node-{self.number}",
@@ -198,12 +200,12 @@ class SimulatedNode:
 
 
 def addr_of(number: int) -> str:
-    """Return the address at which a node can be dialled, without its id."""
+    """Return the address of a node, without its peer id."""
     return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
 
 
 async def tend_table(network: SimulatedNetwork) -> None:
-    """Do as `partition_watch.PartitionWatch` does while all is well."""
+    """Refresh the routing table, as `partition_watch.PartitionWatch` does in a network without a partition."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await network.dht.make_room()

@@ -1,11 +1,12 @@
-"""Nodes that serve a model's blocks, and gateways that ask for answers. Placement and routing are the real ones.
+"""Simulates servers of a model's blocks, and gateways that request answers, with the real placement and routing.
 
-A server decides as `serving.server.span_placer` does: it proposes, settles, loads for as long as its downlink takes,
-serves, and looks for a better span from time to time. It refuses sessions for whose tokens its cache has no room, and
-announces its load as `serving.server.span_announcer` does.
+A server decides as `serving.server.span_placer` does. It proposes a span, waits for the proposals of others, downloads
+its blocks at the rate of its downlink, serves them, and searches for a better span at intervals. It refuses sessions
+for whose tokens its cache has no room, and announces its load as `serving.server.span_announcer` does.
 
-An answer takes what the router expects of its chain by the load that its servers have announced; computing and streams
-are not simulated. A chain whose server has left is found out and replaced, as a session does.
+Computing and streams are not simulated. An answer takes the time that the router expects of its chain under the load
+that the servers have announced. If a server of the chain has left by then, the gateway takes another chain for the
+second half of the answer.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ SETTLE_S = 3.0
 WATCH_S = 20.0
 LINKS_WITHIN_S = 2.0
 ANNOUNCE_S = 3.0
-"""The values of `span_placer` and `span_announcer`, which are not imported: they bring torch."""
+"""The values of `span_placer` and `span_announcer`, which are not imported because they import torch."""
 
 LIST_S = 15.0
-"""Time for which a gateway goes by a list of servers before it looks them up again."""
+"""Seconds between a gateway's lookups of the servers."""
 
 MAX_TRIES = 4
-"""Chains of one request; beyond that it has failed."""
+"""Number of chains that a request may try before it fails."""
 
 FULL_S = 1.0
-"""Time for which a gateway asks nothing of a server that has refused a session."""
+"""Seconds for which a gateway does not ask a server that has refused a session."""
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 REVISION = "simulated"
 
 
-def needs_of(model: Model) -> ModelNeeds:
+def _needs_of(model: Model) -> ModelNeeds:
     return ModelNeeds(
         num_blocks=model.blocks,
         block_bytes=int(model.block_mib * MIB),
@@ -59,7 +60,7 @@ def needs_of(model: Model) -> ModelNeeds:
 
 
 class SimulatedServer:
-    """Serves a span of `model` in virtual time."""
+    """Serves a span of `model` in virtual time. `record` is what it announces, or None until it has chosen a span."""
 
     def __init__(
         self, network: SimulatedNetwork, membership: Membership, model: Model, kind: NodeClass, *, relayed: bool
@@ -68,23 +69,22 @@ class SimulatedServer:
         self._membership = membership
         self._model = model
         self._kind = kind
-        self._needs = needs_of(model)
+        self._needs = _needs_of(model)
         self._max_bytes = int(kind.memory_gib * GIB)
         self._relayed = relayed
         self._num_sessions = 0
         self._held_tokens = 0
         self._has_changed = asyncio.Event()
         self.record: ServeRecord | None = None
-        """Holds what it announces; None until it has chosen."""
 
     @contextmanager
     def session(self, num_tokens: int) -> Iterator[None]:
-        """Hold cache for `num_tokens` within. Raises PeerRefused if there is no room."""
+        """Reserve cache for `num_tokens` while this context lasts. Raises PeerRefused if there is no room."""
         record, peer_id = self.record, self._network.peer_id
         if record is None or record.state != "serving":
-            raise PeerRefused("it does not serve yet", peer_id=peer_id)
+            raise PeerRefused("the server does not serve yet", peer_id=peer_id)
         if self._held_tokens + num_tokens > self._cache_tokens(record.end - record.start):
-            raise PeerRefused("its cache is full", peer_id=peer_id)
+            raise PeerRefused("the server's cache is full", peer_id=peer_id)
         self._change_load(1, num_tokens)
         try:
             yield
@@ -97,12 +97,12 @@ class SimulatedServer:
         self._has_changed.set()
 
     async def run(self) -> None:
-        """Serve until cancelled. A node whose memory holds no block does nothing."""
+        """Serve until cancelled. A node whose memory is too small for one block does nothing."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell_load())
+            tasks.create_task(self._announce_load())
             tasks.create_task(self._serve())
 
-    async def _tell_load(self) -> None:
+    async def _announce_load(self) -> None:
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
@@ -134,7 +134,7 @@ class SimulatedServer:
                 await self._load(move)
                 again = choose_move(await self._servers(), self._model.blocks, capacity, (record.start, record.end))
                 if again is None or (again.start, again.end) != (move.start, move.end):
-                    move = PlacementDecision(start=record.start, end=record.end, reason="not wanted any more")
+                    move = PlacementDecision(start=record.start, end=record.end, reason="the move no longer helps")
                 record = self._announce(self._serving(move, capacity))
 
     async def _begin(self, capacity: Capacity) -> ServeRecord:
@@ -191,7 +191,8 @@ class SimulatedServer:
 
 
 class SimulatedGateway:
-    """Asks for `requests_per_s()` answers, at random moments. `server_at` finds the server of a peer that is there."""
+    """Requests `requests_per_s()` answers a second on average, at random times. `server_at` returns the server of a
+    peer id, or None."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class SimulatedGateway:
         self._requests_per_s = requests_per_s
         self._server_at = server_at
         self._measured = measured
-        self._chance = random.Random(network.peer_id)
+        self._random = random.Random(network.peer_id)
         self._load: Counter[str] = Counter()
         self._gone: set[str] = set()
         self._full: dict[str, float] = {}
@@ -216,12 +217,12 @@ class SimulatedGateway:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_list())
+            tasks.create_task(self._refresh_servers())
             while rate := self._requests_per_s():
-                await asyncio.sleep(self._chance.expovariate(rate))
+                await asyncio.sleep(self._random.expovariate(rate))
                 tasks.create_task(self._request())
 
-    async def _keep_list(self) -> None:
+    async def _refresh_servers(self) -> None:
         while True:
             try:
                 self._servers = await self._membership.servers(self._model.name)
@@ -232,7 +233,8 @@ class SimulatedGateway:
             await asyncio.sleep(LIST_S)
 
     async def _request(self) -> None:
-        """Give one answer. Its time is what the router expects, and what waiting for lost and full servers adds."""
+        """Simulate one request. It takes the time that the router expects of its chains, and the waits for full
+        servers."""
         began, tokens = asyncio.get_running_loop().time(), self._model.answer_tokens
         self._measured.count("requests")
         for _ in range(MAX_TRIES):
@@ -244,7 +246,7 @@ class SimulatedGateway:
                 self._full[refusal.peer_id] = asyncio.get_running_loop().time() + FULL_S
                 continue
             except NoChain:
-                if not self._full_now():
+                if not self._full_servers():
                     break
                 await asyncio.sleep(FULL_S)
                 continue
@@ -257,11 +259,11 @@ class SimulatedGateway:
                 return
             self._gone.update(lost)
             self._measured.count("servers lost in an answer", len(lost))
-            tokens = max(1, tokens // 2)  # on average half of the answer was there
+            tokens = max(1, tokens // 2)  # on average, half of the answer was complete
         self._measured.count("requests failed")
 
     async def _answer(self, chain: Chain, tokens: int) -> None:
-        """Hold a session at each server of the chain for as long as the answer takes. Raises PeerRefused."""
+        """Hold a session on each server of the chain while the answer takes time. Raises PeerRefused."""
         prompt_tokens = self._model.prompt_tokens
         with ExitStack() as sessions:
             for hop in chain.hops:
@@ -274,7 +276,8 @@ class SimulatedGateway:
             self._measured.count("work s", (tokens * decode_ms + prompt_tokens * prompt_ms) / 1e3)
             await asyncio.sleep((tokens * chain.cost_ms + prompt_tokens * prompt_ms) / 1e3)
 
-    def _full_now(self) -> set[str]:
+    def _full_servers(self) -> set[str]:
+        """Return the servers that have refused a session within FULL_S."""
         now_s = asyncio.get_running_loop().time()
         self._full = {peer_id: until_s for peer_id, until_s in self._full.items() if until_s > now_s}
         return set(self._full)
@@ -284,8 +287,8 @@ class SimulatedGateway:
             rtt_ms=self._membership.known_rtts_ms(self._servers),
             load=self._load,
             barred=self._gone,
-            full=self._full_now(),
+            full=self._full_servers(),
             max_tokens=max_tokens,
-            salt=str(self._chance.random()),
+            salt=str(self._random.random()),
         )
         return find_chain(self._servers, 0, self._model.blocks, context)

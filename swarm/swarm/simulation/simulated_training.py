@@ -1,7 +1,7 @@
-"""Trainers of a simulation: real members of real runs (`RunMember`), with a vector of a few thousand values.
+"""Simulates trainers: real members of real runs (`RunMember`), whose vectors are short.
 
-Groups, clusters, votes, certificates, reductions and state transfers are the real code. The inner steps only pass time.
-So does the vectors' way to the others and back, before the round begins: what is reduced then is a small one.
+Groups, clusters, votes, certificates, reductions and state transfers are the real code. Inner steps only take time. So
+do the transfers of a round's vectors: their time passes before the round, which then reduces vectors of NUM_VALUES.
 """
 
 from __future__ import annotations
@@ -37,26 +37,28 @@ from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterS
 from swarm.trust.mixing import NO_MIXING
 
 NUM_VALUES = 1024
-"""Values of the vector that is reduced."""
+"""Number of values of the vector that a round reduces."""
 
 NUM_STEPS = 10
-"""Inner steps of an interval."""
+"""Number of inner steps of an interval."""
 
-NUM_LOOKED_AT = 3
-"""Runs whose trainers a newcomer counts; it joins the smallest."""
+NUM_CANDIDATE_RUNS = 3
+"""Number of runs whose trainers a newcomer counts. It joins the smallest of them."""
 
-ROOM = 0.8
-"""Trainers of a run at the start, as a share of its places: some come back before others have left."""
+INITIAL_FILL = 0.8
+"""Share of a run's places for which there are trainers at the start. The rest is for newcomers that join before
+the run has noticed that others left."""
 
-IN_WORK = 3
-"""Intervals within which a trainer in work has contributed: one that began late, one that was lost, and one more."""
+NUM_WORK_INTERVALS = 3
+"""Number of intervals within which a trainer in work has contributed: one that began late, one whose contribution was
+lost, and one more."""
 
 RUN_IS_FULL = "the run is full"
-"""Beginning of the reason that a trainer gets for which no head has room."""
+"""Beginning of the reason of the event of a trainer for which no head has room."""
 
 Situation: TypeAlias = Literal["in_work", "waiting", "refused"]
-"""A trainer is in work if it has contributed within the last IN_WORK intervals. Of the others those are refused to whom
-the run has said last that it has no place."""
+"""The situation of a trainer. "in_work": it has contributed within the last NUM_WORK_INTERVALS intervals. "refused": it
+has not, and its last attempt ended because the run was full. "waiting": neither of these."""
 
 _WINDOW_TOKENS, _BATCH_WINDOWS = 4, 2
 _AUTHOR = Identity(b"simulated author".ljust(32))
@@ -64,9 +66,11 @@ _AUTHOR = Identity(b"simulated author".ljust(32))
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Run:
-    """A run and its trainers: those that take part, and those that wait until it `has_begun`, with its first step. It
-    is begun by as many as a round has, since each trainer asks each other one again and again while a first group
-    forms."""
+    """A run and the number of its trainers.
+
+    `max_group` trainers begin the run. All others wait until it `has_begun`, which is when its first step is committed:
+    while the first group forms, each trainer asks all others repeatedly, which takes long with many of them.
+    """
 
     signed: SignedRun
     has_begun: bool = False
@@ -75,13 +79,13 @@ class _Run:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """Note that the first step is taken."""
+        """Note that the first step is committed."""
         self.has_begun = True
         self._changed.set()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for the time to join, and count one more trainer within."""
+    async def joined(self) -> AsyncIterator[None]:
+        """Wait until one more trainer may join, and count it while this context lasts."""
         self.num_waiting += 1
         try:
             while not self.has_begun and self.num_trainers >= self.signed.config.max_group:
@@ -98,8 +102,8 @@ class _Run:
 
 
 def _runs_of(training: Training, num_trainers: float) -> list[_Run]:
-    """Return as many runs as these trainers need."""
-    num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members * training.cluster_size)))
+    """Return about as many runs as give each of these trainers a place."""
+    num_runs = max(1, round(num_trainers / max(1.0, INITIAL_FILL * training.members * training.cluster_size)))
     return [_Run(signed=_signed_run(f"run-{number}", training)) for number in range(num_runs)]
 
 
@@ -122,8 +126,8 @@ def _signed_run(name: str, training: Training) -> SignedRun:
 
 
 class TimedInner:
-    """An inner loop whose steps only take time. Implements `interval.Inner`. `transfer_s` returns the seconds for which
-    the vectors of the coming round take this trainer's link."""
+    """An inner loop whose steps only take time. Implements `interval.Inner`. `transfer_s` returns the seconds that the
+    vectors of the next round take on this trainer's link."""
 
     def __init__(self, step_s: float, transfer_s: Callable[[], float]) -> None:
         self._step_s = step_s
@@ -171,7 +175,7 @@ class TimedInner:
         return 1.0
 
     def close(self) -> None:
-        """Do nothing, since nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class TrainingWorld:
@@ -193,14 +197,14 @@ class TrainingWorld:
         return self._links.between(self._places[a], self._places[b])
 
     def streams_of(self, identity: Identity, host: SimulatedHost) -> MemoryNetwork:
-        """Return a trainer's place on the memory network, as near and as fast as its host."""
+        """Return a trainer's network of streams, with the latencies and the rates of its host."""
         self._places[identity.peer_id] = host.place
         return self._internet.network(
             identity, NETWORK_ID, up_bytes_per_s=host.up.bytes_per_s, down_bytes_per_s=host.down.bytes_per_s
         )
 
     def crash(self, peer_id: str) -> None:
-        """End the trainer without a word. Do nothing if the node is no trainer."""
+        """End the trainer without a goodbye. Do nothing if the node is no trainer."""
         if peer_id in self._places:
             self._internet.crash(peer_id)
 
@@ -212,7 +216,7 @@ class TrainingWorld:
         kind: NodeClass,
         measured: Measurements,
     ) -> None:
-        """Find a run and train until cancelled."""
+        """Run a trainer until cancelled."""
         trainer = _Trainer(
             identity=identity,
             network=network,
@@ -232,26 +236,26 @@ class TrainingWorld:
             await network.close()
 
     def situations(self) -> dict[Situation, int]:
-        """Return how many trainers are in work, waiting and refused."""
+        """Return the number of trainers in each situation."""
         since, counts = self._since_s(), dict.fromkeys(get_args(Situation), 0)
         for trainer in self._trainers:
             counts[trainer.situation(since)] += 1
         return counts
 
     def share_in_work(self) -> float:
-        """Return the share of the trainers that are in work, of those that have been there for IN_WORK intervals. 1
-        while there is none."""
+        """Return the share of the trainers in work among those that joined NUM_WORK_INTERVALS intervals ago or earlier;
+        1 if there are none."""
         since = self._since_s()
         settled = [trainer for trainer in self._trainers if trainer.began_at < since]
         return sum(each.situation(since) == "in_work" for each in settled) / len(settled) if settled else 1.0
 
     def _since_s(self) -> float:
-        return asyncio.get_running_loop().time() - IN_WORK * self._training.interval_minutes * 60
+        return asyncio.get_running_loop().time() - NUM_WORK_INTERVALS * self._training.interval_minutes * 60
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Trainer:
-    """One member of one of `runs`."""
+    """One trainer, which is a member of one of `runs`."""
 
     identity: Identity
     network: SimulatedNetwork
@@ -259,21 +263,21 @@ class _Trainer:
     kind: NodeClass
     step_s: float
     vector_bytes: float
-    """A byte a value (int8)."""
+    """The size of a vector in the codec int8: one byte for each value."""
     runs: Sequence[_Run]
     committed: set[str]
-    """The digests of the states that rounds have led to, of all trainers."""
+    """The digests of the states that any trainer has committed, which all trainers share."""
     measured: Measurements
     began_at: float = 0.0
     contributed_at: float = 0.0
     is_refused: bool = False
     sought_at: float | None = None
     last_interval: IntervalDone | None = None
-    """The last one whose contribution is not lost."""
+    """The last interval, or None if its contribution came too late."""
     member: RunMember | None = None
 
     def situation(self, since_s: float) -> Situation:
-        """Return what this trainer is at. Contributions before `since_s` do not count."""
+        """Return the situation of this trainer. Contributions before `since_s` do not count."""
         if self.contributed_at >= since_s:
             return "in_work"
         return "refused" if self.is_refused else "waiting"
@@ -282,7 +286,7 @@ class _Trainer:
         """Find a run and train until cancelled."""
         self.began_at = self.sought_at = asyncio.get_running_loop().time()
         run = await self._smallest_run()
-        async with run.place():
+        async with run.joined():
             await self._train(run)
 
     async def _train(self, run: _Run) -> None:
@@ -307,9 +311,10 @@ class _Trainer:
                 await member.close()
 
     async def _smallest_run(self) -> _Run:
+        """Return the smallest of NUM_CANDIDATE_RUNS random runs, or a random one if no lookup succeeds."""
         chance = random.Random(self.network.peer_id)
         found: list[tuple[int, int]] = []
-        for index in chance.sample(range(len(self.runs)), min(NUM_LOOKED_AT, len(self.runs))):
+        for index in chance.sample(range(len(self.runs)), min(NUM_CANDIDATE_RUNS, len(self.runs))):
             run = self.runs[index]
             try:
                 trainers = await self.membership.some_trainers(run.signed.run_id)
@@ -319,13 +324,13 @@ class _Trainer:
         return self.runs[min(found)[1] if found else chance.randrange(len(self.runs))]
 
     def _transfer_s(self, config: RunConfig) -> float:
-        """Return the seconds that a vector takes from here and its result back."""
+        """Return the seconds that a round's vectors take on this trainer's link."""
         host = self.network.host
         return self._num_vectors(config) * self.vector_bytes / min(host.up.bytes_per_s, host.down.bytes_per_s)
 
     def _num_vectors(self, config: RunConfig) -> int:
-        """Return the vectors that its link carries in a round: its own and the result. A head carries those of its
-        cluster, too, which is taken to be full."""
+        """Return the number of vectors that this trainer's link carries in a round: its own and the result. A head also
+        carries those of its cluster, which is assumed to be full."""
         state = self.member.state if self.member else None
         is_head = state is not None and self.network.peer_id in state.manifest.roster
         return 2 * (config.cluster_size if is_head else 1)

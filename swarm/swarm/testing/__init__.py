@@ -1,0 +1,1 @@
+"""Virtual time, for tests and simulations."""

@@ -1,15 +1,14 @@
-"""Runs a coroutine in virtual time: hours of timeouts, latencies and outer steps pass in milliseconds, identically
-on every run.
+"""Runs a coroutine in virtual time: hours of timeouts and latencies pass in milliseconds, in the same way each time.
 
-`run` drives an ordinary asyncio loop whose clock jumps to the next timer whenever nothing else is left to do.
-Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in the loop's own thread or in
-those of their executors, but their results arrive in the order in which the jobs were submitted and only once the loop
-is idle, so that the speed of a machine decides nothing. A job costs no virtual time unless `compute_s` charges it some,
-or it calls `charge` itself.
+`run` uses an ordinary asyncio loop, except that its clock jumps to the next timer when nothing else is left to do.
+Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in the loop's thread or in those of
+their executors. Their results arrive in the order in which the jobs were submitted, and only when the loop is idle, so
+the speed of the machine has no effect. A job takes no virtual time unless `compute_s` or a call of `charge` gives it
+some.
 
-Left to others: real sockets and child processes, which know nothing of virtual time and look like a deadlock here.
-Two things void the determinism: a job in a thread that reads what the loop writes meanwhile, and threads the loop did
-not start. A job that cannot end before a later one has delivered its result hangs, until the real timeout names it.
+Real sockets and child processes do not work: they know nothing of virtual time, and waiting for them counts as a
+deadlock. Results may differ between runs if a job in a thread reads what the loop writes meanwhile, or if the loop's
+code starts threads itself. A job that needs the result of a later job hangs until the real timeout ends the run.
 """
 
 from __future__ import annotations
@@ -18,55 +17,56 @@ import asyncio
 import functools
 import heapq
 import itertools
-import os
 import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
+
+from swarm.testing.waiting_tasks import describe
 
 T = TypeVar("T")
 
 JobPlace = Literal["loop", "threads"]
-"""The place where executor jobs run: the loop's thread, each once nothing else is ready, or their executors' threads,
-in parallel. To hand a job to a thread and back costs more than most jobs of tests do."""
+"""The place where executor jobs run: one after the other in the loop's thread, when nothing else is ready, or in
+parallel in their executors' threads. Passing a job to a thread and back takes longer than most jobs of tests."""
 
 ComputeCost = Callable[[Callable[..., object]], float]
-"""The virtual seconds that a job costs, given the function it calls (partials and contexts unwrapped)."""
+"""Returns the virtual seconds that a job takes, given the function that it calls, without partials and contexts."""
 
 START_S = 1000.0
-"""The first time; not zero, so that code that takes 0 for "never" fails."""
+"""The time at which a run starts. It is not 0, so that code that takes 0 for "never" fails."""
 
 NUM_THREADS = 4
-"""Threads of the default executor: more than a small machine's cores, so that jobs can wait for each other."""
+"""Number of threads of the default executor: more than a small machine has cores, so that jobs can wait for each
+other."""
 
 THREAD_NAME = "virtual-time"
 
-NUM_ROUNDS = 100
-"""Rounds of callbacks after which the real time is looked at again."""
+NUM_PASSES = 100
+"""Number of passes over the ready callbacks between two checks of the real time."""
 
 _MIN_TIMERS = 100
-"""Fewer are not looked through for cancelled ones."""
+"""Number of timers up to which cancelled ones are not removed together."""
 
 WIND_DOWN_S = 5.0
-"""Real time that cancelled tasks get to end in, after a failure."""
+"""Real seconds that cancelled tasks have to end after a failure."""
 
 
 class Deadlock(AssertionError):
-    """Nothing is ready, no timer is set, no job runs: the tasks named would have waited for ever."""
+    """Nothing is ready, no timer is set and no job runs: the tasks in the message would wait for ever."""
 
 
 class RealTimeout(AssertionError):
-    """The run took longer than `real_timeout_s` of real time: a hung job, or virtual time without an end."""
+    """The run took longer than `real_timeout_s` of real time: a job hangs, or the virtual time never ends."""
 
 
 class LeftBehind(AssertionError):
-    """The coroutine returned while tasks it had started still ran."""
+    """The coroutine returned while tasks that it had started still ran."""
 
 
 def run(
@@ -77,33 +77,33 @@ def run(
     jobs: JobPlace = "loop",
     watch_tasks: bool = True,
 ) -> T:
-    """Return the result of `coro`, or its exception. A job that waits for another one, or that may hang, needs
-    `jobs="threads"`. Without `watch_tasks` the error of a task that nobody awaits is noticed only once the task is
-    gone: of millions of tasks that is cheaper.
+    """Return the result of `coro`. Jobs that wait for other jobs, or may hang, need `jobs="threads"`. Without
+    `watch_tasks`, the error of a task that nobody awaits is noticed only when the task is freed, which is cheaper with
+    millions of tasks.
 
-    Raises Deadlock, RealTimeout and LeftBehind as they say, and an ExceptionGroup of whatever tasks and callbacks
-    raised without anyone awaiting them. `real_timeout_s` is checked between callbacks: one that never returns is
-    left to the test runner's own timeout.
+    Raises what `coro` raises, Deadlock, RealTimeout, LeftBehind, and an ExceptionGroup of the errors of tasks and
+    callbacks that nobody awaited. `real_timeout_s` is checked between callbacks, so a callback that never returns needs
+    the test runner's timeout.
     """
     loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s, jobs=jobs, watch_tasks=watch_tasks)
     try:
         try:
             result = loop.run_until_complete(coro)
         except (Deadlock, RealTimeout) as stuck:
-            if unheard := loop.unheard():
-                raise ExceptionGroup(str(stuck), unheard) from stuck
+            if unretrieved := loop.unretrieved():
+                raise ExceptionGroup(str(stuck), unretrieved) from stuck
             raise
         if pending := asyncio.all_tasks(loop):
-            raise LeftBehind(f"still running when the coroutine returned: {_describe(pending)}")
-        if unheard := loop.unheard():
-            raise ExceptionGroup("raised in tasks or callbacks that nobody awaited", unheard)
+            raise LeftBehind(f"still running when the coroutine returned: {describe(pending)}")
+        if unretrieved := loop.unretrieved():
+            raise ExceptionGroup("raised in tasks or callbacks that nobody awaited", unretrieved)
         return result
     finally:
         loop.wind_down()
 
 
 def charge(seconds: float) -> None:
-    """Called in an executor job: its result arrives that much later. Elsewhere it means nothing."""
+    """Delay the result of the executor job that calls this by `seconds` of virtual time. Do nothing elsewhere."""
     job: _Job | None = getattr(_this_thread, "job", None)
     if job is not None:
         job.cost_s += seconds
@@ -113,10 +113,10 @@ _this_thread = threading.local()
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The loop under `run`. `time()` is virtual.
+    """The loop of `run`, whose `time()` is virtual.
 
-    Timers are in a heap of tuples, which compare in C: a simulation has a hundred thousand of them. Timers of one
-    moment fire in the order in which they were set.
+    Timers are in a heap of tuples, which are compared in C, since a simulation has a hundred thousand of them. Timers
+    for the same time fire in the order in which they were set.
     """
 
     _ready: deque[_Handle]
@@ -134,7 +134,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._real_deadline_s = time.monotonic() + real_timeout_s
         self._compute_s = compute_s
         self._jobs: set[_Job] = set()
-        self._due: list[tuple[int, _Job]] = []  # a heap of the jobs that are not held back, with when they came
+        self._due: list[tuple[int, _Job]] = []  # a heap of the jobs whose cost has passed, by number
         self._num_jobs = itertools.count()
         self._timers: list[tuple[float, int, _Timer]] = []
         self._num_timers = itertools.count()
@@ -153,7 +153,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         timer = _Timer((callback, args, copy_context() if context is None else context, self, when))
         heapq.heappush(self._timers, (when, next(self._num_timers), timer))
-        return timer  # type: ignore[return-value]  # it has what callers use of theirs, and so have handles
+        return timer  # type: ignore[return-value]  # it has the methods that callers use, and so do handles
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -192,18 +192,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.call_later(cost_s, self._fall_due, job)
         else:
             self._fall_due(job)
-        if self._has_threads:  # the last, for it may be done
+        if self._has_threads:  # last, because the job may already be done
             job.running.add_done_callback(lambda _: self._wake())
         return job.result
 
-    def unheard(self) -> list[Exception]:
+    def unretrieved(self) -> list[Exception]:
         """Return the exceptions of tasks and callbacks that nobody has retrieved, and mark them as retrieved."""
-        errors = [task.exception() for task in self._failed if task._log_traceback]
-        self._callback_errors, kept = [], self._callback_errors
-        return [error for error in errors if isinstance(error, Exception)] + kept
+        task_errors = [task.exception() for task in self._failed if task._log_traceback]
+        self._callback_errors, callback_errors = [], self._callback_errors
+        return [error for error in task_errors if isinstance(error, Exception)] + callback_errors
 
     def wind_down(self) -> None:
-        """End what is left, so that a failed run leaves nothing to the next test."""
+        """End the tasks and threads that are left, so that a failed run does not affect the next test."""
         self._real_deadline_s = time.monotonic() + WIND_DOWN_S
         try:
             if left := asyncio.all_tasks(self):
@@ -212,20 +212,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 self.run_until_complete(asyncio.wait(left))
             self.run_until_complete(self.shutdown_asyncgens())
         except (Deadlock, RealTimeout):
-            pass  # a task that refuses to end: the failure that brought us here is the one to report
+            pass  # a task does not end; `run` already raises the failure that led here
         finally:
             self._threads.shutdown(wait=all(job.running.done() for job in self._jobs), cancel_futures=True)
-            self.unheard()
+            self.unretrieved()
             self.close()
 
     def _run_once(self) -> None:
-        """Run what is ready, and first wait for it as `_idle` does, if nothing is. Do so NUM_ROUNDS times, or until the
-        loop is stopped."""
+        """Make NUM_PASSES passes over the ready callbacks, or fewer if the loop is stopped. Each pass calls `_idle` if
+        nothing is ready, and then runs the callbacks that are ready or due."""
         timers, ready = self._timers, self._ready
         if time.monotonic() > self._real_deadline_s:
-            raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
-        for _ in range(NUM_ROUNDS):
-            # the system, which costs as much to ask as anything else, is asked once nothing is ready
+            raise RealTimeout(f"out of real time; still running: {describe(asyncio.all_tasks(self))}")
+        for _ in range(NUM_PASSES):
+            # sockets are asked only when nothing is ready, because a system call takes as long as a pass
             if not ready and not self._stopping and (events := self._idle()):
                 self._process_events(events)
             due_s = self._now_s + self._clock_resolution
@@ -236,20 +236,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 else:
                     timer[3] = None
                     ready.append(timer)
-            for _ in range(len(ready)):  # what these make ready has its turn afterwards
+            for _ in range(len(ready)):  # callbacks that these add run in the next pass
                 handle = ready.popleft()
                 callback, args, context, _, _ = handle
                 if callback is not None:
-                    try:  # as `Handle._run` does, without a call for each of a hundred million events
+                    try:  # as `Handle._run` does, but without a call for each of a hundred million events
                         context.run(callback, *args)
                     except (Exception, asyncio.CancelledError) as error:
-                        told = {"message": "a callback failed", "exception": error, "handle": handle}
-                        self.call_exception_handler(told)
+                        failure = {"message": "a callback failed", "exception": error, "handle": handle}
+                        self.call_exception_handler(failure)
             if self._stopping:
                 return
 
-    def _forget_cancelled(self) -> None:
-        """Remove cancelled timers that are due first, and all of them if they are more than half."""
+    def _remove_cancelled(self) -> None:
+        """Remove the cancelled timers at the top of the heap, or all of them if they are more than half of it."""
         timers = self._timers
         if self._timer_cancelled_count * 2 > len(timers) > _MIN_TIMERS:
             timers[:] = [each for each in timers if each[2][0] is not None]
@@ -260,10 +260,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._timer_cancelled_count -= 1
 
     def _idle(self) -> list[Any]:
-        """Deliver a job's result, wait for one, or advance time to the next timer. Return what the sockets bring."""
+        """Deliver the result of a job, wait for one, or advance the time to the next timer. Return the events of
+        sockets."""
         if (timers := self._timers) and timers[0][2][0] is None:
-            self._forget_cancelled()
-        # threads of jobs wake the loop through a socket, which costs as much to ask as a round of callbacks
+            self._remove_cancelled()
+        # threads of jobs wake the loop through a socket
         if self._jobs and self._has_threads and (events := self._sockets.select(0)):
             return events
         if self._due:
@@ -280,7 +281,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 self._jobs.remove(job)
                 job.deliver()
         elif not timers:
-            raise Deadlock(f"nothing will ever happen; waiting: {_describe(asyncio.all_tasks(self))}")
+            raise Deadlock(f"nothing is left to run, but tasks wait: {describe(asyncio.all_tasks(self))}")
         else:
             self._now_s = max(self._now_s, timers[0][0])
         return []
@@ -302,23 +303,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Handle(list[Any]):
-    """A callback that is due now: its function, arguments and context, and two items that a timer has. Has what the
-    loop and its callers use of an `asyncio.Handle`. A list is made in C, in a third of the time: a simulation makes a
-    hundred million."""
+    """A callback that is ready: its function, arguments and context, and two items for timers. It has the part of
+    `asyncio.Handle` that the loop and its callers use. A list is made in C, in a third of the time of a Handle, and a
+    simulation makes a hundred million of them."""
 
     __slots__ = ()
     _source_traceback = None
 
     def cancel(self) -> None:
-        self[0] = self[1] = None  # what they hold is free now
+        self[0] = self[1] = None  # so that function and arguments can be freed
 
     def cancelled(self) -> bool:
         return self[0] is None
 
 
 class _Timer(_Handle):
-    """A callback that is due at a time: the last item. The one before is the loop that waits for this time, and counts
-    what is cancelled meanwhile; None once the time has come."""
+    """A callback that is due at a time, the last item. The item before is the loop, which counts the cancelled timers
+    in its heap, or None once the timer is out of the heap."""
 
     __slots__ = ()
 
@@ -334,10 +335,9 @@ class _Timer(_Handle):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done. `number`
-    counts the jobs in the order in which they were submitted.
-
-    `cost_s` is what it has charged itself, and not yet been held back for.
+    """One executor job. `number` is its position in the order of submission. `running` is the future of the job itself,
+    and `result` that of the loop, which is set when the job is done and its cost has passed. `cost_s` is the virtual
+    time that it has charged, until the loop delays the result by it.
     """
 
     number: int
@@ -355,7 +355,8 @@ class _Job:
             _this_thread.job = None
 
     def run_here(self, loop: VirtualTimeLoop) -> None:
-        """Run the job in the thread of `loop`, unless it has run. It does not see that a loop runs in its thread."""
+        """Run the job in the thread of `loop`, unless it has run. Meanwhile asyncio reports no running loop, as in a
+        thread of an executor."""
         if self.running.done():
             return
         asyncio._set_running_loop(None)
@@ -378,7 +379,7 @@ class _Job:
 
 
 def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[..., object]:
-    """Return the function that partials and `contextvars.Context.run` (which `to_thread` adds) call in the end."""
+    """Return the function that is called through partials and `contextvars.Context.run`, which `to_thread` adds."""
     while True:
         if isinstance(func, functools.partial):
             args = (*func.args, *args)
@@ -387,23 +388,3 @@ def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[.
             func, args = args[0], args[1:]
         else:
             return func
-
-
-def _describe(tasks: Iterable[asyncio.Task[Any]]) -> str:
-    """Return each task's name and the line it waits at, sorted so that the message is the same on every run."""
-    return "; ".join(sorted(f"{task.get_name()} at {_where(task)}" for task in tasks)) or "no task"
-
-
-def _where(task: asyncio.Task[Any]) -> str:
-    """Return the innermost line of the await chain that is not asyncio's own."""
-    awaited: Any = task.get_coro()
-    frames = []
-    while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
-        if frame is not None:
-            frames.append(frame)
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
-    own = [frame for frame in frames if f"{os.sep}asyncio{os.sep}" not in frame.f_code.co_filename] or frames
-    if not own:
-        return "an unknown place"
-    return f"{own[-1].f_code.co_name} ({Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno})"

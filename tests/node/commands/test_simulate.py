@@ -45,7 +45,10 @@ def test_simulate_hands_on_the_number_of_processes(
     assert asked_for == [1, 3]
     path.write_text("nodes = 5\n[[regions]]\nlatency_ms = 1")
     assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), "--processes", "3"]) == 0
-    assert "simulating 5 nodes in one process: 3 would wait" in capsys.readouterr().err
+    assert (
+        "simulating 5 nodes in one process, because the latency between some nodes is below 2 ms"
+        in capsys.readouterr().err
+    )
     assert cli.run(["simulate", str(path), "--processes", "0"]) != 0
     assert "--processes: '0'" in capsys.readouterr().err
 

@@ -161,7 +161,7 @@ def test_20_trainers_of_one_run_are_all_in_work_in_clusters() -> None:
 
 
 def test_trainers_beyond_the_places_of_a_run_are_counted_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_training, "ROOM", 2.0)  # one run for twice as many as it has places
+    monkeypatch.setattr(simulated_training, "INITIAL_FILL", 2.0)  # one run for twice as many as it has places
     report = simulate(
         Scenario(
             nodes=6,

@@ -1,4 +1,5 @@
-"""Virtual time: it jumps, waits for executor jobs, names deadlocks and leftovers, and repeats itself exactly."""
+"""Tests of virtual time: it jumps to the next timer, waits for executor jobs and repeats itself exactly. Deadlocks and
+tasks that are left behind are reported."""
 
 from __future__ import annotations
 
@@ -188,7 +189,7 @@ def test_run_with_deadlock_raises_at_once_and_names_the_tasks() -> None:
         virtual_time.run(main())
 
 
-def test_run_with_deadlock_after_unheard_error_shows_the_error() -> None:
+def test_run_with_deadlock_after_unretrieved_error_shows_the_error() -> None:
     async def dies() -> None:
         raise ValueError("the cause")
 
@@ -197,7 +198,7 @@ def test_run_with_deadlock_after_unheard_error_shows_the_error() -> None:
         await asyncio.Event().wait()
         await task
 
-    with pytest.raises(ExceptionGroup, match="nothing will ever happen") as caught:
+    with pytest.raises(ExceptionGroup, match="nothing is left to run") as caught:
         virtual_time.run(main())
     assert str(caught.value.exceptions[0]) == "the cause"
 
@@ -230,7 +231,7 @@ def test_run_with_task_that_refuses_to_end_still_reports_it_and_returns() -> Non
 
 
 @pytest.mark.parametrize("watch_tasks", [False, True])
-def test_run_with_unheard_task_error_fails(*, watch_tasks: bool) -> None:
+def test_run_with_unretrieved_task_error_fails(*, watch_tasks: bool) -> None:
     async def dies() -> None:
         raise ValueError("nobody listens")
 
@@ -254,7 +255,7 @@ def test_run_with_error_in_a_callback_fails() -> None:
     assert isinstance(caught.value.exceptions[0], KeyError)
 
 
-def test_run_with_heard_task_error_returns() -> None:
+def test_run_with_awaited_task_error_returns() -> None:
     async def dies() -> None:
         raise ValueError("heard")
 
@@ -288,7 +289,7 @@ def test_run_with_hung_job_hits_the_real_timeout() -> None:
 
 
 @pytest.mark.parametrize("jobs", ["loop", "threads"])
-def test_run_with_job_that_calls_back_into_the_loop_is_heard(jobs: JobPlace) -> None:
+def test_run_with_job_that_calls_back_into_the_loop_runs_the_callback(jobs: JobPlace) -> None:
     async def main() -> list[int]:
         loop, progress = asyncio.get_running_loop(), []
         await asyncio.to_thread(lambda: loop.call_soon_threadsafe(progress.append, 1))

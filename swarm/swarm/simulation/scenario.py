@@ -102,8 +102,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nat:
-    """How `share` of the nodes are reached. "open" and "punched" nodes reach each other directly. A "relayed" node
-    reaches "open" ones directly, and all others through a relay."""
+    """Describes how `share` of the nodes are reached. "open" and "punched" nodes reach each other directly. A "relayed"
+    node reaches "open" ones directly, and all others through a relay."""
 
     kind: Literal["open", "punched", "relayed"] = _choice("open", "punched", "relayed")
     share: float = _number(1.0, 0, 1e6, above=True)
@@ -111,8 +111,8 @@ class Nat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """How long nodes stay. With the model "half-life" half of the nodes have left after `half_life_minutes`, "weibull"
-    has a scale and a shape, "trace" names a file of sessions, and with "none" all nodes stay. `goodbye` is the share of
+    """Describes how long nodes stay. With the model "half-life" half of them have left after `half_life_minutes`,
+    "weibull" has a scale and a shape, "trace" names a file of sessions, and with "none" all nodes stay. `goodbye` is the share of
     the leaving nodes that announce it. With `replace` another node joins for each that leaves."""
 
     model: Literal["none", "half-life", "weibull", "trace"] = _choice("none", "half-life", "weibull", "trace")

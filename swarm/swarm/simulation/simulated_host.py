@@ -103,8 +103,8 @@ class Caller(Protocol):
 
 
 class CallReply(Protocol):
-    """What a host uses to answer a call: `Answer`, or one that sends the answer to another process. Times are those of
-    the loop."""
+    """The reply of a host to a call: `Answer`, or one that sends the answer to another process. Times are those of the
+    loop."""
 
     def done(self) -> bool: ...
 

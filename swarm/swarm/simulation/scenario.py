@@ -112,8 +112,8 @@ class Nat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
     """Describes how long nodes stay. With the model "half-life" half of them have left after `half_life_minutes`,
-    "weibull" has a scale and a shape, "trace" names a file of sessions, and with "none" all nodes stay. `goodbye` is the share of
-    the leaving nodes that announce it. With `replace` another node joins for each that leaves."""
+    "weibull" has a scale and a shape, "trace" names a file of sessions, and with "none" all nodes stay. `goodbye` is
+    the share of the leaving nodes that announce it. With `replace` another node joins for each that leaves."""
 
     model: Literal["none", "half-life", "weibull", "trace"] = _choice("none", "half-life", "weibull", "trace")
     half_life_minutes: float = _number(60.0, 0, MAX_MINUTES, above=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -141,6 +142,25 @@ def test_trainers_form_a_group_and_commit_rounds() -> None:
     # four heads of full clusters of eight: a megabyte comes from each and goes to each, twice a minute at most
     most = 2 * 8 * 120
     assert 0.8 * most < training["megabytes of vectors that a trainer carries in an hour"] <= most
+
+
+def test_trainers_draw_nothing_from_the_systems_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    for name in ("random", "getrandbits"):
+        draw = getattr(random.SystemRandom, name)
+        monkeypatch.setattr(random.SystemRandom, name, lambda *args, draw=draw: drawn.append("") or draw(*args))
+    report = simulate(
+        Scenario(
+            nodes=4,
+            minutes=1,
+            warm_up_minutes=2,
+            probes_per_minute=0,
+            training=Training(members=4, million_parameters=1, interval_minutes=0.5),
+            classes=(NodeClass(role="train"),),
+        )
+    )
+    assert figures(report, "Training")["rounds committed"] >= 1
+    assert drawn == [], "equal seeds would give unequal reports"
 
 
 def test_20_trainers_of_one_run_are_all_in_work_in_clusters() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -71,7 +70,6 @@ class Reductions:
         self._feed = feed
         self._on_reduced_weight = on_reduced_weight
         self._convict = convict
-        self._chance = random.SystemRandom()
         # by the digests of their groups. Earlier attempts are kept, too: their streams may still be served
         self._reductions: dict[bytes, Auditing] = {}
         self._failed_groups: set[bytes] = set()
@@ -109,7 +107,7 @@ class Reductions:
         auditing = Auditing(
             butterfly,
             signed,
-            self._chance,
+            context.audit_chance,
             sign=lambda statement: context.signatures.sign_part(statement, context.network.now()),
             read=lambda data: context.signatures.read_part(data, context.network.now()),
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +74,8 @@ class RunMemberOptions:
     there is one. Without `promises`, a member that is started again with the same key could vote twice for one step;
     without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
     keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
-    for receiving, whichever is less.
+    for receiving, whichever is less. `audit_chance` draws the leaves that this member audits: other members must not
+    be able to predict them, so only simulations set it.
     """
 
     setup: TrainingSetup
@@ -87,6 +89,7 @@ class RunMemberOptions:
     endorsements: EndorsementFile | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
+    audit_chance: random.Random = field(default_factory=random.SystemRandom)
 
     def kept_in(self, votes: Path, evidence: Path, run: SignedRun, network_id: str) -> RunMemberOptions:
         """Return these options with the stores in two folders, which belong to `run` and one process."""
@@ -289,6 +292,7 @@ class RunMember:
             residuals=Residuals(codec) if config.error_feedback else None,
             credential=self._credential(),
             meter=BandwidthMeter(options.max_bytes_per_s),
+            audit_chance=options.audit_chance,
         )
 
     async def _first_state(self, theta_N: Tensor) -> ReplicaState:

@@ -7,6 +7,7 @@ restart. No state.
 from __future__ import annotations
 
 import logging
+import random
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -45,7 +46,8 @@ SPARE_S = 10.0
 class RunContext(ProofReader):
     """Objects that the parts of training share for one member. `executor` computes for rounds, in parallel with
     training. `residuals` exist in a run with error feedback. `credential` is shown when this member enters the run.
-    `revocations` are the author's, as far as this member received them and the state may not know them yet."""
+    `revocations` are the author's, as far as this member received them and the state may not know them yet.
+    `audit_chance` draws the leaves that this member audits."""
 
     executor: Executor
     replica: Replica
@@ -56,6 +58,7 @@ class RunContext(ProofReader):
     credential: RunCredential | None = None
     revocations: list[bytes] = field(default_factory=list)
     meter: BandwidthMeter = field(default_factory=BandwidthMeter)
+    audit_chance: random.Random = field(default_factory=random.SystemRandom)
 
     @property
     def connections(self) -> PeerConnections:

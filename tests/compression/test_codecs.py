@@ -1,4 +1,4 @@
-"""What holds for every codec of the registry."""
+"""Properties that every codec of the registry has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWN_SHA256 = {
 
 @every_codec
 @given(x_N=any_vectors)
-def test_check_bounds_what_is_decoded_and_follows_it(name: str, x_N: torch.Tensor) -> None:
+def test_check_returns_a_bound_close_to_the_largest_decoded_value(name: str, x_N: torch.Tensor) -> None:
     codec = get_codec(name)
     try:
         data = codec.encode(x_N)
@@ -44,7 +44,7 @@ def test_check_bounds_what_is_decoded_and_follows_it(name: str, x_N: torch.Tenso
 
 @every_codec
 @pytest.mark.parametrize("num_values", [1, 256, 700, 1025])
-def test_pieces_are_together_the_encoding_of_the_values_alone(name: str, num_values: int) -> None:
+def test_pieces_joined_are_the_encoding_of_all_values(name: str, num_values: int) -> None:
     codec, x_N = get_codec(name), known_vector(num_values)
     data, edges = codec.encode(x_N), [*range(0, num_values, CUT_VALUES), num_values]
     for start in edges[:-1]:
@@ -60,7 +60,7 @@ def test_get_codec_unknown_name_lists_the_known_ones() -> None:
 
 
 @every_codec
-@pytest.mark.parametrize("place", [None, 0, 2])  # the one of `encoded` that lies where the result will be
+@pytest.mark.parametrize("place", [None, 0, 2])  # one of `encoded` that is where the result will be
 @pytest.mark.parametrize("num_values", [0, 1, 300, 32768, 100_001])
 def test_combine_gives_the_bytes_of_the_sum_that_accumulate_makes(
     name: str, num_values: int, place: int | None
@@ -71,7 +71,7 @@ def test_combine_gives_the_bytes_of_the_sum_that_accumulate_makes(
     for data, weight in zip(encoded, weights, strict=True):
         codec.accumulate(data, weight, sum_N)
     buffer = bytearray(codec.encoded_bytes(num_values))
-    encoded[1] = memoryview(b"!" + encoded[1])[1:]  # aligned to nothing
+    encoded[1] = memoryview(b"!" + encoded[1])[1:]  # not aligned
     if place is not None:
         buffer[:] = encoded[place]
         encoded[place] = buffer
@@ -108,7 +108,7 @@ def test_encode_finite_vector_has_the_announced_size_and_decodes_finite(name: st
 
 @every_codec
 @given(x_N=any_vectors)
-def test_encode_what_was_decoded_gives_the_same_bytes(name: str, x_N: torch.Tensor) -> None:
+def test_encode_of_decoded_values_gives_the_same_bytes(name: str, x_N: torch.Tensor) -> None:
     codec = get_codec(name)
     if name in ("fp16", "bf16"):
         x_N = x_N.clamp(-60000, 60000)
@@ -117,7 +117,7 @@ def test_encode_what_was_decoded_gives_the_same_bytes(name: str, x_N: torch.Tens
 
 
 @every_codec
-def test_encode_known_vector_gives_the_bytes_that_every_machine_gives(name: str) -> None:
+def test_encode_known_vector_gives_the_same_bytes_on_every_machine(name: str) -> None:
     assert hashlib.sha256(get_codec(name).encode(known_vector())).hexdigest() == _KNOWN_SHA256[name]
 
 
@@ -215,12 +215,12 @@ def test_decode_discontiguous_view_is_refused(name: str) -> None:
 
 @every_codec
 @given(x_N=any_vectors)
-def test_codec_writes_into_its_callers_buffers_what_it_returns(name: str, x_N: torch.Tensor) -> None:
+def test_codec_writes_the_same_into_its_caller_s_buffers_as_it_returns(name: str, x_N: torch.Tensor) -> None:
     codec = get_codec(name)
     x_N = x_N.clamp(-60000, 60000)
     data, num_values = codec.encode(x_N), x_N.numel()
     buffer = bytearray(len(data) + 1)
-    codec.encode_into(x_N, memoryview(buffer)[1:])  # aligned to nothing
+    codec.encode_into(x_N, memoryview(buffer)[1:])  # not aligned
     assert bytes(buffer[1:]) == data
     decoded_N, acc_N = torch.full((num_values,), 7.0), torch.full((num_values,), 7.0)
     codec.decode_into(memoryview(buffer)[1:], decoded_N)
@@ -255,7 +255,7 @@ def test_accumulate_bytes_that_are_refused_leaves_the_sum(name: str, noise: st.D
     ],
     ids=["strided", "fp64", "matrix", "gradient"],
 )
-def test_codec_writes_to_flat_contiguous_fp32_alone(name: str, into_N: torch.Tensor) -> None:
+def test_codec_writes_only_to_flat_contiguous_fp32(name: str, into_N: torch.Tensor) -> None:
     data = get_codec(name).encode(torch.ones(10))
     with pytest.raises(CodecError, match="cannot write"):
         get_codec(name).decode_into(data, into_N)
@@ -281,7 +281,7 @@ def test_codec_refuses_buffers_of_another_size_or_read_only_and_weights_not_fini
 
 @every_codec
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_decode_any_kind_of_buffer_is_silent_and_does_not_alias_it(name: str, kind: type) -> None:
+def test_decode_any_kind_of_buffer_warns_of_nothing_and_does_not_alias_it(name: str, kind: type) -> None:
     codec = get_codec(name)
     data = codec.encode(known_vector())
     source = kind(bytearray(data)) if kind is memoryview else kind(data)

@@ -1,4 +1,4 @@
-"""Processes that need the same loop for the first time: one compiles it."""
+"""Processes that need the same loop for the first time: one of them compiles it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(sum(loop.stats.cache_hits.values()), x_N.sum())
 """
 
 
-def test_of_two_processes_that_start_together_one_compiles_and_the_other_finds_it_in_the_cache(tmp_path: Path) -> None:
+def test_second_process_finds_the_loop_in_the_cache_when_two_start_together(tmp_path: Path) -> None:
     (tmp_path / "doubling.py").write_text(LOOP)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "NUMBA_CACHE_DIR": ""}
     command = [sys.executable, "-c", PROGRAM]
@@ -55,7 +55,9 @@ def test_of_two_processes_that_start_together_one_compiles_and_the_other_finds_i
             each.wait()
 
 
-def test_a_process_that_never_ends_compiling_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_does_not_wait_for_one_that_never_ends_compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.1)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "tripling.py").write_text(LOOP.replace("doubled", "tripled").replace("2", "3"))

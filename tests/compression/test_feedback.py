@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost for good, the residual is bounded, and a round that fails leaves no trace."""
+"""Error feedback loses nothing for good, bounds the residual, and is unchanged by a failed round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_VALUES = 1000
 
 
 def rounds(num_rounds: int) -> list[torch.Tensor]:
-    """Around a mean with values far under a 4-bit step, which a codec alone rounds to 0 every time."""
+    """Return rounds around a mean with values far below a 4-bit step, which a codec alone rounds to 0 every time."""
     generator = torch.Generator().manual_seed(0)
     mean_N = torch.randn(NUM_VALUES, generator=generator) ** 3
     return [mean_N + 0.1 * torch.randn(NUM_VALUES, generator=generator) for _ in range(num_rounds)]
@@ -44,7 +44,7 @@ def test_residual_stays_under_its_bound(name: str, loss: float) -> None:
 
 
 @given(x_N=any_vectors)
-def test_rollback_leaves_no_trace_of_the_round(x_N: torch.Tensor) -> None:
+def test_rollback_restores_the_state_before_the_round(x_N: torch.Tensor) -> None:
     x_N = x_N.clamp(-1e30, 1e30)
     feedback = ErrorFeedback(get_codec("int4"), x_N.numel())
     feedback.encode(x_N)

@@ -1,4 +1,4 @@
-"""int4 and e3m0: their errors, their bytes against a reference that takes a value at a time, and what is refused."""
+"""int4 and e3m0: their errors, their bytes compared with a reference that encodes one value at a time, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("name", FORMATS)
 
 
 def reference(magnitudes: Magnitudes, x_N: torch.Tensor, *, ties_up: bool) -> bytes:
-    """The format as its docstring says it, on one value after the other."""
+    """Encode one value after the other, as the format's docstring says."""
     scales, codes = b"", []
     for x_C in np.split(x_N.numpy(), range(BLOCK_VALUES, x_N.numel(), BLOCK_VALUES)) if x_N.numel() else []:
         absmax = np.abs(x_C).max()
@@ -56,7 +56,7 @@ def test_e3m0_round_trip_errs_by_at_most_a_third_or_a_128th_of_the_largest(x_N: 
 
 
 def _errors(name: str, x_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] in fp64: of each value the error, and the largest magnitude of its block."""
+    """Return the error of each value, and the largest magnitude of its block, as [N] in fp64."""
     codec = get_codec(name)
     error_N = (codec.decode(codec.encode(x_N), x_N.numel()).double() - x_N.double()).abs()
     absmax = [x_C.abs().max().repeat(x_C.numel()) for x_C in x_N.double().split(BLOCK_VALUES) if x_C.numel()]
@@ -71,7 +71,7 @@ def test_encode_ties_round_to_even_in_int4_and_up_in_e3m0() -> None:
 
 
 @both
-def test_encode_slabs_of_any_place_equal_block_by_block(name: str) -> None:
+def test_encode_of_slabs_at_any_offset_equals_block_by_block(name: str) -> None:
     x_N = known_vector((1 << 16) + 131)
     parts = [get_codec(name).encode(x_C) for x_C in x_N.split(BLOCK_VALUES)]
     assert get_codec(name).encode(x_N) == b"".join(part[:2] for part in parts) + b"".join(part[2:] for part in parts)

@@ -1,4 +1,4 @@
-"""The int8 block format: its error, its exactness, what its decoder refuses, and which loops compute it."""
+"""The int8 block format: its error, its exactness, its decoder's refusals, and the loops that compute it."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_process_has_threads_of_its_own() -> None:
+def test_forked_process_has_its_own_threads() -> None:
     codec, x_N = INT8, known_vector(2 * CORE_VALUES)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         data = codec.encode(x_N)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is dangerous
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is dangerous
             child = os.fork()
         if child == 0:
             same = False
@@ -153,7 +153,7 @@ def test_forked_process_has_threads_of_its_own() -> None:
         torch.set_num_threads(before)
 
 
-def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None:
+def test_encode_value_that_is_not_finite_in_the_piece_of_any_core_is_refused() -> None:
     for place in (0, CORE_VALUES, 2 * CORE_VALUES - 1):
         x_N = torch.ones(2 * CORE_VALUES)
         x_N[place] = float("nan")
@@ -161,12 +161,12 @@ def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None
             INT8.encode(x_N)
 
 
-def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
+def test_warm_up_chooses_the_fused_loops_when_numba_is_installed() -> None:
     warm_up()
     assert chosen() is not PLAIN
 
 
-def test_codec_is_quick_once_its_fused_loops_are_there() -> None:
+def test_codec_is_quick_once_its_fused_loops_are_compiled() -> None:
     chosen.cache_clear()
     assert not INT8.is_quick
     warm_up()
@@ -190,6 +190,6 @@ def test_without_numba_the_plain_loops_give_the_same_bytes(
         chosen.cache_clear()
 
 
-def test_import_leaves_numba_alone() -> None:
+def test_import_does_not_load_numba() -> None:
     code = "import sys, swarm_compression; sys.exit('numba' in sys.modules or 'triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""The Triton kernel gives the bytes of the CPU: by Triton's interpreter where Triton is, on a GPU where one is."""
+"""The Triton kernel gives the bytes of the CPU, in Triton's interpreter if Triton is installed and on a GPU if there is
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def test_encode_value_on_a_gpu_that_is_not_finite_is_refused() -> None:
             INT8.encode(torch.tensor([1.0, bad]).cuda())
 
 
-# whether a kernel is interpreted is read once, when its module is
+# whether a kernel is interpreted is read once, when its module is imported
 INTERPRETED = """
     import numpy as np, torch
     from compression.vectors import known_vector

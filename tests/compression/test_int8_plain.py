@@ -84,13 +84,13 @@ def test_check_knows_the_least_and_the_largest_scale(kernels: Kernels, bits: int
 @pytest.mark.parametrize("kernels", [FUSED, PLAIN], ids=["fused", "plain"])
 @pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, 255, 256, 299])
-def test_quantize_value_that_is_not_finite_is_said(kernels: Kernels, bad: float, place: int) -> None:
+def test_quantize_reports_a_value_that_is_not_finite(kernels: Kernels, bad: float, place: int) -> None:
     x_N = np.ones(300, np.float32)
     x_N[place] = bad
     assert quantized(kernels, x_N)[0] is False
 
 
-def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_compiles_when_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_for_real, refused = numba.njit, []
 
     def njit(*args: object, cache: bool = False, **options: object) -> object:

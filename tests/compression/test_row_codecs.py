@@ -1,4 +1,4 @@
-"""Rows of activations: exact sizes, bounded errors, and the same bytes for a row wherever it stands."""
+"""Rows of activations: exact sizes, bounded errors, and the same bytes for a row at any position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = [(1, 1), (1, 64), (3, 65), (2, 127), (5, 512)]
 
 
 def activations(num_rows: int, num_columns: int, seed: int = 0) -> Tensor:
-    """With outliers in some columns, as real ones have."""
+    """Return activations with outliers in some columns, as real ones have."""
     x_RC = torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(seed))
     x_RC[:, ::37] *= 50
     return x_RC
@@ -61,7 +61,7 @@ def test_int8_rows_err_less_than_the_bound(seed: int, exponent: int, num_columns
         assert (error_RC[:, start : start + 64].amax(dim=1) <= bound_R).all()
 
 
-def test_codecs_of_rows_lose_what_is_expected_of_them() -> None:
+def test_row_codecs_have_the_expected_errors() -> None:
     x_RC = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))
     errors = {}
     for name in row_codec_names():
@@ -73,7 +73,7 @@ def test_codecs_of_rows_lose_what_is_expected_of_them() -> None:
 
 
 @EVERY_CODEC
-def test_row_codec_keeps_zeros_and_the_largest(name: str) -> None:
+def test_row_codec_keeps_zeros_and_the_largest_values(name: str) -> None:
     codec = get_row_codec(name)
     x_RC = torch.zeros(2, 70)
     x_RC[1, 3] = -1e36
@@ -85,7 +85,7 @@ def test_row_codec_keeps_zeros_and_the_largest(name: str) -> None:
 
 @EVERY_CODEC
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_row_codec_refuses_to_encode_what_is_not_finite(name: str, value: float) -> None:
+def test_row_codec_refuses_to_encode_values_that_are_not_finite(name: str, value: float) -> None:
     x_RC = activations(2, 70)
     x_RC[1, 69] = value
     with pytest.raises(CodecError, match="finite"):
@@ -117,7 +117,7 @@ def test_row_codec_decodes_any_bytes_to_finite_numbers_or_refuses(name: str, dat
     [(1, 0x80), (1, 0x7F), (1, 0x79), (60, 0x80)],
     ids=["negative scale", "infinite scale", "scale too large", "code -128"],
 )
-def test_int8_rows_refuse_what_no_encoder_writes(at: int, byte: int) -> None:
+def test_int8_rows_refuse_bytes_that_no_encoder_writes(at: int, byte: int) -> None:
     codec = get_row_codec("int8")
     data = bytearray(codec.encode(activations(1, 64)))
     data[at] = byte

@@ -1,4 +1,4 @@
-"""Vectors that codecs are tested with: drawn by hypothesis, and one that is the same on every machine."""
+"""Vectors for tests of codecs: drawn by hypothesis, and one that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ any_vectors = hnp.arrays(np.float32, st.integers(0, 700), elements=finite_values
 
 
 def known_vector(num_values: int = 1000) -> Tensor:
-    """Made of integers alone, over 40 binary orders of magnitude."""
+    """Return a vector made from integers alone, over 40 binary orders of magnitude."""
     state = np.arange(1, num_values + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mantissa_N = (state >> np.uint64(40)).astype(np.int64) - (1 << 23)
     exponent_N = ((state >> np.uint64(32)) & np.uint64(0x1F)).astype(np.int32) - 40

@@ -19,7 +19,7 @@ COMMANDS = sorted({tuple(words) for part in (SHELL, PROSE) for words in shell_co
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
+def test_readme_command_exists(words: tuple[str, ...]) -> None:
     config_of(words)
 
 

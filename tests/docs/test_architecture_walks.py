@@ -1,4 +1,6 @@
-"""The walks of the architecture page: what each hop names is in its file, and no walk takes too many files."""
+"""The walks of the architecture page: each function that a step names is in its file, and no walk names too
+many files.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def assert_is_in(name: str, path: str) -> None:
     assert not owner or re.search(rf"^class {owner}\b", code, flags=re.MULTILINE), f"{owner} in {path}"
 
 
-def test_walks_are_as_many_as_the_headline_says() -> None:
+def test_number_of_walks_equals_that_in_the_headline() -> None:
     assert len(WALKS) == 11
     assert "## Eleven behaviours, step by step" in PAGE
     assert "eleven behaviours followed" in written("explanation")["explanation/index.md"]
@@ -48,7 +50,7 @@ def test_walks_are_as_many_as_the_headline_says() -> None:
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_walk_names_functions_that_are_in_its_files(walk: str) -> None:
+def test_functions_that_a_walk_names_are_in_its_files(walk: str) -> None:
     assert len(hops(walk)) >= 3
     for path, text in hops(walk):
         where, *_ = text.partition(": ")
@@ -59,16 +61,16 @@ def test_walk_names_functions_that_are_in_its_files(walk: str) -> None:
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_walk_numbers_each_file_that_its_hops_name_and_takes_few(walk: str) -> None:
+def test_walk_numbers_each_file_that_its_steps_name_and_has_few_files(walk: str) -> None:
     numbers = [int(number) for number in re.findall(r"^(\d+)\. `", WALKS[walk], flags=re.MULTILINE)]
     files = {path for path, _ in hops(walk)}
     assert numbers == list(range(1, len(files) + 1))
     named = {path for _, text in hops(walk) for path in re.findall(r"`([\w/]+\.py)`", text)}
-    assert not named - files, "a file that a hop names is passed, too"
+    assert not named - files, "a file that a step names must be counted, too"
     assert len(files) <= NUM_FILES.get(walk, 5)
 
 
-def test_names_in_the_text_between_hops_are_in_the_files_that_it_says() -> None:
+def test_names_in_the_text_between_steps_are_in_the_named_files() -> None:
     told = re.findall(r"`(_?\w+(?:\.\w+)?)` in\s+`([\w/]+\.py)`", PAGE)
     assert len(told) > 30
     for name, path in told:

@@ -1,7 +1,5 @@
-"""What docstrings look like: large classes have one, that of a function begins with a verb, none is a fragment, and
-what it names exists.
-
-All are in one file, since parsing the whole program takes seconds.
+"""Rules for docstrings: large classes have one, a function's begins with a verb, none is a fragment, and names in them
+exist. All tests are in one file, since parsing the whole program takes seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from swarm.heap import uncollected
 
 PACKAGES = ("node/swarm_node", "swarm/swarm", "protocol/swarm_protocol", "compression/swarm_compression")
 MAX_METHODS_WITHOUT_DOCSTRING = 5
-# a docstring that begins so is a fragment, or tells of something else than what the function does
+# a docstring that begins so is a fragment, or describes something else than what the function does
 NO_VERB = re.compile(
     r"[^A-Z]|(?:The|A|An|It|Its|This|That|Those|These|There|One|All|Each|Every|No|None|Nothing|Our|Two|Three|While|Why|"
     r"Who|Whether|What|Where|When|Of|Until|Through|As|Everyone|Seconds|Milliseconds|Bytes|Number|Blocks|Idempotent)\b"
@@ -42,7 +40,7 @@ TEXTS_OF_HTTP = {"node/swarm_node/dashboard/api.py", "node/swarm_node/gateway/ap
 @cache
 def modules() -> dict[str, ast.Module]:
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    with uncollected():  # they stay, and are a million objects
+    with uncollected():  # the trees stay, and are a million objects
         return {
             path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
             for path in paths
@@ -52,7 +50,7 @@ def modules() -> dict[str, ast.Module]:
 
 @cache
 def nodes(module: ast.Module) -> tuple[ast.AST, ...]:
-    """Return every node of a module. To find them takes longer than what a test does with them."""
+    """Return every node of a module. Finding them takes longer than any test's work with them."""
     return tuple(ast.walk(module))
 
 
@@ -100,7 +98,7 @@ def test_docstrings_of_functions_begin_with_a_verb() -> None:
 def test_no_docstring_of_code_or_tests_is_a_fragment() -> None:
     found = [f"{path}: {text}" for path, module in modules().items() for text in texts(module)]
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        # read as text: parsing them would take as long as parsing the program
+        # read as text, since parsing them would take as long as parsing the program
         begun = re.findall(r'^ *"""(?=\w)(.*)', path.read_text("utf-8"), flags=re.MULTILINE)
         found += [f"{path.relative_to(ROOT).as_posix()}: {text}" for text in begun]
     assert len(found) > 3000
@@ -127,8 +125,9 @@ def test_silent_class_is_noticed() -> None:
 
 
 class Source:
-    """What one module spells: `docstrings`, those of constants too; `words`, all names in its code and the words in its
-    texts; `variables`, those of the names that may stand for something else than a module."""
+    """The names and words in one module: `docstrings`, those of constants too; `words`, all names in its code and the
+    words in its texts; `variables`, the names that may stand for something else than a module.
+    """
 
     def __init__(self, module: ast.Module) -> None:
         self.docstrings = list[str]()
@@ -161,7 +160,9 @@ def sources() -> dict[str, Source]:
 
 @cache
 def words_in() -> dict[str, set[str]]:
-    """What may follow the name of each module or package: the words of those with that name, and of what is in them."""
+    """Return the words that may follow the name of each module or package: those of the modules with that name, and of
+    those inside.
+    """
     found = dict[str, set[str]]()
     for path, source in sources().items():
         *_, name = names = path.removesuffix("/__init__.py").removesuffix(".py").split("/")[1:]
@@ -172,7 +173,7 @@ def words_in() -> dict[str, set[str]]:
 
 @cache
 def known() -> tuple[frozenset[str], frozenset[str]]:
-    """All words, and all variables."""
+    """Return all words, and all variables."""
     words = set(words_in()).union(*(source.words for source in sources().values()))
     return frozenset(words), frozenset().union(*(source.variables for source in sources().values()))
 

@@ -1,4 +1,4 @@
-"""The pages of the small internet and of the WAN proxy have the tables of the code."""
+"""The tables on the pages of the small internet and of the WAN proxy equal those in the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES = written("guides")
 
 
 def rows(page: str, section: str) -> list[list[str]]:
-    """The cells of a section's first table, without its header."""
+    """Return the cells of a section's first table, without its header."""
     [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGES[f"guides/{page}"], flags=re.DOTALL | re.MULTILINE)
     lines = re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -1,4 +1,4 @@
-"""The times on the page of failures are those of the constants that it names."""
+"""The times on the page of failures equal the constants that it names."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_page_names_times() -> None:
 
 
 @pytest.mark.parametrize(("name", "seconds"), TIMES)
-def test_failures_page_tells_the_times_of_the_code(name: str, seconds: float) -> None:
+def test_failures_page_has_the_times_of_the_code(name: str, seconds: float) -> None:
     assert seconds in values_of(name)

@@ -1,4 +1,4 @@
-"""The bounds in the reference of the gateway are the code's."""
+"""The bounds in the gateway's reference equal those in the code."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ SAID = [
 ]
 
 
-def test_reference_of_the_gateway_tells_the_bounds_of_the_code() -> None:
+def test_gateway_reference_has_the_bounds_of_the_code() -> None:
     assert [words for words in SAID if words not in PAGE] == []

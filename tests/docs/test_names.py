@@ -1,4 +1,6 @@
-"""What the documents name exists: commands, flags, modules, files, classes, metrics, events, messages of errors."""
+"""Everything that the documents name exists: commands, flags, modules, files, classes, metrics, events, messages of
+errors.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ FOLDERS = {
     "swarm_compression": "compression/swarm_compression",
 }
 MESSAGES = re.findall(r"^### (?:Unknown )?`(.+)`$", PAGES["guides/troubleshooting.md"], flags=re.MULTILINE)
-# options and classes of others that the documents name, and a file that is yet to be written
+# options and classes of other programs that the documents name, and a file that is yet to be written
 OTHERS = {"--all", "--cpu-durations", "--hypothesis-profile"}
 OTHERS_CLASSES = {"PublicKey", "PrivateKey"}
 UNWRITTEN = {"build/diloco.svg"}
@@ -37,12 +39,12 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    """Inline code."""
+    """Return the inline code of a page."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
 def commands() -> list[tuple[str, ...]]:
-    """Each that a page tells people to type. ADDR and the like stand for what they have."""
+    """Return each command that a page shows. ADDR and the like stand for the reader's own values."""
     found = set()
     for text in PAGES.values():
         script = "\n".join((*blocks(text, "sh"), *spans(text))).replace("ADDR", ADDR)
@@ -51,7 +53,7 @@ def commands() -> list[tuple[str, ...]]:
     return sorted(found)
 
 
-def test_documents_commands_are_the_programs() -> None:
+def test_commands_in_documents_exist() -> None:
     found = commands()
     assert len(found) > 50
     for words in found:
@@ -73,21 +75,21 @@ def flags() -> set[str]:
 
 
 def lost(named: Callable[[str], set[str]], existing: Callable[[str], bool]) -> dict[str, set[str]]:
-    """Return by page what it names, and what does not exist. Fails if no page names anything."""
+    """Return by page the names that do not exist. Fails if no page names anything."""
     by_page = {page: named(text) for page, text in PAGES.items()}
     assert any(by_page.values())
     missing = {page: {name for name in names if not existing(name)} for page, names in by_page.items()}
     return {page: names for page, names in missing.items() if names}
 
 
-def test_documents_flags_are_the_programs() -> None:
+def test_flags_in_documents_exist() -> None:
     def told(text: str) -> set[str]:
         return {flag for span in spans(text) for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span)} - OTHERS
 
     assert lost(told, flags().__contains__) == {}
 
 
-def test_documents_python_is_python() -> None:
+def test_python_in_documents_parses_and_imports_what_exists() -> None:
     assert (
         lost(lambda text: {name for each in blocks(text, "python") for name in imported(ast.parse(each))}, resolves)
         == {}
@@ -101,11 +103,13 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def resolves(dotted: str) -> bool:
-    """Return whether it is a module of ours, or a name in one: looked up in the sources, for importing them takes
-    seconds."""
+    """Return whether a name is a module of ours, or something in one.
+
+    It is looked up in the sources, since importing takes seconds.
+    """
     package, *parts = dotted.split(".")
     if package not in FOLDERS:
-        return True  # others' packages
+        return True  # other projects' packages
     for end in range(len(parts), -1, -1):
         path = "/".join((FOLDERS[package], *parts[:end]))
         for source in (f"{path}.py", f"{path}/__init__.py"):
@@ -115,7 +119,7 @@ def resolves(dotted: str) -> bool:
     return False
 
 
-def test_documents_modules_and_files_exist() -> None:
+def test_modules_and_files_in_documents_exist() -> None:
     def told(pattern: str) -> Callable[[str], set[str]]:
         return lambda text: {span for span in spans(text) if re.fullmatch(pattern, span)}
 
@@ -137,7 +141,7 @@ def stems() -> frozenset[str]:
 
 
 def is_file(name: str) -> bool:
-    """The end of some file's path: pages may say only as much of it as tells which."""
+    """Return whether the name is the end of some file's path, since pages may shorten paths."""
     return name in UNWRITTEN or any(f"/{each}".endswith(f"/{name}") for each in files())
 
 
@@ -153,7 +157,7 @@ def classes() -> frozenset[str]:
     )
 
 
-def test_documents_classes_exist() -> None:
+def test_classes_in_documents_exist() -> None:
     def told(pattern: str) -> Callable[[str], set[str]]:
         return lambda text: {span for span in spans(text) if re.fullmatch(pattern, span)} - OTHERS_CLASSES
 
@@ -174,7 +178,7 @@ def sources_by_class() -> dict[str, list[str]]:
     return found
 
 
-def test_documents_metrics_and_events_are_in_their_contracts() -> None:
+def test_metrics_and_events_in_documents_are_in_their_contracts() -> None:
     def metrics(text: str) -> set[str]:
         return {span for span in spans(text) if re.fullmatch(r"swarm_[a-z_]+", span)} - set(FOLDERS)
 
@@ -187,7 +191,7 @@ def test_documents_metrics_and_events_are_in_their_contracts() -> None:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """All texts in the program, those of one message joined; `…` for what is filled in."""
+    """Return all texts in the program, joined if they form one message, with `…` for the parts that are filled in."""
     found = []
     for name in files():
         source = (ROOT / name).read_text("utf-8") if name.endswith(".py") and not name.startswith("tests/") else ""
@@ -203,7 +207,7 @@ def joined(node: ast.JoinedStr | ast.Constant) -> str:
     return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
 
 
-def test_troubleshooting_tells_of_messages_that_the_program_has() -> None:
+def test_messages_in_troubleshooting_exist() -> None:
     def is_told(message: str) -> bool:
         pieces = [re.escape(piece.strip(" .;:")) for piece in message.split("…") if piece.strip(" .;:(s)")]
         pattern = re.compile(".*".join(pieces))
@@ -212,12 +216,12 @@ def test_troubleshooting_tells_of_messages_that_the_program_has() -> None:
     assert [message for message in MESSAGES if not is_told(message)] == []
 
 
-def test_troubleshooting_has_the_commonest_thirty() -> None:
+def test_troubleshooting_has_the_thirty_commonest_messages() -> None:
     assert len(MESSAGES) >= 30
 
 
 def test_site_has_every_page_in_its_menu() -> None:
-    """`make docs` says the same, and which links lead nowhere; this is what a change most easily forgets."""
+    """`make docs` says the same, and finds broken links; a new page is most easily forgotten here."""
     menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1])
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= set(menu), "name the new page under nav in mkdocs.yml"

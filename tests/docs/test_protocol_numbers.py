@@ -1,4 +1,6 @@
-"""The numbers in the specification that are no limits of the protocol, bounds and times of one side, are the code's."""
+"""Numbers in the specification that are no protocol limits, but bounds and times of one side, equal those in
+the code.
+"""
 
 from __future__ import annotations
 
@@ -146,5 +148,5 @@ SAID = [
 ]
 
 
-def test_protocol_pages_tell_the_numbers_of_the_code() -> None:
+def test_protocol_pages_have_the_numbers_of_the_code() -> None:
     assert [(page, words) for page, words in SAID if words not in PAGES[page]] == []

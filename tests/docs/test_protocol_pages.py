@@ -33,7 +33,7 @@ SOURCES = {
 
 
 def found(pattern: str) -> set[str]:
-    """The first group of `pattern` wherever the code matches it."""
+    """Return the first group of `pattern` wherever it matches the code."""
     return {match for text in SOURCES.values() for match in re.findall(pattern, text, flags=re.MULTILINE)}
 
 
@@ -50,7 +50,7 @@ def messages() -> list[str]:
 
 def test_protocol_pages_explain_each_message() -> None:
     missing = [name for name in messages() if not re.search(rf"\b{name}s?\b", TEXT)]
-    assert missing == [], "no page of docs/reference/protocol says what these are for"
+    assert missing == [], "no page of docs/reference/protocol describes these"
 
 
 def test_protocol_pages_hold_every_proto_file() -> None:
@@ -65,7 +65,7 @@ def test_protocol_pages_use_each_limit_and_list_it_with_its_value() -> None:
     assert missing == [], "no page of docs/reference/protocol says what these limit"
     values = {name: f"{getattr(limits, name):,.0f}" for name in LIMITS}
     unlisted = {n: v for n, v in values.items() if not re.search(rf"\| `{n}` \| {v} \| \S", LIMITS_PAGE)}
-    assert unlisted == {}, "the value and the reason of these"
+    assert unlisted == {}, "docs/reference/protocol lacks the value or the reason of these"
 
 
 def test_protocol_pages_name_no_limit_that_does_not_exist() -> None:
@@ -103,7 +103,7 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}
     assert signers == {"envelope.py", "signed_run.py", "certificate.py", "manifest_messages.py"}, (
-        "what else is signed needs a domain of its own, told there"
+        "anything else that is signed needs its own domain, described there"
     )
 
 
@@ -140,7 +140,7 @@ def test_paths_page_names_every_method_and_bound() -> None:
         assert said in " ".join(page.split()), said
 
 
-def test_transport_page_tells_the_bounds_of_packets_by_multicast() -> None:
+def test_transport_page_has_the_bounds_of_multicast_packets() -> None:
     said = " ".join(PAGES["reference/protocol/transport.md"].split())
     assert f"more than {mdns_messages.MAX_QUESTIONS} questions or {mdns_messages.MAX_RECORDS} records" in said
     assert f"more than {mdns_messages.MAX_LABELS} labels or {mdns_messages.MAX_POINTERS} pointers" in said
@@ -191,7 +191,7 @@ def test_protocol_page_names_each_word_that_a_field_may_hold(page: str) -> None:
     assert [word for word in WORDS[page] if f"`{word}`" not in text] == []
 
 
-def test_sessions_page_tells_of_each_frame_from_whom_it_comes() -> None:
+def test_sessions_page_says_who_sends_each_frame() -> None:
     frames = {kind.__name__ for kind in get_args(session_frames.Frame)}
     table = re.findall(r"^\| (\w+) \| (?:client|server), ", PAGES["reference/protocol/sessions.md"], flags=re.MULTILINE)
     assert set(table) == frames

@@ -1,7 +1,7 @@
-"""The bytes and choices that the specification describes, made from its words alone, are those of the code.
+"""Bytes and choices made only from the words of the specification equal those of the code.
 
-What is written here follows docs/reference/protocol and uses none of the code that it is compared with, but for keys
-and protobuf. If one of these fails, the pages or the code have changed what others rely on.
+The code here follows docs/reference/protocol and uses none of the code that it is compared with, except for keys and
+protobuf. If a test fails, the pages or the code have changed something that others rely on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SECURITY.md says of each attempt whether it is stopped, bounded or detected, and names tests that exist."""
+"""SECURITY.md says whether each attempt is stopped, bounded or detected, and names tests that exist."""
 
 from __future__ import annotations
 

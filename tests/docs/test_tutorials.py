@@ -1,4 +1,4 @@
-"""What the tutorials say that the program prints is what it prints, but for keys, digests and times."""
+"""The output in the tutorials equals that of the program, except for keys, digests and times."""
 
 from __future__ import annotations
 

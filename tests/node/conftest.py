@@ -1,4 +1,4 @@
-"""What a command sets up for the whole process is undone after each test."""
+"""Each test's changes to the whole process, which a command makes, are undone after it."""
 
 from __future__ import annotations
 

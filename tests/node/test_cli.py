@@ -27,12 +27,10 @@ def test_help_of_each_command_has_a_purpose_and_an_example(command: str, capsys:
     assert entry.purpose[:40] in text
     assert f"Example: swarm-node {command}" in text
     assert "--json" in text
-    assert ("--config" in text) == bool(entry.settings), "a settings file that is read for nothing"
+    assert ("--config" in text) == bool(entry.settings), "a settings file that is not used"
 
 
-def test_help_keeps_what_stands_in_brackets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_keeps_text_in_brackets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for command, text in (("join", "OWNER/NAME[@REVISION]"), ("plan", "[[nodes]]"), ("gateway", "[tokens_per_min]`")):
         assert cli.run([command, "--help"]) == 0
@@ -98,7 +96,7 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
         assert [name for name in ("init", "sign", "show", "watch", "Example:") if name not in text] == []
 
 
-def test_help_of_runs_names_what_can_be_done_with_them() -> None:
+def test_help_of_run_lists_its_commands() -> None:
     verbs = {entry.name.split()[1] for entry in cli.COMMANDS if entry.name.startswith("run ")} - {"init"}
     assert {verb for verb in verbs if verb not in str(cli.GROUPS["run"].info.help)} == set()
 
@@ -219,7 +217,7 @@ def test_run_unexpected_exception_is_one_line_with_where_its_traceback_is(
     assert "Traceback" in path.read_text()
 
 
-def test_run_a_full_disk_anywhere_is_one_line(
+def test_run_reports_a_full_disk_anywhere_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_arguments: object) -> None:
@@ -251,12 +249,12 @@ def test_run_domain_error_says_message_and_remedy(
     assert capsys.readouterr().err == "error: it cannot be\n  → do it otherwise\n"
 
 
-def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out == f"swarm-node {software_version()}\n"
 
 
-def test_short_help_is_the_long_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_help_option_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["status", "-h"]) == 0
     short = capsys.readouterr().out
     assert cli.run(["status", "--help"]) == 0

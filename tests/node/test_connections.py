@@ -1,4 +1,4 @@
-"""What a node tells of its connected peers."""
+"""Tests of what a node reports about its connected peers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_peers_are_listed_with_their_round_trips_and_a_silent_one_without() -> N
             since_s = asyncio.get_running_loop().time()
             peers = await list_peers(paths, membership, {near.peer_id: "attic"})
             assert asyncio.get_running_loop().time() - since_s <= RTT_TIMEOUT_S + 0.01
-        assert [peer.peer_id for peer in peers] == [silent.peer_id, near.peer_id], "the one with the most bytes first"
+        assert [peer.peer_id for peer in peers] == [silent.peer_id, near.peer_id], (
+            "the peer with the most bytes must be first"
+        )
         assert peers[0] == PeerStatus(peer_id=silent.peer_id, path="relayed", sent_bytes=300)
         assert peers[1].rtt_ms == pytest.approx(60, abs=1)
         wants = PeerStatus(peer_id=near.peer_id, name="attic", path="punched", sent_bytes=1, received_bytes=20)
@@ -47,7 +49,7 @@ def test_peers_are_listed_with_their_round_trips_and_a_silent_one_without() -> N
     virtual_time.run(main())
 
 
-def test_of_many_peers_those_with_the_most_bytes_are_listed() -> None:
+def test_peers_with_the_most_bytes_are_listed_when_there_are_many() -> None:
     async def main() -> None:
         internet = MemoryInternet()
         paths = {

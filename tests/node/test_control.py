@@ -128,7 +128,7 @@ def test_client_without_a_daemon_says_so_at_once(tmp_path: Path) -> None:
     assert "swarm-node join" in error.value.remedy
 
 
-def test_client_of_a_stuck_daemon_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_a_stuck_daemon_names_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "DEADLINE_S", 0.2)
 
     async def scene() -> None:
@@ -139,7 +139,7 @@ def test_client_of_a_stuck_daemon_says_who_it_is(tmp_path: Path, monkeypatch: py
     asyncio.run(scene())
 
 
-def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
+def test_serving_fails_with_the_reason_when_the_path_is_taken(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "socket").mkdir()
         with pytest.raises(StartError, match="cannot open the control socket"):
@@ -149,7 +149,7 @@ def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reached() -> None:
+def test_status_shows_that_only_this_machine_reaches_the_node_whatever_a_local_seed_reached() -> None:
     assert "tests, 2 nodes live, reachability this machine only" in this_node.text(REPLY)
     nearby = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
     assert "tests, 1 node live, reachability local network only" in this_node.text(nearby)
@@ -185,8 +185,8 @@ def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:
     assert "peers" not in this_node.text(REPLY)
 
 
-def test_status_tells_each_limit_and_what_is_used_of_it() -> None:
-    assert "load" not in this_node.text(REPLY), "an older daemon does not say"
+def test_status_shows_each_limit_and_its_use() -> None:
+    assert "load" not in this_node.text(REPLY), "an older daemon does not send it"
     use = LimitStatus(upload_bytes_per_s=153_000.0, download_bytes_per_s=0.0)
     free = this_node.text(replace(REPLY, limits=use)).splitlines()
     assert "upload     1.22 Mbit/s now, no limit" in free
@@ -215,7 +215,7 @@ def test_status_tells_each_limit_and_what_is_used_of_it() -> None:
     assert "hours      22:00-07:00, 12:00-13:00\n" in paused
 
 
-def test_status_tells_what_a_relay_carries_and_refuses() -> None:
+def test_status_shows_what_a_relay_carries_and_refuses() -> None:
     assert "relaying" not in this_node.text(REPLY)
     relaying = RelayStatus(
         num_reservations=3, num_circuits=1, relayed_bytes=1_500_000_000, num_refused=4_000, throttled_s=12.4
@@ -224,14 +224,14 @@ def test_status_tells_what_a_relay_carries_and_refuses() -> None:
     assert said in this_node.text(replace(REPLY, relaying=relaying))
 
 
-def test_status_tells_what_spot_checks_have_found() -> None:
+def test_status_shows_the_results_of_spot_checks() -> None:
     assert "checks" not in this_node.text(REPLY)
     checks = SpotCheckStatus(num_passed=1200, num_failed=1, num_unchecked=3, barred=(REPLY.peer_id,))
     said = "1,200 spans passed, 1 failed, 0 disputed, 3 unchecked; not used any more: "
     assert said in this_node.text(replace(REPLY, spot_checks=checks))
 
 
-def test_status_tells_which_servers_are_convicted() -> None:
+def test_status_lists_convicted_servers() -> None:
     assert "not used " not in this_node.text(REPLY)
     lines = ("5Z1T2a is not used until 2026-12-26: it lied", "5Z1T2b is not used until 2026-12-27: it lied")
     assert f"not used   {lines[0]}\n           {lines[1]}" in this_node.text(replace(REPLY, convicted_servers=lines))
@@ -273,7 +273,7 @@ def test_status_at_every_bound_fits_the_control_socket() -> None:
         replace(REPLY, peers=(*peers, PEERS[0]))
 
 
-def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_a_speed() -> None:
+def test_status_of_a_waiting_trainer_says_for_whom_and_since_when() -> None:
     assert REPLY.training is not None
     waits = replace(REPLY.training, waits_for="5Z1T2a, kccVtQ", waits_s=75.0)
     line = this_node.text(replace(REPLY, training=waits))
@@ -288,7 +288,7 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
     )
 
 
-def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
+def test_status_shows_breaks_the_month_and_slow_links() -> None:
     at = datetime.now().replace(hour=22, minute=0, second=0, microsecond=0).timestamp()
     training = TrainingStatus(
         run="r",

@@ -1,4 +1,4 @@
-"""How many threads a node computes with."""
+"""Tests of how many threads a node computes with."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(3, 3), (0, 1)])
-def test_threads_asked_for_hold_in_the_loops_thread_where_a_model_was_tried_out_before(
+def test_requested_threads_hold_in_the_loop_s_thread_after_a_trial_of_a_model(
     tmp_path: Path, asked: int, expected: int
 ) -> None:
-    torch.set_num_threads(1)  # as a trial leaves it: this thread inherits no other number any more
+    torch.set_num_threads(1)  # as a trial leaves it: this thread no longer inherits another number
     config = cast("Any", SimpleNamespace(device="cpu", probe="off", threads=asked))
     asyncio.run(daemon._machine(config, Home(tmp_path), cast("Any", SimpleNamespace(computes=True))))
     assert torch.get_num_threads() == expected

@@ -1,4 +1,4 @@
-"""Log lines: bounded, in one place, and never a traceback about logging itself."""
+"""Log lines are bounded, go to one place, and never contain a traceback about logging itself."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_log_on_a_full_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureF
     assert err.endswith(" cannot be written: no space left on device\n")
 
 
-def test_set_up_where_no_file_can_be_says_what_to_do(tmp_path: Path) -> None:
+def test_set_up_in_an_unwritable_place_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "swarm-node.log").mkdir()
     with pytest.raises(ConfigError, match="cannot write the log"):
         diagnostics.set_up(tmp_path, log_format="human", level="info")

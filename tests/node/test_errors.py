@@ -1,4 +1,4 @@
-"""The messages of all common mistakes: what happened, what to do, soon, and never a traceback."""
+"""The messages of all common mistakes say what happened and what to do, soon and without a traceback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit code, and the error as `message → remedy`. Fails unless it is one line each and nothing else."""
+    """Return the exit code, and the error as `message → remedy`.
+
+    Fails unless each is one line and there is no other output.
+    """
     since = time.process_time()
     code = cli.run(arguments)
     took_s = time.process_time() - since
@@ -138,7 +141,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_wrong_invocation_is_a_line_and_a_remedy_and_soon(
+def test_wrong_invocation_fails_soon_with_a_line_and_a_remedy(
     arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, error = said(capsys, *arguments)
@@ -182,7 +185,7 @@ def test_missing_argument_is_wrong_usage_in_every_command(
         (None, 0o644, "can be read or changed by other users (mode 0644) → if nobody else can have copied it: chmod"),
     ],
 )
-def test_unusable_key_is_a_line_and_a_remedy(
+def test_unusable_key_fails_with_a_line_and_a_remedy(
     content: bytes | None, mode: int, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -195,7 +198,7 @@ def test_unusable_key_is_a_line_and_a_remedy(
     assert expected in said(capsys, *JOIN)[1]
 
 
-def test_command_that_needs_only_the_home_does_not_mind_what_else_is_written(
+def test_command_that_needs_only_the_home_ignores_other_invalid_settings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "home").mkdir()
@@ -205,7 +208,7 @@ def test_command_that_needs_only_the_home_does_not_mind_what_else_is_written(
     assert "port in" in said(capsys, "identity")[1]
 
 
-def test_unknown_variable_suggests_by_its_own_part(
+def test_unknown_variable_is_compared_without_its_prefix(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_PEER", PEER)
@@ -215,14 +218,14 @@ def test_unknown_variable_suggests_by_its_own_part(
     assert "→ use one of SWARM_HOME, SWARM_NAME" in said(capsys, "status")[1]
 
 
-def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_dashboard_fails_with_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = said(capsys, "top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 1
     assert error.startswith("no dashboard answers at http://127.0.0.1:1: the connection was refused; nothing listens")
     assert "→ give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed" in error
 
 
-def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_occupied_port_of_a_gateway_fails_with_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -251,11 +254,11 @@ def text_of(path: Path) -> str:
 
 
 def parsed(path: Path, *words: str) -> list[ast.AST]:
-    """The file's syntax tree, if one of `words` is in it: parsing all takes seconds."""
+    """Return the file's syntax tree if the file has one of `words`, since parsing all files takes seconds."""
     return list(ast.walk(ast.parse(text_of(path)))) if any(word in text_of(path) for word in words) else []
 
 
-def test_every_error_of_the_user_s_says_what_to_do() -> None:
+def test_every_config_error_says_what_to_do() -> None:
     lacking = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in SOURCES
@@ -271,8 +274,8 @@ def _says_something(keyword: ast.keyword) -> bool:
     return keyword.arg == "remedy" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
 
 
-def test_no_message_shows_an_os_error_as_python_writes_it() -> None:
-    """`[Errno 2] No such file or directory: 'x'` is Python's: a message says what the system said, `strerror`."""
+def test_no_message_shows_an_os_error_in_python_s_form() -> None:
+    """`[Errno 2] No such file or directory: 'x'` is Python's form; a message has the system's words, `strerror`."""
     leaks = [
         f"{path.relative_to(ROOT)}:{value.lineno}"
         for path in SOURCES

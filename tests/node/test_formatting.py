@@ -1,4 +1,4 @@
-"""The names of reachability: the seed's word, limited by what the announced addresses allow."""
+"""The names of reachability follow the seed's answer, limited by the announced addresses, and other texts of values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_paths_without_a_peer_are_left_out_of_counts() -> None:
     assert path_counts({"direct": 0}) == "none"
 
 
-def test_dashboard_counts_what_only_its_machine_reaches_apart_from_public_nodes() -> None:
+def test_dashboard_counts_local_nodes_separately_from_public_ones() -> None:
     record = replace(node_record("here"), addrs=(LOOPBACK,), reachability="public")
     view = node_view("peer", record)
     assert view.reachability == "this machine only"
@@ -55,7 +55,7 @@ def test_dashboard_counts_what_only_its_machine_reaches_apart_from_public_nodes(
     assert by_reachability == {**dict.fromkeys(REACHES, 0), "this machine only": 1}
 
 
-def test_name_cell_cuts_a_name_before_what_tells_it_from_others() -> None:
+def test_name_cell_cuts_a_name_before_its_distinguishing_end() -> None:
     assert name_cell("vm …JoWQrV1z", 24) == "vm …JoWQrV1z"
     assert name_cell("a-rather-long-host-name …JoWQrV1z", 24) == "a-rather-long… …JoWQrV1z"
     assert name_cell("a-rather-long-host-name-without", 24) == "a-rather-long-host-name…"

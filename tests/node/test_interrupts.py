@@ -1,4 +1,4 @@
-"""Ctrl-C from the first import to the command's own handling, in processes of their own."""
+"""Ctrl-C from the first import to the command's own handling, in separate processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def restored() -> Iterator[None]:
         ("numpy", SWALLOWING, ["chat", "story", "--peers", ADDR]),
     ],
 )
-def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_a_word(
+def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_output(
     library: str, code: str, arguments: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / f"{library}.py").write_text(code)
@@ -67,8 +67,8 @@ def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_a_word(
             process.send_signal(signal.SIGINT)
             assert process.communicate(timeout=END_S) == ("", "")
         finally:
-            process.kill()  # the end of `with` waits for it, also where an assertion has failed
-    assert 128 - process.returncode == interrupts.EXIT_INTERRUPTED  # as a shell tells the end by a signal
+            process.kill()  # the end of `with` waits for it, also after a failed assertion
+    assert 128 - process.returncode == interrupts.EXIT_INTERRUPTED  # as a shell reports an end by a signal
 
 
 def test_nothing_is_loaded_before_ctrl_c_is_handled() -> None:
@@ -105,7 +105,7 @@ def test_ctrl_c_after_the_imports_cancels_the_loop_s_main_task() -> None:
     assert cancelled
 
 
-def test_each_command_that_has_something_to_close_lets_ctrl_c_raise() -> None:
+def test_each_command_that_holds_resources_lets_ctrl_c_raise() -> None:
     (folder,) = swarm_node.__path__
     sources = {str(path): path.read_text() for path in Path(folder).rglob("*.py")}
     meeting = {name for name, source in sources.items() if MEETS_CTRL_C.search(source)}

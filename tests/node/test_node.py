@@ -55,7 +55,7 @@ def record_of(activity: Activity, role: RoleName, **more: Any) -> NodeRecord:
     return announced[0]
 
 
-def test_status_of_a_trainer_asks_it_for_whom_it_waits() -> None:
+def test_status_of_a_trainer_names_the_members_that_it_waits_for() -> None:
     training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
     activity = Activity(training=training, waits=lambda shown: replace(shown, waits_for="5Z1T2a", waits_s=75.0))
     reply = asyncio.run(node_with(activity, "volunteer", []).status())
@@ -63,13 +63,13 @@ def test_status_of_a_trainer_asks_it_for_whom_it_waits() -> None:
 
 
 @pytest.mark.parametrize("role", ["seed", "gateway", "volunteer", ""])
-def test_record_says_what_the_node_was_started_as(role: RoleName) -> None:
+def test_record_has_the_role_of_the_node(role: RoleName) -> None:
     record = record_of(Activity(), role)
     assert record.role == role
     assert (record.first_token_p50_s, record.first_token_p95_s) == (None, None)
 
 
-def test_record_of_a_gateway_tells_how_long_requests_waited() -> None:
+def test_record_of_a_gateway_has_the_waiting_time_of_requests() -> None:
     activity = Activity(first_token=lambda: FirstTokenWait(p50_s=0.5, p95_s=2.0))
     record = record_of(activity, "gateway")
     assert (record.first_token_p50_s, record.first_token_p95_s) == (0.5, 2.0)
@@ -83,10 +83,10 @@ def test_record_counts_the_connected_peers_by_their_paths() -> None:
     assert record.paths == PathCounts(direct=1, dialled_back=1, punched=2, relayed=1)
 
 
-def test_record_stays_as_it_was_while_the_network_does_not_say_where_the_node_listens(
+def test_record_is_unchanged_while_the_node_s_addresses_are_unavailable(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The node goes on with its work, for example where no file is left for a moment to ask libp2p's daemon."""
+    """The node goes on working, for example when it has no free file for a moment to ask libp2p's daemon."""
     announced: list[NodeRecord] = []
     node = node_with(Activity(), "volunteer", announced)
 

@@ -34,7 +34,7 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
-def test_readme_figures_are_those_of_the_measurements_which_name_their_benches() -> None:
+def test_readme_figures_equal_the_measurements_which_name_their_benches() -> None:
     measurements = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
     _, _, table = README.partition("## What is measured")
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", table.partition("## What is missing")[0], flags=re.MULTILINE)
@@ -53,7 +53,7 @@ CURLS = re.findall(r"^curl http://127\.0\.0\.1:(\d+)(\S+)", SHELL, flags=re.MULT
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
+def test_readme_command_exists(words: tuple[str, ...]) -> None:
     config_of(words)
 
 
@@ -63,24 +63,24 @@ def test_readme_shows_every_kind_of_user_a_command() -> None:
     assert {words[1] for words in COMMANDS if words[0] == "run"} == {"init", "sign", "show", "watch", "export"}
 
 
-def test_readme_flags_in_its_prose_are_the_programs() -> None:
+def test_readme_flags_in_its_prose_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for name in SETTINGS} | {
         spec.split()[0] for command in cli.COMMANDS for spec in command.options
     }
     known |= {f"--no-{flag[2:]}" for flag in known} | {"--help", "--json", "--keep", "--install-completion"}
     told = {flag for words in PROSE.splitlines() for flag in re.findall(r"(?<![\w-])--[a-z-]+", words)}
     assert told <= known
-    assert "--compile" in told, "the test reads the prose"
+    assert "--compile" in told, "the test has to find options in the prose"
 
 
-def test_way_to_shell_completion_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_command_for_shell_completion_exists(capsys: pytest.CaptureFixture[str]) -> None:
     [flag] = re.findall(r"`swarm-node (--install\S+)`", (ROOT / "docs/guides/observe.md").read_text(encoding="utf-8"))
     assert cli.run(["--help"]) == 0
     assert f"{flag} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("port", "path"), CURLS)
-def test_readme_curl_asks_a_port_that_a_command_opens_for_what_is_there(port: str, path: str) -> None:
+def test_readme_curl_uses_a_port_that_a_command_opens_and_an_existing_path(port: str, path: str) -> None:
     configs = [config_of(words) for words in COMMANDS if words[0] in {"gateway", "dashboard", "join"}]
     assert int(port) in {config.port for config in configs} | {
         config.metrics.port for config in configs if config.metrics
@@ -90,13 +90,13 @@ def test_readme_curl_asks_a_port_that_a_command_opens_for_what_is_there(port: st
     assert answer.status_code == 200
 
 
-def test_readme_pictures_are_there_and_told_in_words() -> None:
+def test_readme_pictures_exist_and_have_descriptions() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", README)
     assert {Path(path).stem for _, path in pictures} == {"architecture", "overview"}
     assert [path for words, path in pictures if len(words) < 60 or not (ROOT / path).is_file()] == []
 
 
-def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
+def test_security_names_the_bounds_of_dashboard_and_metrics() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     for said in (
         f"{dashboard_app.REQUESTS_PER_MIN} requests a minute",
@@ -110,9 +110,7 @@ def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
         assert said in text.replace("\n", " ")
 
 
-def test_readme_run_commands_lead_from_nothing_to_a_run_that_can_be_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readme_run_commands_create_a_run_that_can_be_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
     [block] = [block for block in code_blocks("sh") if "run init" in block]

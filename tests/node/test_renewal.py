@@ -42,7 +42,7 @@ def test_records_are_renewed_once_after_each_suspension(monkeypatch: pytest.Monk
     virtual_time.run(main())
 
 
-def test_running_node_tells_once_that_its_clock_is_off_and_once_that_it_is_right() -> None:
+def test_running_node_reports_a_wrong_clock_once_and_its_correction_once() -> None:
     out, skew_s = io.StringIO(), 0.0
 
     async def clock_skews_s() -> list[float]:

@@ -22,7 +22,7 @@ from swarm_protocol.errors import StartError
 def lived(
     life: Callable[[Shutdown], Awaitable[None]], leave: Callable[[Shutdown], None], grace_s: float = 60.0
 ) -> tuple[bool, list[str]]:
-    """Return whether `life` ended cleanly after `leave`, and the events that were emitted."""
+    """Return whether `life` ended cleanly after `leave`, and the emitted events."""
     out = io.StringIO()
 
     async def scene() -> bool:
@@ -55,29 +55,29 @@ def ask_twice(shutdown: Shutdown) -> None:
     assert shutdown.reason == "test"
 
 
-def test_until_over_a_role_that_obeys_ends_cleanly() -> None:
+def test_until_over_ends_cleanly_when_the_role_drains() -> None:
     assert lived(obedient, ask) == (True, ["draining"])
 
 
-def test_until_over_a_role_that_is_done_ends_cleanly_by_itself() -> None:
+def test_until_over_ends_cleanly_when_the_role_finishes() -> None:
     async def done(shutdown: Shutdown) -> None:
         pass
 
     assert lived(done, lambda shutdown: None) == (True, [])
 
 
-def test_until_over_a_role_that_takes_too_long_is_cancelled() -> None:
+def test_until_over_cancels_a_role_that_takes_too_long() -> None:
     assert lived(stubborn, ask, grace_s=0.05) == (False, ["draining"])
 
 
-def test_until_over_a_second_request_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_over_does_not_wait_after_a_second_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "FORCED_S", 0.05)
     assert lived(stubborn, ask_twice) == (False, ["draining"])
     assert lived(obedient, ask_twice) == (True, ["draining"])
     assert lived(stubborn, lambda shutdown: shutdown.force("stop")) == (False, ["draining"])
 
 
-def test_until_over_a_finished_role_gets_time_to_close() -> None:
+def test_until_over_gives_a_finished_role_time_to_close() -> None:
     closed = []
 
     async def slow_to_close(shutdown: Shutdown) -> None:
@@ -90,8 +90,8 @@ def test_until_over_a_finished_role_gets_time_to_close() -> None:
     assert closed
 
 
-def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a thread that hangs while the node closes would keep the process for ever."""
+def test_run_ends_in_time_when_the_life_ignores_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a thread that hangs while the node closes would keep the process for ever."""
     exits, released = [], []
 
     async def deaf(*_: object) -> None:
@@ -130,7 +130,7 @@ def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: 
     assert events[-1]["clean"] is False
 
 
-def test_until_over_a_life_that_fails_raises_its_cause() -> None:
+def test_until_over_raises_the_cause_when_the_life_fails() -> None:
     async def failing(shutdown: Shutdown) -> None:
         async with asyncio.TaskGroup():
             raise StartError("the libp2p daemon ended")
@@ -187,7 +187,7 @@ time.sleep(100)
 """
 
 
-def test_process_that_is_stuck_ends_soon_after_its_stdin() -> None:
+def test_stuck_process_ends_soon_after_its_stdin_is_closed() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -200,7 +200,7 @@ def test_process_that_is_stuck_ends_soon_after_its_stdin() -> None:
         assert process.wait(30) == 1
 
 
-def test_process_with_a_stdin_that_cannot_be_read_ends_like_one_whose_stdin_ended() -> None:
+def test_process_ends_when_its_stdin_cannot_be_read() -> None:
     stdin = os.open(os.devnull, os.O_WRONLY)
     try:
         process = subprocess.run(

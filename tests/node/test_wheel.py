@@ -1,6 +1,6 @@
-"""What an installed package needs beside its modules is in the wheel: hatchling takes all but what git ignores.
+"""The wheel has everything that an installed package needs beside its modules.
 
-A wheel is not built here: that takes the network.
+Hatchling includes all files that git does not ignore. No wheel is built here, since that needs the network.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 DASHBOARD = Path(pages.__file__).parent
 
 
-def test_the_wheel_takes_whole_packages_and_leaves_nothing_out() -> None:
+def test_wheel_includes_whole_packages_without_exceptions() -> None:
     assert set(WHEEL) == {"packages"}, "a pattern that leaves files out has to be checked against what is needed"
     for package in WHEEL["packages"]:
         assert (ROOT / package / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("folder", [DASHBOARD / "static", DASHBOARD / "templates"])
-def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: Path) -> None:
+def test_files_read_at_run_time_are_in_a_package_and_not_ignored(folder: Path) -> None:
     files = [file for file in folder.iterdir() if file.is_file()]
     assert files
     assert any(folder.is_relative_to(ROOT / package) for package in WHEEL["packages"])
@@ -35,11 +35,11 @@ def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: P
     assert (done.returncode, done.stdout) == (1, ""), "hatchling leaves out what git ignores"
 
 
-def test_each_static_file_has_a_kind_and_is_served() -> None:
+def test_each_static_file_has_a_media_type_and_is_served() -> None:
     assert set(pages.static_files()) == {file.name for file in (DASHBOARD / "static").iterdir()}
 
 
-def test_each_template_that_is_named_is_there() -> None:
+def test_each_named_template_exists() -> None:
     environment = pages._environment()
     for name in environment.list_templates():
         environment.get_template(name)

@@ -1,4 +1,4 @@
-"""One or more of each message between a node's daemon and the commands beside it."""
+"""Examples of each message between a node's daemon and the commands on its machine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ VOUCHES = tuple(
 
 
 def shown(*given: object, by: Identity = NEWCOMER) -> RunCredential:
-    """Return the credential that the newcomer makes of what it was given."""
+    """Return the credential that the newcomer makes from an invitation or vouches."""
     credential = credential_of(given, by.peer_id, RUN, network_id=NETWORK_ID, now=NOW)  # type: ignore[arg-type]
     assert credential is not None
     return credential

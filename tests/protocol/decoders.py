@@ -1,6 +1,6 @@
-"""Every decoder of bytes from peers, with examples: what the property tests and the fuzzer run over.
+"""Every decoder of bytes from peers, with examples, for the property tests and the fuzzer.
 
-A new message adds an example to the `…_examples.py` of its topic. `test_decoders.py` fails for any class with
+A new message adds an example to the `…_examples.py` of its topic. `test_decoders.py` fails for each class with
 `from_bytes` that has none.
 """
 
@@ -52,9 +52,8 @@ NOW = 1_700_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """`decode` returns a value or raises PeerViolation or IntegrityError; `examples` are what it accepts.
-
-    `encode` is its inverse; None where there is none, as for errors, which compare by identity.
+    """A decoder: `decode` returns a value or raises PeerViolation or IntegrityError, and accepts the `examples`.
+    `encode` is its inverse; it is None if there is none, as for errors, which compare by identity.
     """
 
     name: str
@@ -64,12 +63,12 @@ class Decoder:
 
 
 def name_of(message_type: type[Any]) -> str:
-    """Two topics may both have a `Ready`."""
+    """Return a unique name, since two topics may both have a `Ready`."""
     return f"{message_type.__module__.rsplit('.', 1)[-1]}.{message_type.__name__}"
 
 
 def by_class(*examples: Any) -> tuple[Decoder, ...]:
-    """The `from_bytes` of each class among `examples`."""
+    """Return the `from_bytes` of each class among `examples`."""
     classes = dict.fromkeys(type(example) for example in examples)
     return tuple(
         Decoder(

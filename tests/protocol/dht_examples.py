@@ -1,4 +1,4 @@
-"""What the nodes of the record DHT say to each other."""
+"""Examples of the messages between nodes of the record DHT."""
 
 from __future__ import annotations
 

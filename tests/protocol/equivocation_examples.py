@@ -1,4 +1,4 @@
-"""One or more of each message about two statements that differ."""
+"""Examples of each message about two statements that differ."""
 
 from __future__ import annotations
 

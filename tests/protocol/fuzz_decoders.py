@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["swarm_protocol"]):
 
 
 def fuzz_one(data: bytes) -> None:
-    """The first byte chooses the decoder."""
+    """Pass the bytes to the decoder that the first byte chooses."""
     if not data:
         return
     decoder = DECODERS[data[0] % len(DECODERS)]

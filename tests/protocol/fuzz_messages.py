@@ -40,7 +40,7 @@ _HERE = subnets("192.168.1.5/24")
 
 
 def targets() -> list[Target]:
-    """Every decoder of the protocol, and the parsers of the network."""
+    """Return every decoder of the protocol, and the parsers of the network."""
     found = [Target(name=each.name, take=each.decode, examples=each.examples) for each in DECODERS]
     text = INVITATION.text().encode()
     raw_addr = addr_bytes(f"{_ADDR}/p2p/{MEMBER}")

@@ -1,4 +1,4 @@
-"""One or more of each message about a model's signed manifest, and of the proofs that its files are held."""
+"""Examples of each message about a model's signed manifest, and of the proofs that a server holds its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes say to each other to find a direct path."""
+"""Examples of the messages by which nodes find a direct path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a private network's owner signs, and what its members show each other."""
+"""Examples of what a private network's owner signs, and of what its members show each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One or more of each message by which members of a round prove what they have reduced."""
+"""Examples of each message by which members of a round prove what they have reduced."""
 
 from __future__ import annotations
 

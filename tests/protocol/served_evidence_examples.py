@@ -1,4 +1,4 @@
-"""One or more of each message of evidence about servers."""
+"""Examples of each message of evidence about servers."""
 
 from __future__ import annotations
 

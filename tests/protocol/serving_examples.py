@@ -1,4 +1,4 @@
-"""Messages of the serving calls beside sessions."""
+"""Examples of messages of the serving calls beside sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of multiplexed connections, with each frame in each of its forms."""
+"""Examples of messages of multiplexed connections, with each frame in each of its forms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PICK = TokenDraw(temperature=0.5, top_p=0.75, top_k=40, seed=-7, index=3, num_lo
 
 
 def hidden(codec: str, num_rows: int, num_bytes: int) -> Rows:
-    """Rows of 3 columns."""
+    """Return rows of 3 columns."""
     return Rows(codec=codec, num_rows=num_rows, num_columns=3, payload=bytes(range(num_bytes)))
 
 

@@ -19,7 +19,7 @@ from swarm_protocol.checks import (
 
 
 @given(text=st.text(max_size=20))
-def test_check_text_takes_exactly_what_is_visible_on_one_line(text: str) -> None:
+def test_check_text_accepts_exactly_what_is_visible_on_one_line(text: str) -> None:
     visible = all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in text)
     if visible:
         assert check_text(text, "field", max_chars=20) == text
@@ -60,7 +60,7 @@ def test_check_text_bounds_its_length() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "_a", "meta-llama/Llama-3.1-8B", "model:tag", "a@b+c", "a/b/c", "9", "a..b"])
-def test_check_name_takes_what_models_and_runs_are_called(name: str) -> None:
+def test_check_name_accepts_usual_names_of_models_and_runs(name: str) -> None:
     assert check_name(name, "field") == name
 
 
@@ -93,7 +93,7 @@ def test_check_name_refuses_what_could_leave_a_folder_or_hide(name: object) -> N
 
 
 @pytest.mark.parametrize("addr", ["/ip4/127.0.0.1/tcp/0", "/ip6/fe80::1%eth0/udp/1/quic-v1", "/dns4/a.example/tcp/1"])
-def test_check_addr_takes_multiaddrs(addr: str) -> None:
+def test_check_addr_accepts_multiaddrs(addr: str) -> None:
     assert check_addr(addr, "field") == addr
 
 
@@ -106,18 +106,18 @@ def test_check_addr_refuses_other_text(addr: str) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1, 10.1, "1", None, 10**400])
-def test_check_float_refuses_what_is_not_finite_and_in_range(value: object) -> None:
+def test_check_float_refuses_values_that_are_not_finite_or_out_of_range(value: object) -> None:
     with pytest.raises(ValueError, match=r"^field is .*, not a number in"):
         check_float(value, "field", high=10.0)
 
 
 @pytest.mark.parametrize("value", [-1, 11, 1.0, True, "1", None, 10**400])
-def test_check_int_refuses_what_is_not_whole_and_in_range(value: object) -> None:
+def test_check_int_refuses_values_that_are_not_whole_or_out_of_range(value: object) -> None:
     with pytest.raises(ValueError, match=r"^field is .*, not a whole number in"):
         check_int(value, "field", high=10)
 
 
-def test_checks_return_what_they_took() -> None:
+def test_checks_return_the_accepted_value() -> None:
     assert check_int(10, "field", high=10) == 10
     assert check_float(10, "field", high=10.0) == 10
     assert check_choice("a", "field", ("a", "b")) == "a"
@@ -126,7 +126,7 @@ def test_checks_return_what_they_took() -> None:
     check_count(("a", "b"), "field", max_items=2)
 
 
-def test_checks_of_choice_digest_and_count_refuse_the_rest() -> None:
+def test_checks_of_choice_digest_and_count_refuse_other_values() -> None:
     with pytest.raises(ValueError, match="field is none of a, b"):
         check_choice("c", "field", ("b", "a"))
     for digest in (b"", bytes(31), bytearray(32), "a" * 32):

@@ -14,7 +14,7 @@ PROTOCOL = Path(__file__).parents[2] / "protocol"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the generator and of one .proto, compiled."""
+    """Copy the generator and one .proto, and compile it."""
     folder = tmp_path / "swarm_protocol" / "proto"
     folder.mkdir(parents=True)
     shutil.copy(PROTOCOL / "compile_protos.py", tmp_path)
@@ -39,7 +39,7 @@ def test_generate_gives_the_committed_bytes_wherever_it_runs(copy: Path) -> None
         assert (copy / name).read_bytes() == (committed / name).read_bytes()
 
 
-def test_generate_check_names_what_is_stale_missing_or_left_over(copy: Path) -> None:
+def test_generate_check_names_stale_missing_and_left_over_files(copy: Path) -> None:
     root = copy.parents[1]
     (copy / "hello_pb2.py").write_text("stale")
     (copy / "hello_pb2.pyi").unlink()
@@ -52,7 +52,7 @@ def test_generate_check_names_what_is_stale_missing_or_left_over(copy: Path) -> 
     assert sorted(path.name for path in copy.iterdir()) == ["hello.proto", "hello_pb2.py", "hello_pb2.pyi"]
 
 
-def test_generate_imports_between_messages_are_the_packages(copy: Path) -> None:
+def test_generated_modules_import_each_other_from_the_package(copy: Path) -> None:
     (copy / "talk.proto").write_text(
         'syntax = "proto3";\nimport "swarm_protocol/proto/hello.proto";\nmessage Talk { swarm.v1.Hello hello = 1; }\n'
     )

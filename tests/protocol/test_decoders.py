@@ -1,4 +1,4 @@
-"""No bytes whatever make a decoder raise anything but its two typed errors, and what it accepts means one thing."""
+"""Decoders raise only their two typed errors for any bytes, and each accepted message has one meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_DECODER = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder:
 
 
 def decode_or_refuse(decoder: Decoder, data: bytes) -> None:
-    """Whatever comes out, it is a typed refusal, or a value that survives another trip."""
+    """Check that decoding gives a typed refusal, or a value that survives another round trip."""
     try:
         value = decoder.decode(data)
     except (PeerViolation, IntegrityError):
@@ -28,7 +28,7 @@ def decode_or_refuse(decoder: Decoder, data: bytes) -> None:
 
 @st.composite
 def mutations(draw: st.DrawFn, examples: tuple[bytes, ...]) -> bytes:
-    """An example with bytes flipped, cut out, truncated, repeated or added."""
+    """Return an example with bytes flipped, cut out, truncated, repeated or added."""
     data = bytearray(draw(st.sampled_from(examples)))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -70,7 +70,7 @@ def test_decoder_of_random_bytes_refuses_or_accepts(decoder: Decoder, data: byte
 
 @EVERY_DECODER
 def test_decoder_of_every_truncation_and_changed_byte_refuses_or_accepts(decoder: Decoder) -> None:
-    """A flip of the lowest bit changes a value, of the middle one a field's number, of the highest one a length."""
+    """A flip of the lowest bit changes a value, of the middle one a field's number, and of the highest one a length."""
     example = decoder.examples[0]
     for position in range(len(example)):
         decode_or_refuse(decoder, example[:position])

@@ -43,7 +43,7 @@ def open_vote(data: bytes, now: float = NOW) -> Envelope:
 
 
 def signed_anew(body: bytes) -> bytes:
-    """`body`, an envelope without its signature, with a right signature: what only the format can refuse."""
+    """Sign `body`, an envelope without its signature, correctly, so that only the format can be refused."""
     return body + IDENTITY.sign(b"swarm-envelope:" + body)
 
 
@@ -172,7 +172,7 @@ def test_unseal_of_anothers_signature_is_an_integrity_error() -> None:
     assert caught.value.peer_id == IDENTITY.peer_id
 
 
-def test_signature_of_an_envelope_is_of_nothing_without_its_prefix() -> None:
+def test_signature_of_an_envelope_is_invalid_without_its_prefix() -> None:
     sealed = vote()
     with pytest.raises(IntegrityError):
         verify(sealed.peer_id, sealed.to_bytes()[:-64], sealed.signature)

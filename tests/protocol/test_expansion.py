@@ -19,7 +19,7 @@ def test_count_values_of_flat_messages_is_the_number_of_their_fields(
 
 
 @given(part_values=st.lists(st.integers(0, 127), max_size=20), num_members=st.integers(0, 20))
-def test_count_values_looks_into_messages_and_packed_numbers(part_values: list[int], num_members: int) -> None:
+def test_count_values_counts_inside_messages_and_packed_numbers(part_values: list[int], num_members: int) -> None:
     members = [training_pb2.Contribution(peer_id="a", num_tokens=300)] * num_members
     data = training_pb2.Group(members=members, part_values=part_values).SerializeToString()
     packed = len(part_values) + 1 if part_values else 0
@@ -37,12 +37,12 @@ def test_count_values_of_bulk_is_one_and_of_a_message_around_it_two() -> None:
     assert count_values(data, 0, serving_pb2.FilesResponse.DESCRIPTOR, most=100) == 2
 
 
-def test_count_values_of_what_is_unknown_counts_each_field_once() -> None:
+def test_count_values_counts_each_unknown_field_once() -> None:
     data = serving_pb2.ModelFile(payload=bytes(100), name="x").SerializeToString()
     assert count_values(data, 0, control_pb2.StatusRequest.DESCRIPTOR, most=100) == 2
 
 
-def test_count_values_stops_soon_after_the_most_that_is_asked_for() -> None:
+def test_count_values_stops_soon_after_the_given_maximum() -> None:
     data = failure_pb2.Failure(missing=[""] * 1000).SerializeToString()
     assert count_values(data, 0, failure_pb2.Failure.DESCRIPTOR, most=10) == 11
 
@@ -66,13 +66,13 @@ def test_count_values_of_any_bytes_is_at_least_what_a_parser_makes_of_them(data:
     [b"\x80", b"\x08", b"\x0a", b"\x0a\x05abcd", b"\x09abc", b"\x0dabc", b"\x0b", b"\x0c", b"\x0e", b"\x80" * 11],
     ids=["tag", "number", "length", "text", "double", "float", "group", "group end", "wire type 6", "endless"],
 )
-def test_count_values_of_what_no_message_can_be_is_a_value_error(data: bytes) -> None:
+def test_count_values_of_bytes_that_are_no_message_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"number does not end|longer than its message|no known wire type"):
         count_values(data, 0, failure_pb2.Failure.DESCRIPTOR, most=100)
 
 
 def test_count_values_of_a_message_that_reaches_beyond_the_one_around_it_is_a_value_error() -> None:
-    inner = b"\x12\x7f"  # ModelFile.payload of 127 bytes, which are not there
+    inner = b"\x12\x7f"  # ModelFile.payload of 127 bytes, which are missing
     data = b"\x12" + bytes([len(inner)]) + inner + b"\x08\x01" * 100
     with pytest.raises(ValueError, match="longer than its message"):
         count_values(data, 0, serving_pb2.FilesResponse.DESCRIPTOR, most=1000)

@@ -62,14 +62,14 @@ def test_failure_covers_the_whole_tree() -> None:
             assert type(sent(error_type("what happened"))) is error_type
 
 
-def test_failure_that_names_nobody_is_the_senders() -> None:
+def test_failure_without_a_peer_is_attributed_to_the_sender() -> None:
     assert sent(PeerTimeout("late")).peer_id == SENDER
 
 
 @pytest.mark.parametrize(
     "error", [KeyError("/home/ada/secret"), asyncio.CancelledError("secret"), KeyboardInterrupt(), OSError(2, "secret")]
 )
-def test_failure_not_raised_on_purpose_says_nothing_of_what_it_was(error: BaseException) -> None:
+def test_failure_of_an_unexpected_error_gives_no_details(error: BaseException) -> None:
     data = encode_failure(error)
     assert b"secret" not in data
     assert type(error).__name__.encode() not in data
@@ -138,7 +138,7 @@ def test_failure_with_a_code_of_a_newer_version_is_a_peer_error() -> None:
         failure_pb2.Failure(code="session", session_id="s" * 1000),
     ],
 )
-def test_failure_that_breaks_the_rules_is_the_senders_violation(failure: failure_pb2.Failure) -> None:
+def test_malformed_failure_is_a_violation_by_the_sender(failure: failure_pb2.Failure) -> None:
     with pytest.raises(PeerViolation) as caught:
         decode_failure(wire.encode(failure), SENDER)
     assert caught.value.peer_id == SENDER

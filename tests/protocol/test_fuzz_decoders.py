@@ -15,9 +15,9 @@ TESTS = Path(__file__).parents[1]
 
 def fuzz(folder: Path, *arguments: str, seconds: int) -> subprocess.CompletedProcess[str]:
     fuzzer = [sys.executable, "-m", "protocol.fuzz_decoders", str(seconds), str(folder), *arguments]
-    # through a shell of its own: the peak of memory that libFuzzer bounds would begin with that of these tests
+    # in its own shell, since the peak of memory that libFuzzer bounds would begin with that of these tests
     command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *fuzzer]
-    # what these tests import, the fuzzer does, too
+    # the fuzzer imports what these tests import
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

@@ -14,7 +14,7 @@ def test_broken_messages_raise_only_typed_errors_and_leave_memory_as_it_was() ->
     counts = run(everything, 20_000, 7, lambda _line: None)
     assert sum(counts[f"{each.name} {end}"] for each in everything for end in ("accepted", "refused")) == 20_000
     for target in everything:
-        if target.name == "mDNS packet":  # what is broken there says nothing, and is no error
+        if target.name == "mDNS packet":  # text that is broken there has no meaning, and is no error
             continue
         assert counts[f"{target.name} refused"] > 0, f"no message of {target.name} was broken enough"
 

@@ -1,5 +1,6 @@
-"""The greatest valid message of each kind fits the limit of its kind, that of an envelope where it travels in one, that
-of a DHT value if it is a record, and a frame."""
+"""The greatest valid message of each kind fits the limit of its kind, that of an envelope if it travels in one, that of
+a DHT value if it is a record, and a frame.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def votes(count: int = MEMBERS) -> tuple[PlacedSignature, ...]:
 
 
 def followers(places: range) -> tuple[Follower, ...]:
-    """Return followers that bring much each, and together less than an interval's tokens."""
+    """Return followers that are large each, and that have together less than an interval's tokens."""
     most = limits.MAX_INTERVAL_TOKENS // limits.MAX_TRAINERS
     return tuple(
         Follower(place=place, num_tokens=most, num_samples=most, leaving=True, steps_left=limits.MAX_PROBATION_STEPS)
@@ -73,7 +74,7 @@ def followers(places: range) -> tuple[Follower, ...]:
 
 @cache
 def credential() -> RunCredential:
-    """Return as many vouches, of the longest names, as one newcomer shows; an invitation and its link are shorter."""
+    """Return as many vouches with the longest names as one newcomer shows; an invitation and its link are shorter."""
     given = [
         vouch_for(Identity(bytes([n]) * 32), RUN, peer_ids(1024)[0], network_id=NETWORK, now=NOW, lifetime_s=3600.0)
         for n in range(limits.MAX_VOUCHERS)
@@ -84,7 +85,7 @@ def credential() -> RunCredential:
 
 
 def contribution(place: int) -> Contribution:
-    """Return one of the MEMBERS reports that fill a group: what groups bound in all is dealt evenly."""
+    """Return one of the MEMBERS reports that fill a group, with an equal share of what groups bound in all."""
     each, ids = (limits.MAX_TRAINERS - MEMBERS) // MEMBERS, peer_ids(1024)
     newcomers = limits.MAX_NEWCOMERS // MEMBERS
     return replace(
@@ -127,13 +128,13 @@ def group() -> Group:
 
 
 def ranges() -> tuple[ByteRange, ...]:
-    """Return the ranges of one block, where those that a manifest may have are dealt to all blocks."""
+    """Return the ranges of one block, when those that a manifest may have are spread equally over all blocks."""
     half, count = limits.MAX_WEIGHT_FILE_BYTES // 2, limits.MAX_MANIFEST_RANGES // limits.MAX_BLOCKS
     return (ByteRange(file=0, start=half, num_bytes=half),) * count
 
 
 CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
-    # what several fields bound together
+    # bounds that several fields share
     ("AnswerCommitment", "end"): lambda: limits.MAX_BLOCKS,
     ("AnswerCommitment", "inputs_to"): lambda: limits.MAX_SESSION_TOKENS,
     ("AnswerCommitment", "outputs_to"): lambda: limits.MAX_SESSION_TOKENS,
@@ -150,7 +151,7 @@ CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
     ("ServeRecord", "next_start"): lambda: limits.MAX_BLOCKS - 1,
     ("ServeRecord", "next_end"): lambda: limits.MAX_BLOCKS,
     ("ServingStatus", "start"): lambda: limits.MAX_BLOCKS - 1,
-    # maps, and texts with a check of their own
+    # maps, and texts with their own check
     ("ServeRecord", "rtt_ms"): lambda: dict.fromkeys(peer_ids(1024)[: limits.MAX_RTT_PEERS], limits.MAX_RTT_MS),
     ("ServeRecord", "token_ms"): lambda: dict.fromkeys(peer_ids(1024)[: limits.MAX_RTT_PEERS], limits.MAX_RTT_MS),
     ("ServeRecord", "source"): lambda: "s" * limits.MAX_SOURCE_BYTES,
@@ -163,7 +164,7 @@ CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
     ("TrainerRecord", "held_out_scores"): lambda: dict.fromkeys(
         peer_ids(1024)[: limits.MAX_REPORTED_SCORES], float(limits.MAX_EFFECT)
     ),
-    # what another message fills
+    # filled by another message
     ("Certificate", "group"): lambda: sealed(Group),
     ("Certificate", "order"): lambda: b"",
     ("Certificate", "votes"): votes,
@@ -189,7 +190,7 @@ CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
     ("FollowRequest", "credential"): credential,
     ("AuditedSlice", "data"): lambda: bytes(LEAF_BYTES),
     ("AuditedSlice", "proof"): lambda: bytes(PATH_BYTES),
-    # 256 members with fp32 are beyond what convicts anybody, as limits.py says
+    # 256 members with fp32 exceed what evidence may have, as limits.py says
     ("WrongReduction", "group"): lambda: sealed(Group),
     ("WrongReduction", "statement"): lambda: sealed(PartStatement),
     ("WrongReduction", "result"): lambda: bytes(LEAF_BYTES),
@@ -206,7 +207,7 @@ CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
     ("Evidence", "body"): lambda: bare(WrongReduction),
     ("EvidenceFile", "run"): lambda: bytes(64 * 2**10),
     ("EvidenceFile", "evidence"): lambda: bare(Evidence),
-    # the last block's server gave draws, and any other one outputs, which are longer
+    # the last block's server returned draws, and any other one outputs, which are longer
     ("ServedEvidence", "draws"): lambda: (),
     ("ServedEvidence", "commitment"): lambda: bytes(limits.MAX_OPEN_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES),
     ("ServedEvidence", "inputs"): lambda: bytes(500 * 4096 * 4),
@@ -235,7 +236,7 @@ CHANGES: dict[tuple[str, str], Callable[[], Any]] = {
 
 
 def found() -> Found:
-    """Return what an answer of all records of a key and of the peers near it holds; longer ones are cut in two."""
+    """Return the content of an answer of all records of a key and of the peers near it; longer answers are cut."""
     contacts = tuple(Contact(peer_id=peer, addrs=longest_addrs()) for peer in peer_ids(1024)[: limits.MAX_FOUND_PEERS])
     records = (number.to_bytes(2, "big").ljust(MAX_STORED_BYTES, b"r") for number in range(limits.MAX_RECORDS_PER_KEY))
     return Found(records=tuple(records), peers=contacts)
@@ -271,7 +272,7 @@ def greatest(kind: type[WireMessage]) -> WireMessage:
 
 
 def kinds() -> dict[str, type[WireMessage]]:
-    """Return all messages of the protocol that stand alone on the wire, by name."""
+    """Return all messages of the protocol that are sent alone, by name."""
     for module in pkgutil.iter_modules(swarm_protocol.__path__):
         importlib.import_module(f"swarm_protocol.{module.name}")
 
@@ -312,15 +313,15 @@ def test_greatest_message_fits_its_limits(name: str) -> None:
         assert len(data) <= limits.MAX_RECORD_BYTES
 
 
-def test_every_field_that_has_no_bound_of_its_own_has_a_greatest_value_here() -> None:
+def test_every_field_without_its_own_bound_has_a_greatest_value_here() -> None:
     for kind in kinds().values():
         greatest(kind)
     whole = {(name, field) for name, field in builder().unbounded if name in WHOLE}
     assert builder().unbounded - whole == set()
-    assert set(CHANGES) - builder().used == set(), "fields that are no more"
+    assert set(CHANGES) - builder().used == set(), "these are no fields any more"
 
 
-def test_envelopes_of_credentials_and_words_fit_theirs() -> None:
+def test_envelopes_of_credentials_and_invitations_fit_their_limits() -> None:
     invited = credential_of([run_word()], peer_ids(1024)[0], RUN, network_id=NETWORK, now=NOW)
     assert invited is not None
     for envelope in (*invited.chain, *credential().vouches):

@@ -1,4 +1,4 @@
-"""Hash trees: proofs lead to the root, and nothing else does."""
+"""Hash trees: valid proofs lead to the root, and no others do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tree_of(num_leaves: int) -> tuple[HashTree, list[bytes]]:
     return HashTree.of(leaves), leaves
 
 
-def test_root_of_three_leaves_is_as_the_protocol_page_says() -> None:
+def test_root_of_three_leaves_follows_the_protocol_page() -> None:
     tree, (a, b, c) = tree_of(3)
     left, right = hashlib.sha256(b"\x01" + a + b).digest(), hashlib.sha256(b"\x01" + c + bytes(32)).digest()
     assert tree.root == hashlib.sha256(b"\x01" + left + right).digest()
@@ -38,7 +38,7 @@ def test_proof_of_any_range_leads_to_the_root_and_holds_the_proof_of_each_leaf_i
 
 
 @given(st.data(), st.integers(2, 40))
-def test_another_leaf_place_or_proof_leads_elsewhere_or_is_refused(data: st.DataObject, num_leaves: int) -> None:
+def test_another_leaf_place_or_proof_gives_another_root_or_is_refused(data: st.DataObject, num_leaves: int) -> None:
     tree, leaves = tree_of(num_leaves)
     index = data.draw(st.integers(0, num_leaves - 1))
     other = data.draw(st.integers(0, num_leaves - 1).filter(lambda each: each != index))

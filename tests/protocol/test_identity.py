@@ -23,7 +23,7 @@ SPEC_FILE = bytes.fromhex(
 )
 SPEC_PEER_ID = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 OTHER = Identity.generate()
-# the order of the group that Ed25519 works in (RFC 8032, section 5.1)
+# the order of the group in which Ed25519 computes (RFC 8032, section 5.1)
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
 
 
@@ -87,7 +87,7 @@ def test_identity_repr_shows_no_key() -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_save_makes_a_file_that_only_its_owner_can_touch(tmp_path: Path, umask: int) -> None:
+def test_save_makes_a_file_that_only_its_owner_can_read_or_write(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         Identity.generate().save(tmp_path / "home" / "key")
@@ -97,7 +97,9 @@ def test_save_makes_a_file_that_only_its_owner_can_touch(tmp_path: Path, umask: 
     assert names_in(tmp_path / "home") == ["key"]
 
 
-def test_save_never_holds_the_key_in_a_looser_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_never_writes_the_key_to_a_file_with_wider_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     fsync = os.fsync
 
@@ -109,7 +111,7 @@ def test_save_never_holds_the_key_in_a_looser_file(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", watch)
     Identity.generate().save(tmp_path / "key")
-    # whole, private and synced while its final name does not exist yet
+    # whole, private and synced before its final name exists
     assert seen == [(0o600, 68, False)]
 
 
@@ -171,7 +173,7 @@ class FailingFile:
 
 
 def refusal_after(handicap: str, path: Path) -> str:
-    """What a process that runs `handicap` first says when it cannot create the identity."""
+    """Return the first error of a process that runs `handicap` and cannot create the identity."""
     script = (
         "import os, resource, signal, sys\n"
         "from pathlib import Path\n"
@@ -190,7 +192,7 @@ def refusal_after(handicap: str, path: Path) -> str:
     return outcome.stderr
 
 
-def test_load_or_create_where_no_byte_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_load_or_create_leaves_no_file_when_the_key_cannot_be_written(tmp_path: Path) -> None:
     # the kernel refuses files of more than 10 bytes
     handicap = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))"
     said = refusal_after(handicap, tmp_path / "key")
@@ -257,7 +259,7 @@ def test_load_of_a_file_open_to_others_is_refused_with_the_command(tmp_path: Pat
     ],
     ids=["empty", "short", "long", "ssh", "rsa", "another public half", "large"],
 )
-def test_load_of_garbage_is_refused_and_keeps_it(tmp_path: Path, data: bytes) -> None:
+def test_load_of_a_malformed_file_is_refused_and_keeps_it(tmp_path: Path, data: bytes) -> None:
     path = write_key(tmp_path / "key", data)
     with pytest.raises(ConfigError, match="not a libp2p Ed25519 private key"):
         Identity.load_or_create(path)
@@ -321,6 +323,6 @@ def test_peer_id_of_any_key_embeds_it(public_key: bytes) -> None:
         None,
     ],
 )
-def test_check_peer_id_of_anything_else_is_refused(text: object) -> None:
+def test_check_peer_id_refuses_any_other_text(text: object) -> None:
     with pytest.raises(ValueError, match="not an Ed25519 peer id"):
         check_peer_id(text)

@@ -43,7 +43,7 @@ def check(
 
 
 @pytest.mark.parametrize("invitation", [INVITATION, BOUND])
-def test_invitation_text_comes_back_as_the_same_invitation(invitation: NetworkInvitation) -> None:
+def test_invitation_text_round_trips(invitation: NetworkInvitation) -> None:
     word = invitation.text()
     assert parse_invitation(f"  {word[:40]}\n{word[40:]}\n") == invitation, "as a terminal wraps it"
     assert parse_invitation(word).network_id == NETWORK_ID
@@ -57,7 +57,7 @@ def test_invitation_text_comes_back_as_the_same_invitation(invitation: NetworkIn
         *(TEXT[:-1], TEXT[:-20], TEXT[1:], TEXT.lower(), TEXT + "A"),
     ],
 )
-def test_invitation_text_that_is_damaged_is_refused_in_one_line_without_it(text: str) -> None:
+def test_damaged_invitation_text_is_refused_with_one_line_that_does_not_repeat_it(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_invitation(text)
     assert refused.value.remedy.startswith("copy the whole line")
@@ -99,7 +99,7 @@ def test_invitation_with_another_key_or_a_foreign_owner_is_refused() -> None:
         check((forged.to_bytes(),))
 
 
-def test_invitation_longest_fits_its_text() -> None:
+def test_longest_invitation_fits_its_text() -> None:
     addrs = tuple(f"/{number:0{limits.MAX_ADDR_BYTES - 1}}" for number in range(limits.MAX_CONTACT_ADDRS))
     longest = invite(OWNER, rights=("serve", "train", "ask"), now=NOW, lifetime_s=10.0, secret=SECRET, seeds=addrs)
     assert len(longest.text()) <= MAX_TEXT_CHARS
@@ -141,7 +141,7 @@ def test_chain_without_the_invitation_key_is_refused() -> None:
         check((certificate, other, other))
 
 
-def test_bound_invitation_makes_no_other_node_a_member() -> None:
+def test_bound_invitation_admits_no_other_node() -> None:
     assert check(BOUND.chain_for(MEMBER)).rights == {"join", "serve", "ask"}
     with pytest.raises(ConfigError, match="for the node"):
         BOUND.chain_for(STRANGER.peer_id)
@@ -175,7 +175,7 @@ def test_rights_always_contain_join() -> None:
 # --- revocations ---------------------------------------------------------------------------------------------------
 
 
-def test_revocations_count_only_if_the_owner_signed_them() -> None:
+def test_revocations_count_only_when_the_owner_signed_them() -> None:
     assert open_revocations(LIST, network_id=NETWORK_ID, now=NOW).serials == (1, 2**64 - 1)
     assert open_revocations(LIST, network_id=NETWORK_ID, now=NOW + 400 * 86400).number == 3, "they do not expire"
     forged = seal_revocations(STRANGER, Revocations(number=9, serials=(5,)), NOW)

@@ -274,7 +274,7 @@ def test_round_report_with_a_bad_field_is_refused_by_name(change: dict[str, Any]
         (NEIGHBOUR, "r" * (limits.MAX_REFUSAL_CHARS + 1)),
     ],
 )
-def test_refusal_that_could_not_be_shown_is_refused(peer_id: str, reason: str) -> None:
+def test_reported_refusal_with_unprintable_text_is_refused(peer_id: str, reason: str) -> None:
     with pytest.raises(ValueError, match=r"peer id|reason"):
         Refusal(peer_id=peer_id, reason=reason)
 
@@ -287,8 +287,8 @@ def test_trainer_record_with_a_bad_report_is_a_violation() -> None:
         TrainerRecord.from_bytes(lying)
 
 
-def test_records_of_an_older_version_say_that_they_do_not_know() -> None:
-    # by hand: what a version without the newer fields sends
+def test_records_of_an_older_version_have_unknown_values_for_newer_fields() -> None:
+    # written by hand, as a version without the newer fields sends it
     node = records_pb2.NodeRecord(
         name="old", version="0.0.1", device="cpu", reachability="unknown", state="alive", started_at=1.0
     )
@@ -302,7 +302,7 @@ def test_records_of_an_older_version_say_that_they_do_not_know() -> None:
     assert (old_trainer.report, old_trainer.num_parameters) == (None, None)
 
 
-def test_records_tell_zero_from_not_known() -> None:
+def test_records_distinguish_zero_from_unknown() -> None:
     assert ServeRecord.from_bytes(replace(SERVE, tokens_per_s=0.0).to_bytes()).tokens_per_s == 0.0
     assert NodeRecord.from_bytes(replace(NODE, first_token_p50_s=0.0).to_bytes()).first_token_p50_s == 0.0
     assert NodeRecord.from_bytes(replace(NODE, paths=PathCounts()).to_bytes()).paths == PathCounts()
@@ -319,7 +319,7 @@ def test_records_with_numbers_by_name_can_be_hashed() -> None:
     assert hash(record) == hash(replace(record))
 
 
-def test_trainer_record_tells_no_loss_from_a_loss_of_zero() -> None:
+def test_trainer_record_distinguishes_no_loss_from_a_loss_of_zero() -> None:
     for loss in (None, 0.0):
         record = replace(JOINING_TRAINER, loss=loss)
         assert TrainerRecord.from_bytes(record.to_bytes()).loss == loss
@@ -338,7 +338,7 @@ def test_publish_key_of_each_depth_is_below_the_one_before(peer_id: str) -> None
         assert child_keys(publish_key(record, peer_id, limits.MAX_KEY_DEPTH)) == ()
 
 
-def test_keys_of_a_peer_are_the_published_ones() -> None:
+def test_keys_of_a_peer_are_those_of_the_specification() -> None:
     # of the specification's peer id: sha256 of its text, its last octal digits
     peer_id = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
     assert publish_key(NODE, peer_id) == "nodes#"
@@ -356,6 +356,6 @@ def test_children_of_a_key_share_many_peers_evenly() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("files", ""), ("nodes", "a"), ("serve", ""), ("train", "../x")])
-def test_lookup_key_of_nonsense_is_refused(kind: Any, name: str) -> None:
+def test_lookup_key_of_invalid_values_is_refused(kind: Any, name: str) -> None:
     with pytest.raises(ValueError, match=r"name|kind"):
         lookup_key(kind, name)

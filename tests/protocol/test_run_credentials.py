@@ -1,4 +1,4 @@
-"""Invitations to a run and vouches: what is accepted, and every way to show one that is somebody else's or made up."""
+"""Invitations to a run, and vouches: valid ones are accepted, and those that are stolen or made up are refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_vouches_name_their_signers_in_order_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("credential", [shown(INVITATION), shown(BOUND), shown(*VOUCHES)])
-def test_credential_is_of_no_use_to_another_peer_in_another_run_or_network_or_at_another_time(
+def test_credential_is_invalid_for_another_peer_run_network_or_time(
     credential: RunCredential,
 ) -> None:
     replayed = replace(credential, peer_id=THIEF.peer_id)
@@ -123,7 +123,7 @@ def test_credential_is_bounded() -> None:
     assert max(map(len, parts)) < limits.MAX_RUN_CREDENTIAL_BYTES
 
 
-def test_expired_ones_count_no_more_and_an_invitation_goes_before_vouches() -> None:
+def test_expired_credentials_do_not_count_and_an_invitation_has_priority_over_vouches() -> None:
     soon = invite_to_run(AUTHOR, RUN, network_id=NETWORK_ID, now=NOW - 100, lifetime_s=50.0)
     assert credential_of([soon], NEWCOMER.peer_id, RUN, network_id=NETWORK_ID, now=NOW) is None
     assert shown(soon, *VOUCHES).vouches
@@ -133,7 +133,7 @@ def test_expired_ones_count_no_more_and_an_invitation_goes_before_vouches() -> N
             credential_of([INVITATION], NEWCOMER.peer_id, run, network_id=network_id, now=NOW)
 
 
-def test_text_that_was_not_printed_so_is_refused_without_being_repeated() -> None:
+def test_malformed_credential_text_is_refused_without_being_repeated() -> None:
     text = INVITATION.text()
     for wrong in (text[:-1], text[:30] + "A" + text[31:], text[1:], "swarmrun1-", text * 9, "swarmrun1-" + "é" * 9):
         with pytest.raises(ConfigError) as caught:
@@ -157,7 +157,7 @@ def test_invitation_holds_its_own_key_and_a_vouch_none() -> None:
             RunInvitation(**fields)  # type: ignore[arg-type]
 
 
-def test_digest_by_which_a_report_names_a_credential_is_of_all_of_it() -> None:
+def test_digest_of_a_credential_in_a_report_covers_all_of_it() -> None:
     word = vouch_for(MEMBER, RUN, NEWCOMER.peer_id, network_id=NETWORK_ID, now=NOW, lifetime_s=9.0)
     each = [
         shown(INVITATION),
@@ -170,7 +170,7 @@ def test_digest_by_which_a_report_names_a_credential_is_of_all_of_it() -> None:
     assert len({credential.digest() for credential in each}) == len(each)
 
 
-def test_revocation_is_of_the_author_of_its_run_and_has_no_end() -> None:
+def test_revocation_needs_the_run_s_author_and_does_not_expire() -> None:
     signed = sign_revocation(AUTHOR, REVOCATION, network_id=NETWORK_ID, now=NOW)
     terms = {"network_id": NETWORK_ID, "author": AUTHOR.peer_id, "now": NOW}
     assert read_revocation(signed, RUN, **(terms | {"now": NOW + 9e8})) == REVOCATION  # type: ignore[arg-type]

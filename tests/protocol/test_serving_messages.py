@@ -1,4 +1,4 @@
-"""What a call on blocks may ask for."""
+"""Bounds of a call on blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPUTE, EMBED, TOP = (example for example in EXAMPLES if isinstance(example, Co
         ({"revision": "../x"}, "revision"),
     ],
 )
-def test_compute_with_absurd_values_is_refused(changes: dict[str, Any], what: str) -> None:
+def test_compute_with_impossible_values_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         dataclasses.replace(COMPUTE, **changes)
 
@@ -51,7 +51,7 @@ def test_piece_whose_bytes_are_not_its_rows_is_refused() -> None:
 
 def test_compute_chosen_logits_have_the_shape_that_both_sides_expect() -> None:
     assert TOP.answer_shape(1000, has_logits=True) == (1, 20, 2 * 64 + 1)
-    assert TOP.answer_shape(30, has_logits=True) == (1, 20, 61), "no more than there are"
+    assert TOP.answer_shape(30, has_logits=True) == (1, 20, 61), "no more than the vocabulary has"
     assert TOP.answer_shape(32, has_logits=False) == (1, 100, 32), "a server in the middle"
     assert COMPUTE.answer_shape(1000, has_logits=True) == (2, 100, 1000)
     for changes in ({"head": False}, {"num_last": 101}, {"num_top": limits.MAX_TOP_LOGITS + 1}):

@@ -68,7 +68,7 @@ def test_seal_record_over_the_limits_is_a_value_error(payload: bytes, lifetime_s
 
 
 def signed_record(payload: bytes, expires_at: float) -> bytes:
-    """What a dishonest peer can sign, past `seal_record`."""
+    """Return a record that a dishonest peer can sign, past `seal_record`."""
     envelope = seal(
         IDENTITY,
         purpose="record",
@@ -102,14 +102,14 @@ def test_read_record_under_the_key_of_another_peer_or_under_another_model_is_ref
         assert caught.value.peer_id == IDENTITY.peer_id
 
 
-def test_read_record_of_garbage_or_of_no_kind_is_the_signers_violation() -> None:
+def test_read_record_of_malformed_bytes_or_an_unknown_kind_is_a_violation_by_the_signer() -> None:
     for envelope in (record_of(TRAINER, KEY, payload=b"\x01\xff"), record_of(NODE, "files/0")):
         with pytest.raises(PeerViolation) as caught:
             read_record(envelope)
         assert caught.value.peer_id == IDENTITY.peer_id
 
 
-def test_records_of_two_signers_under_one_key_are_told_apart() -> None:
+def test_records_of_two_signers_under_one_key_are_distinguished() -> None:
     other = Identity(bytes(32))
     theirs = seal_record(other, network_id="test", key=KEY, payload=TRAINER.to_bytes(), issued_at=NOW, lifetime_s=60.0)
     assert unseal_at(theirs.to_bytes()).peer_id == other.peer_id

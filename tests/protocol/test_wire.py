@@ -18,7 +18,7 @@ from swarm_protocol.training_messages import Group, Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """Mirrors TrainerRecord, which has text, bytes, numbers and an optional one."""
+    """Mirrors TrainerRecord, which has text, bytes, numbers and an optional number."""
 
     run: str
     outer_step: int
@@ -130,7 +130,7 @@ def test_messages_in_messages_round_trip(message_type: Any, value: Any) -> None:
     assert wire.decode(wire.encode(sent), message_type, read, max_bytes=1000) == value
 
 
-def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:
+def test_decode_refuses_a_message_that_would_fill_the_memory_before_parsing_it() -> None:
     most = limits.MAX_MESSAGE_VALUES
     names = wire.encode(failure_pb2.Failure(missing=[""] * most))
     found = wire.decode(names, failure_pb2.Failure, lambda sent: len(sent.missing), max_bytes=len(names))
@@ -141,7 +141,7 @@ def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:
 
 
 def test_decode_refuses_too_many_items_before_it_reads_one() -> None:
-    """Else a message of some kilobytes from anyone would take a third of a second."""
+    """Otherwise a message of some kilobytes from anyone would take a third of a second."""
     sent = dht_pb2.FindResponse(found=[dht_pb2.Found()] * (limits.MAX_FIND_KEYS + 1))
     sent.found[0].peers.add(peer_id="no peer id")
     with pytest.raises(PeerViolation, match="FindResponse is invalid: found has 33 items, more than 32"):
@@ -160,12 +160,12 @@ def test_decode_refuses_too_many_items_before_it_reads_one() -> None:
         Ready.from_bytes(wire.encode(ready))
 
 
-def test_decode_takes_bulk_in_one_field() -> None:
+def test_decode_accepts_bulk_in_one_field() -> None:
     bulk = wire.encode(records_pb2.TrainerRecord(digest=bytes(10 * limits.MAX_MESSAGE_VALUES)))
     assert len(decode_flat(bulk, max_bytes=len(bulk)).digest) == 10 * limits.MAX_MESSAGE_VALUES
 
 
-def test_messages_are_handed_over_while_that_is_asked_for_and_bytes_are_parsed_all_the_same() -> None:
+def test_messages_are_handed_over_unencoded_when_requested_and_bytes_are_still_parsed() -> None:
     held = StoreResponse(held=True)
     foreign = StoreResponse(held=False).to_bytes()
     with wire.handing_over({StoreResponse: lambda _: 3}):
@@ -181,7 +181,7 @@ def test_messages_are_handed_over_while_that_is_asked_for_and_bytes_are_parsed_a
     assert again is not held
 
 
-def test_messages_that_are_handed_over_encoded_keep_their_content() -> None:
+def test_messages_handed_over_encoded_keep_their_content() -> None:
     request = StoreRequest(record=b"an envelope")
     on_the_wire = request.to_bytes()
     with wire.handing_over({StoreRequest: wire.encoded}):
@@ -189,12 +189,12 @@ def test_messages_that_are_handed_over_encoded_keep_their_content() -> None:
         assert StoreRequest.from_bytes(request.to_bytes()) is request
 
 
-def test_only_the_classes_that_are_named_are_not_checked_and_only_there_and_meanwhile() -> None:
+def test_checks_are_skipped_only_for_the_named_classes_in_this_context() -> None:
     with checks.unchecked([StoreRequest]), wire.handing_over({StoreResponse: lambda _: 3}):
         assert StoreRequest(record=b"").record == b""
         with pytest.raises(ValueError, match="32 bytes"):
             FindRequest(keys=(b"short",))
-        # whoever runs beside it in this process, as another thread does
+        # for code that runs in parallel in this process, as another thread does
         elsewhere = Context()
         assert elsewhere.run(StoreResponse(held=True).to_bytes) == wire.encoded(StoreResponse(held=True))
         with pytest.raises(ValueError, match="record is not 1 to"):

@@ -1,4 +1,4 @@
-"""One or more of each message of a training round and of state transfer."""
+"""Examples of each message of a training round and of state transfer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A span that is arithmetic, for tests of the engine: a row's output depends on every token before it, by position,
-read through its sequence's pages, so that a wrong page or position gives a wrong answer. And an engine around it.
+"""An arithmetic span for tests of the engine, and an engine around it.
+
+A row's output depends on the value and position of every token before it, read through its sequence's pages, so that a
+wrong page or position gives a wrong result.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ REVISION = "r"
 
 @dataclass
 class Sums:
-    """Block by block it keeps a row's value; a row's output is a sum over all values up to it, weighted by position.
+    """Keeps a row's value in each block.
 
-    `batches` are those it ran. `on_run`, if set, is called before each in the engine's thread.
+    A row's output is a sum over all values up to it, weighted by position. `batches` are those it ran. `on_run`, if
+    set, is called before each in the engine's thread.
     """
 
     start: int = 0
@@ -84,7 +87,7 @@ def rows_of(sums: Tensor, is_last: bool) -> Tensor:
 
 
 def alone(tokens: Sequence[int]) -> Tensor:
-    """The logits of all of `tokens` without any engine."""
+    """Return the logits of all of `tokens`, without any engine."""
     return rows_of(sums_of(torch.tensor(tokens, dtype=torch.float32)), True)
 
 
@@ -128,9 +131,9 @@ def with_engine(
     speed: SpanSpeed | None = None,
     **options: Any,
 ) -> None:
-    """Runs `work` beside the engine, and counts afterwards what is left.
+    """Run `work` beside the engine, and check afterwards that nothing is left.
 
-    No step is cut for what it really takes, so that a busy machine decides nothing.
+    No step is cut for its real duration, so that a busy machine does not change the result.
     """
     span = span or Sums()
 

@@ -14,7 +14,7 @@ END_S = 60.0
 
 
 async def chat_in_pipe(*arguments: str, text: str) -> tuple[int | None, str, str]:
-    """The exit code, the answer to `text`, and what was said beside it."""
+    """Return the exit code, the answer to `text`, and the other output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "swarm_node", "chat", *arguments),
         stdin=subprocess.PIPE,
@@ -27,7 +27,7 @@ async def chat_in_pipe(*arguments: str, text: str) -> tuple[int | None, str, str
 
 
 async def until(line: bytes, terminal: int) -> bytes:
-    """What a program writes to its terminal, up to and with `line`."""
+    """Return what a program writes to its terminal, up to and with `line`."""
     seen = b""
     async with asyncio.timeout(END_S):
         while line not in seen:
@@ -36,14 +36,14 @@ async def until(line: bytes, terminal: int) -> bytes:
 
 
 async def chat_in_terminal(*arguments: str) -> None:
-    """Ask, stop the answer by Ctrl-C as soon as it begins, and end by Ctrl-D."""
+    """Send a prompt, stop the answer by Ctrl-C as soon as it begins, and end by Ctrl-D."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "swarm_node", "chat", *arguments),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "dumb"},  # no sequences between question and answer
+        env={**os.environ, "TERM": "dumb"},  # no terminal codes between prompt and answer
     )
     os.close(theirs)
     await until(b"> ", ours)

@@ -1,4 +1,4 @@
-"""The greatest valid message of each kind, built from the checks that its fields are annotated with."""
+"""The greatest valid message of each kind, built from the checks in its fields' annotations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def longest_addrs() -> tuple[str, ...]:
 
 
 class Builder:
-    """Builds greatest values of classes whose fields are checked (`checks.Checked`)."""
+    """Builds the greatest values of classes whose fields are checked (`checks.Checked`)."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
@@ -78,7 +78,7 @@ class Builder:
         bound = _bound(check)
         if get_origin(hint) is tuple:
             return tuple(self._of(get_args(hint)[0], key, place) for place in range(bound))
-        if get_origin(hint) in (Annotated, Union, UnionType):  # checks of checks: the innermost bounds the value
+        if get_origin(hint) in (Annotated, Union, UnionType):  # nested checks: the innermost bounds the value
             return self._of(hint, key, number)
         if check is check_peer_id:
             return peer_ids(1024)[number]
@@ -93,7 +93,7 @@ class Builder:
 
 
 def _bound(check: Any) -> Any:
-    """Return the largest size, or the largest number, that `check` lets pass; None if it does not say."""
+    """Return the largest size or number that `check` accepts, or None if it does not say."""
     if check in (check_name, check_file_name):
         return limits.MAX_NAME_BYTES
     if check is check_network_id:

@@ -1,4 +1,4 @@
-"""Fixtures of the history's tests: each database that it can be kept in, fresh for every test."""
+"""Fixtures of the history's tests: each kind of database, empty for every test."""
 
 from __future__ import annotations
 

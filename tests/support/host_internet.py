@@ -1,4 +1,6 @@
-"""Hosts in memory that call each other, for tests of what is decided above the daemon: who is told what, who dials."""
+"""Hosts in memory that call each other, for tests of decisions above the daemon: who gets which address, and
+who dials.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Answer = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class FakeHost:
-    """What `swarm.network.paths` uses of a `Host`. `seen_at` are the addresses at which others see it."""
+    """The part of a `Host` that `swarm.network.paths` uses. `seen_at` are the addresses at which others see it."""
 
     def __init__(self, hosts: dict[str, FakeHost], peer_id: str, seen_at: Sequence[str], own: Sequence[str]) -> None:
         self.peer_id = peer_id
@@ -54,7 +56,7 @@ class FakeHost:
         return await answer(self.peer_id, request)
 
     async def _connect(self, peer_id: str, addrs: Sequence[str]) -> None:
-        """Reach hosts that are seen at one of `addrs` and listen there, as their own addresses tell."""
+        """Connect to hosts that are seen at one of `addrs` and listen there."""
         self.dialled.append((peer_id, tuple(addrs)))
         other = self._hosts[peer_id]
         if not set(addrs) & {*other.own}:

@@ -1,4 +1,4 @@
-"""Loaded spans that several servers of tests share: nothing changes their weights."""
+"""Loaded spans that several servers of tests share, since nothing changes their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local network in memory: what one host sends to all, all hear, itself included. Nothing is lost."""
+"""A local network in memory: every host receives each packet, its own included, and none is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATENCY_S = 0.001
 
 
 class MemoryLan:
-    """`packets` are all that were sent, oldest first."""
+    """A local network that keeps all sent `packets`, oldest first."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
@@ -24,7 +24,7 @@ class MemoryLan:
         return _Socket(self, on_packet)
 
     def send(self, packet: bytes, *, sender: str) -> None:
-        """Send from an IP address, which need not be of this network."""
+        """Send from an IP address, which may be outside this network."""
         self.packets.append(packet)
         source = ipaddress.ip_address(sender)
         for segment, on_packet in self._hosts:
@@ -48,7 +48,7 @@ class _Socket:
 
 
 def subnets(*addresses: str, interface: str = "eth0", index: int = 1) -> tuple[Subnet, ...]:
-    """The addresses of one interface, written like 192.168.1.5/24."""
+    """Return the addresses of one interface, written like 192.168.1.5/24."""
     found = map(ipaddress.ip_interface, addresses)
     return tuple(Subnet(interface=interface, address=each.ip, network=each.network, index=index) for each in found)
 

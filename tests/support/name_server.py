@@ -22,7 +22,10 @@ MAX_UDP_BYTES = 1232
 
 
 class NameServer:
-    """`silent` names are never answered, `broken` ones get SERVFAIL. `asked` counts the questions, by "name TYPE"."""
+    """A DNS server.
+
+    `silent` names are never answered, and `broken` ones get SERVFAIL. `asked` counts the queries by "name TYPE".
+    """
 
     def __init__(self, zone: Zone, *, silent: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
         self.zone = dict(zone)

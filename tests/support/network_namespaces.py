@@ -1,4 +1,4 @@
-"""Two hosts in a local network of their own: network namespaces of this machine. Needs root on Linux, and iproute2."""
+"""Two hosts in a separate local network: network namespaces of this machine. Needs root on Linux, and iproute2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Namespace:
 
     @property
     def resolver(self) -> Path:
-        """The file that is /etc/resolv.conf inside."""
+        """Return the file that is /etc/resolv.conf inside."""
         return Path("/etc/netns", self.name, "resolv.conf")
 
 
@@ -44,7 +44,7 @@ def skip_unless_allowed() -> None:
 
 @contextmanager
 def local_network(*addresses: Sequence[str]) -> Iterator[tuple[Namespace, Namespace]]:
-    """Connect two hosts that have these addresses each, such as 192.168.77.1/24."""
+    """Connect two hosts that each have these addresses, such as 192.168.77.1/24."""
     skip_unless_allowed()
     hosts = tuple(Namespace(name=f"swarm-{os.getpid()}-{number}") for number in range(2))
     try:
@@ -55,7 +55,7 @@ def local_network(*addresses: Sequence[str]) -> Iterator[tuple[Namespace, Namesp
         ip("link", "add", "eth0", "netns", one.name, "type", "veth", "peer", "name", "eth0", "netns", other.name)
         for host, own in zip(hosts, addresses, strict=True):
             for address in own:
-                # an IPv6 address could not be used for a second, while others are asked whether they have it
+                # without this, an IPv6 address is unusable for a second, while the system checks that it is unique
                 ip("-n", host.name, "address", "add", address, "dev", "eth0", *(("nodad",) if ":" in address else ()))
             ip("-n", host.name, "link", "set", "eth0", "up")
         yield one, other

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests that want one: on a socket in a folder of its own, as a user without rights."""
+"""A real PostgreSQL for tests, on a socket in a separate folder, run by a user without rights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sqlalchemy import create_engine, text
 
 
 def installed() -> Path | None:
-    """The newest version's programs."""
+    """Return the newest version's programs."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None
 
 
 class PostgresServer:
-    """`folder` belongs to the user that the server runs as."""
+    """A server; `folder` belongs to the user that runs it."""
 
     def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
         self._programs = programs
@@ -34,7 +34,7 @@ class PostgresServer:
         return f"postgresql+pg8000://tester@/{database}?unix_sock={self._folder}/.s.PGSQL.5432"
 
     def new_database(self) -> str:
-        """Its URL."""
+        """Return its URL."""
         self._num_databases += 1
         name = f"history{self._num_databases}"
         engine = create_engine(self.url(), isolation_level="AUTOCOMMIT")

@@ -24,8 +24,9 @@ async def echo_stream(_peer_id: str, stream: Stream) -> None:
 
 
 class Pair:
-    """`b` reaches `a` through the proxy only, and `a` reaches `b` over the connections of `b` only. Both serve streams
-    "echo" and "hang", and calls "wait", which are answered once `may_answer` is set."""
+    """Two hosts: `b` reaches `a` only through the proxy, and `a` reaches `b` over the connections of `b`. Both serve
+    streams "echo" and "hang", and calls "wait", which are answered once `may_answer` is set.
+    """
 
     def __init__(self, a: Libp2pNetwork, b: Libp2pNetwork, proxy: WanProxy) -> None:
         self.a, self.b, self.proxy = a, b, proxy
@@ -39,7 +40,7 @@ class Pair:
             await node.serve("wait", self._wait)
 
     async def cut(self) -> None:
-        """Reset every connection, in the midst of what it carries; the next ones are let through."""
+        """Reset every connection in mid-transfer; later ones are let through."""
         assert self.proxy.num_open
         before = self.proxy.num_connections
         self.proxy.cut()
@@ -51,15 +52,17 @@ class Pair:
         await eventually(is_back)
 
     def swallow(self) -> int:
-        """Let nothing through any more of what is open, without a word, as when a NAT forgets. Returns the number of
-        connections until now."""
+        """Silently drop everything on open connections, as when a NAT forgets them.
+
+        Return the number of connections until now.
+        """
         assert self.proxy.num_open
         for pipe in self.proxy._pipes():
             pipe.hold()
         return self.proxy.num_connections
 
     async def until_running(self, number: int) -> None:
-        """Wait until so many handlers of "hang" run."""
+        """Wait until `num` handlers of "hang" run."""
 
         async def is_so() -> bool:
             return self.num_running == number
@@ -67,7 +70,7 @@ class Pair:
         await eventually(is_so)
 
     async def until_tidy(self) -> None:
-        """Wait until neither host holds anything for a stream."""
+        """Wait until neither host keeps anything for a stream."""
 
         async def is_tidy() -> bool:
             return all(
@@ -121,7 +124,7 @@ async def proxied_pair(folder: Path) -> AsyncIterator[Pair]:
 
 @contextmanager
 def pair_runner(folder: Path) -> Iterator[PairRun]:
-    """One event loop and the same two hosts for many cases, none of which may leave anything behind."""
+    """Share one event loop and two hosts between many cases, none of which may leave anything behind."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         context = proxied_pair(folder)
         pair = runner.run(context.__aenter__())

@@ -1,6 +1,6 @@
 """Tiny checkpoints in the formats of `swarm.serving.model.formats`, quantized here by the formats' definitions.
 
-Beside each there is a plain checkpoint of the values that its codes and scales stand for.
+Each has a plain checkpoint with the values of its codes and scales.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """What is stored in place of a weight, by what is in place of "weight" in its name, and the values of the codes."""
+    """The stored parts of a weight, by the text that replaces "weight" in its name, and the values of the codes."""
 
     parts: Parts
     values: Tensor
@@ -34,7 +34,7 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """`name` matches the names of the weights that are quantized."""
+    """A format; `name` matches the names of the quantized weights."""
 
     config: Mapping[str, Any]
     quantize: Callable[[Tensor], Quantized]
@@ -57,7 +57,7 @@ def _fp8(weight: Tensor, block: tuple[int, int] | None) -> Quantized:
 
 
 def _packed(codes: Tensor, bits: int, places: Sequence[int]) -> Tensor:
-    """Words of 32 bits along the last dimension; code `places[i]` of a word's is in its i-th place."""
+    """Return words of 32 bits along the last dimension, where code `places[i]` of a word is in its i-th place."""
     codes = codes.long().unflatten(-1, (-1, len(places)))
     words = sum(codes[..., place] << (bits * i) for i, place in enumerate(places))
     assert isinstance(words, Tensor)
@@ -65,7 +65,7 @@ def _packed(codes: Tensor, bits: int, places: Sequence[int]) -> Tensor:
 
 
 def _grouped(weight: Tensor, bits: int, group_I: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes [I, O], scales and zeros [G, O], and values [O, I]."""
+    """Return codes [I, O], scales and zeros [G, O], and values [O, I]."""
     weight_IO, most = weight.T, 2**bits - 1
     num_groups = int(group_I.max()) + 1
     low, high = (
@@ -95,7 +95,7 @@ def _gptq(weight: Tensor, bits: int, *, stored_less: int, is_shuffled: bool = Fa
 
 def _awq(weight: Tensor) -> Quantized:
     codes_IO, scales_GO, zeros_GO, values_OI = _grouped(weight, 4, torch.arange(weight.shape[1]) // GROUP)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)  # as AutoAWQ packs
+    order = (0, 2, 4, 6, 1, 3, 5, 7)  # in AutoAWQ's order
     parts = {"qweight": _packed(codes_IO, 4, order), "qzeros": _packed(zeros_GO, 4, order), "scales": scales_GO}
     return Quantized(parts=parts, values=values_OI)
 
@@ -108,7 +108,7 @@ def _int8_rows(weight: Tensor) -> Quantized:
 
 
 def _four_bits(weight: Tensor, kind: str, table: Tensor, *, is_nested: bool) -> Quantized:
-    """Blocks of 64 values."""
+    """Quantize in blocks of 64 values."""
     blocks = weight.reshape(-1, 64)
     scales_B = blocks.abs().amax(1)
     state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
@@ -213,7 +213,7 @@ def write_quantized(source: Path, into: Path, plain: Path, kind: str) -> None:
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Parts) -> None:
-    """In two files."""
+    """Write the checkpoint in two files."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     names = sorted(tensors)

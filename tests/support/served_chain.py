@@ -1,7 +1,7 @@
 """Servers of arithmetic spans on a simulated internet, and a client that writes every frame itself.
 
-For tests of what servers do with frames, right ones and wrong ones, without a model and without the client's
-cleverness. When it is over everything that servers lend out must be back: sessions, pages, bytes that wait, tasks.
+They test how servers handle valid and invalid frames, without a model and without the real client's logic. At the end
+everything that servers lend must be free: sessions, pages, waiting bytes, tasks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def floats(rows: Rows | None) -> Tensor:
 
 
 def through(tokens: Sequence[int], num_spans: int) -> Tensor:
-    """What a chain of spans answers to all of `tokens`: logits [T, V]."""
+    """Return the logits [T, V] that a chain of spans computes for all of `tokens`."""
     values = torch.tensor(tokens, dtype=torch.float32)
     for _ in range(num_spans - 1):
         values = rows_of(sums_of(values), False)[:, 0]
@@ -117,7 +117,7 @@ class Server:
         self.tasks = [loop.create_task(work()) for work in (self.engine.run, self.connections.run)]
 
     async def freed(self) -> None:
-        """Wait until nothing is lent out any more."""
+        """Wait until the server has nothing in use."""
         async with asyncio.timeout(30):
             while self.connections.sessions or self.engine.num_sequences or self.engine.num_waiting:
                 await asyncio.sleep(0.01)
@@ -133,10 +133,10 @@ class Server:
 
 
 class Talk:
-    """A client's connection to one server. `heard` is what came and was not waited for yet."""
+    """A client's connection to one server. `heard` has the frames that arrived and were not awaited yet."""
 
     def __init__(self, connection: MultiplexedConnection, blank: OpenSequence) -> None:
-        """`blank` is what is changed for each opening."""
+        """Keep `blank`, the opening that each call of `open` changes."""
         self.connection = connection
         self.blank = blank
         self.heard: list[Frame] = []
@@ -156,7 +156,7 @@ class Talk:
         self._news.set()
 
     async def next(self, kind: type[F]) -> F:
-        """The next frame, which is of this kind."""
+        """Return the next frame, which must be of this kind."""
         async with asyncio.timeout(300):
             while not self.heard:
                 if self.connection.error is not None:
@@ -200,7 +200,7 @@ def opening(server: Server, number: int = 1, **changes: Any) -> OpenSequence:
 
 
 class World:
-    """`servers` in the order of their spans, called s0, s1, … in fault scripts. `client` is the peer that asks."""
+    """Servers in the order of their spans, called s0, s1, … in fault scripts, and `client`, the peer that uses them."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.internet = MemoryInternet(detection_s=0.0)
@@ -225,14 +225,14 @@ class World:
         return server
 
     async def talk(self, server: Server | int = 0, client: MemoryNetwork | None = None) -> Talk:
-        """A connection of its own."""
+        """Open a separate connection."""
         server = self.servers[server] if isinstance(server, int) else server
         stream = await self.talks.enter_async_context(open_stream(client or self.client, server.peer_id, MODEL))
         talk = Talk(MultiplexedConnection(stream, server.peer_id), opening(server))
         return await self.talks.enter_async_context(talk)
 
     async def chain(self, number: int = 1, **changes: Any) -> list[Talk]:
-        """A connection to each server, with linked sessions."""
+        """Open a connection to each server, with linked sessions."""
         talks = [await self.talk(index) for index in range(len(self.servers))]
         for index, talk in enumerate(talks):
             await talk.open(number, **{**self.neighbours(index, number), **changes})
@@ -255,7 +255,7 @@ def with_servers(
     dead: Sequence[int] = (),
     **options: Any,
 ) -> None:
-    """Run `work` beside servers, end all connections, and count what is left at all servers but those that died."""
+    """Run `work` beside servers, end all connections, and check what is left at all servers except dead ones."""
 
     async def run() -> None:
         world = World(faults)

@@ -1,4 +1,4 @@
-"""A tokenizer without its process, for tests of hundreds of clients; `test_model_assets` has real ones."""
+"""A tokenizer without a process, for tests of hundreds of clients; `test_model_assets` has real ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.serving.tokenizer.tokenizer_worker import TokenizerAnswers
 
 
 class TokenizerHere:
-    """In the place of a `TokenizerProcess`, for hundreds of clients: the same answers, as JSON, from this process."""
+    """A stand-in for a `TokenizerProcess`, for hundreds of clients: the same answers, as JSON, from this process."""
 
     def __init__(self, model: str, files: Mapping[str, bytes], *_: object) -> None:
         self._model = model
@@ -30,4 +30,4 @@ class TokenizerHere:
         return read_reply(self._model, told)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing, since there is no process."""

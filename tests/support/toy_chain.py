@@ -1,7 +1,7 @@
-"""Servers that compute hashes, a network that is a heap of arrivals, and a client that is nothing but a `SessionState`.
+"""Servers that compute hashes, a network that is a heap of arrivals, and a client that is only a `SessionState`.
 
-A position's output is a hash of all inputs up to it, block by block, so a row that is lost, repeated or put at a wrong
-position changes every token after it. Everything is drawn from one seed; a thousand histories take seconds.
+A position's output is a hash of all inputs up to it, block by block, so a row that is lost, repeated or at a wrong
+position changes every later token. Everything is drawn from one seed; a thousand histories take seconds.
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ States = tuple[bytes, ...]
 
 
 def ready(length: int, max_step_tokens: int) -> SequenceReady:
-    """What a server says that holds so many positions already."""
+    """Return the message of a server that already holds `num` positions."""
     return SequenceReady(sequence_id=bytes(16), max_step_tokens=max_step_tokens, length=length)
 
 
 @functools.lru_cache(maxsize=2**14)  # servers and checks compute the same positions again and again
 def run_blocks(states: States, x: bytes) -> States:
-    """One position through blocks that each remember what came before: the new states, the last one the output."""
+    """Compute one position through blocks that each remember what came before.
+
+    Return the new states, the last of which is the output.
+    """
     new = []
     for state in states:
         x = hashlib.blake2b(state + x, digest_size=ROW_BYTES).digest()
@@ -73,7 +76,7 @@ def token_row(token: int) -> bytes:
 
 
 def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
-    """What follows each position, in one undisturbed pass."""
+    """Return what follows each position in one undisturbed pass."""
     states, found = first_states(0, num_blocks), []
     for token in tokens:
         states = run_blocks(states, token_row(token))
@@ -83,7 +86,7 @@ def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ToyAsk:
-    """What is to become of some rows."""
+    """What a client wants of some rows."""
 
     wants_token: bool
     ahead: int = 0
@@ -121,7 +124,10 @@ class ToyServer:
 
 
 class ToyWorld:
-    """One history. `struck` counts what went wrong in it. `draws_vary`: another sequence would draw another token."""
+    """One history of a session.
+
+    `struck` counts its faults. With `draws_vary`, another sequence would draw another token.
+    """
 
     def __init__(self, seed: int, *, num_blocks: int, spans: list[tuple[int, int]], chunk: int = 8) -> None:
         self.random = random.Random(seed)
@@ -157,7 +163,7 @@ class ToyWorld:
     # --- the client -------------------------------------------------------------------------------------------------
 
     def ask(self, tokens: list[int], *, ahead: int = 0) -> list[int]:
-        """The tokens that answer. Raises SwarmError."""
+        """Return the tokens of the answer. Raises SwarmError."""
         if self.error:
             raise self.error
         self.is_answered, self.outputs = False, []
@@ -171,13 +177,13 @@ class ToyWorld:
         num_events = 0
         while not is_over():
             num_events += 1
-            assert num_events < 50_000, "it goes on for ever"
+            assert num_events < 50_000, "the session must end"
             due_s = self.state.next_due_s()
             if self._events and self._events[0][0] <= due_s:
                 self.now_s, _, happen = heapq.heappop(self._events)
                 happen()
             else:
-                assert due_s < float("inf"), "nothing will ever happen"
+                assert due_s < float("inf"), "an event must be due"
                 self.now_s = max(self.now_s, due_s)
                 self.carry_out(self.state.tick(self.now_s))
 
@@ -185,7 +191,7 @@ class ToyWorld:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), happen))
 
     def send(self, source: str, target: str, happen: Callable[[], None]) -> None:
-        """In order between two peers."""
+        """Let `happen` run after the delay of a message, in order between two peers."""
         at_s = max(self.now_s + self.delay_s(source, target), self._arrival_s.get((source, target), 0.0))
         self._arrival_s[source, target] = at_s
         heapq.heappush(self._events, (at_s, next(self._count), happen))
@@ -277,7 +283,7 @@ class ToyWorld:
         )
 
     def hear(self, peer_id: str, stage_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
-        """Something arrives at the client for one of its sequences."""
+        """Handle what arrives at the client for one of its sequences."""
         stage = self.stage(stage_id)
         if stage is None or stage_id in self._closed:
             return
@@ -292,7 +298,7 @@ class ToyWorld:
         return next((stage for stage in stages if stage.sequence_id == sequence_id), None)
 
     def check_draws(self, prompt: list[int]) -> None:
-        """Each token of the answer was drawn after those before it."""
+        """Check that each token of the answer was drawn after those before it."""
         states = first_states(0, self.num_blocks)
         for token in prompt:
             states = run_blocks(states, token_row(token))
@@ -301,7 +307,7 @@ class ToyWorld:
             states = run_blocks(states, token_row(token))
 
     def check_states(self) -> None:
-        """What the servers hold follows from the tokens that the client knows, and from nothing else."""
+        """Check that the servers' states follow from the tokens that the client knows, and from nothing else."""
         tokens = self.state.pipeline.buffers[0].rows(0, self.state.pipeline.length)
         states = [first_states(0, self.num_blocks)]
         for position in range(self.state.pipeline.length):
@@ -401,7 +407,7 @@ class ToyWorld:
         for row in new:
             sequence.states.append(run_blocks(sequence.states[-1], row))
         self.num_rows_run += len(new)
-        # what a server keeps of a prompt's pages; of one prompt, so that they need no names
+        # the pages of a prompt that a server keeps; there is one prompt, so they need no names
         if not self.draws_vary and len(server.pages.get((sequence.start, sequence.end), ())) < len(sequence.states):
             server.pages[sequence.start, sequence.end] = list(sequence.states)
         sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
@@ -412,7 +418,9 @@ class ToyWorld:
         sequence = server.sequences.get(sequence_id)
         if sequence is None or not server.is_up:
             return
-        assert not ask.wants_token or ask.forward or sequence.end == self.num_blocks, "a token of the middle"
+        assert not ask.wants_token or ask.forward or sequence.end == self.num_blocks, (
+            "only the last server returns a token"
+        )
         outputs = [states[-1] for states in sequence.states[position - num_rows + 1 : position + 1]]
         if server.is_spoilt:
             outputs[-1] = BAD
@@ -447,10 +455,10 @@ class ToyWorld:
         self.to_client(server, sequence_id, lambda stage: self.heard_result(stage, ran, outputs))
 
     def push(self, server: ToyServer, source: bytes, to: Stage, position: int, rows: bytes, ask: ToyAsk) -> bool:
-        """False: the sender notices that it failed."""
+        """Push to another server. Return False if the sender notices that this failed."""
         receiver = to.peer_id
         if receiver == server.peer_id:
-            assert to.sequence_id in server.sequences, "nobody dials itself"
+            assert to.sequence_id in server.sequences, "no server may dial itself"
             self.step(server, to.sequence_id, position, rows, ask)
             return True
         if (server.peer_id, receiver) in self.cut:
@@ -497,7 +505,7 @@ class ToyWorld:
         self.later(delay_s, tell)
 
     def wait(self, seconds: float) -> None:
-        """Nothing is asked meanwhile."""
+        """Let time pass without a request."""
         end_s, is_over = self.now_s + seconds, []
         self.later(seconds, lambda: is_over.append(end_s))
         self.run_until(lambda: bool(is_over))
@@ -540,7 +548,7 @@ class ToyWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """For each question how many tokens may be drawn ahead, and what is waited after it."""
+    """For each request: how many tokens may be drawn ahead, and the pause after it."""
 
     prompt: list[int]
     questions: list[tuple[int, float]]
@@ -550,7 +558,7 @@ KINDS = ("kill", "connection", "evict", "stall", "leave", "spoil", "cut", "loss"
 
 
 def any_world(seed: int) -> tuple[ToyWorld, Request]:
-    """A world, the faults that it will meet, and a request, all drawn from the seed."""
+    """Return a world, its faults, and a request, all drawn from the seed."""
     draw = random.Random(f"world/{seed}")
     num_blocks = draw.randint(1, 5)
     cuts = sorted(draw.sample(range(1, num_blocks), draw.randint(0, num_blocks - 1)))
@@ -567,7 +575,7 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
 
 
 def answers(world: ToyWorld, request: Request) -> Iterator[tuple[list[int], list[int]]]:
-    """For each question what was answered, and what one undisturbed machine answers. Raises SwarmError."""
+    """Return the answer to each request, and that of one undisturbed machine. Raises SwarmError."""
     new, known = request.prompt, []
     for ahead, pause_s in request.questions:
         known += new

@@ -1,7 +1,7 @@
 """A server that speaks the real frames on a simulated internet and computes hashes in place of a model.
 
-As `toy_chain`, but with connections, pushes and records as on the real network: what it takes to test and time the
-client's side of a session without a model. Rows are `raw` with two columns, whole numbers that fp32 holds exactly.
+Unlike `toy_chain`, it has connections, pushes and records as on the real network, to test and time the client's side of
+a session without a model. Rows are `raw` with two columns of whole numbers that fp32 holds exactly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ States = tuple[bytes, ...]
 
 
 def run_blocks(states: States, x: bytes) -> tuple[States, bytes]:
-    """One position through blocks that each remember what came before: the new states and the output row."""
+    """Compute one position through blocks that each remember what came before.
+
+    Return the new states and the output row.
+    """
     new = []
     for state in states:
         digest = hashlib.blake2b(state + x, digest_size=6).digest()
@@ -70,7 +73,7 @@ def logits_of(row: bytes) -> np.ndarray:
 
 
 def expected_tokens(prompt: list[int], num_tokens: int, num_blocks: int) -> list[int]:
-    """What one undisturbed machine answers."""
+    """Return the answer of one undisturbed machine."""
     states, tokens, new = first_states(0, num_blocks), list[int](), prompt
     for _ in range(num_tokens):
         for token in new:
@@ -97,9 +100,9 @@ class ToySequence:
 
 
 class ToyServer:
-    """Blocks `[start, end)` of `num_blocks`. `spoil` may change a result before it is sent.
+    """A server of blocks `[start, end)` of `num_blocks`.
 
-    `room_tokens` is what a session may have, whatever the record says.
+    `spoil` may change a result before it is sent. `room_tokens` bounds a session, whatever the record announces.
     """
 
     def __init__(self, network: MemoryNetwork, membership: Membership, start: int, end: int, num_blocks: int) -> None:
@@ -339,7 +342,7 @@ class ToyServer:
             sequence, push = await queue.get()
             try:
                 connection = await self._connections.get(peer_id, MODEL)
-                # kept open, as a server's connections are
+                # stays open, as a server's connections do
                 connection.attach(b"", lambda _: None)
                 connection.send(push)
             except SwarmError:

@@ -1,4 +1,4 @@
-"""Evidence against servers, of a made-up model: statements as a server signs them that has other files."""
+"""Evidence against servers of a made-up model: statements that a server with other files signs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL = "tiny"
 
 
 def manifest(publisher: Identity = PUBLISHER) -> PublishedManifest:
-    """A model of one block and one file, CHUNKS."""
+    """Return a model of one block and one file, CHUNKS."""
     num_bytes = len(CHUNKS) * CHUNK_BYTES
     file = WeightFile(name="weights", num_bytes=num_bytes, sha256=bytes(32), root=TREE.root)
     return sign_manifest(
@@ -50,7 +50,7 @@ def manifest(publisher: Identity = PUBLISHER) -> PublishedManifest:
 def statement(
     server: Identity, network_id: str, at: float, *, digest: bytes = bytes(32), lifetime_s: float = 60.0
 ) -> bytes:
-    """What `server` signs of the second chunk: that its digest is `digest`, with the honest path."""
+    """Return what `server` signs of the second chunk: that its digest is `digest`, with the honest path."""
     said = PossessionStatement(
         manifest=manifest().digest,
         nonce=bytes(32),
@@ -71,14 +71,14 @@ def statement(
 
 
 def against(server: Identity, network_id: str, at: float) -> bytes:
-    """Encoded Evidence that convicts `server`."""
+    """Return encoded Evidence that convicts `server`."""
     return (
         WrongPossession(manifest=manifest().signed, statement=statement(server, network_id, at)).evidence().to_bytes()
     )
 
 
 def against_nobody(server: Identity, network_id: str, at: float) -> bytes:
-    """Encoded Evidence whose statement is right."""
+    """Return encoded Evidence whose statement is right."""
     right = statement(server, network_id, at, digest=leaf_digest(CHUNKS[1]))
     return WrongPossession(manifest=manifest().signed, statement=right).evidence().to_bytes()
 

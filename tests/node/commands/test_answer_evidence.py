@@ -1,4 +1,6 @@
-"""`swarm-node evidence` about servers: kept by who found it, listed unjudged, judged by the model's files alone."""
+"""`swarm-node evidence` about servers: the finder keeps it, it is listed without a verdict, and the model's files judge
+it.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_wrong_answer_is_listed_unjudged_and_proved_by_the_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = kept(tmp_path, signed(model, factor=1.01))
-    assert path.stat().st_mode & 0o077 == 0, "it holds what a client asked"
+    assert path.stat().st_mode & 0o077 == 0, "it contains a client's request"
     assert cli.run(["evidence", "list", "--home", str(tmp_path), "--json"]) == 0
     assert cli.run(["evidence", "verify", str(path), "--model", str(model), "--json"]) == 0
     listed, proved = map(json.loads, capsys.readouterr().out.splitlines())
@@ -113,7 +115,7 @@ def test_answer_is_not_judged_without_its_model(
         assert why in capsys.readouterr().err
 
 
-def test_answer_that_nobody_signed_proves_nothing(model: Path, tmp_path: Path) -> None:
+def test_answer_without_a_signature_proves_nothing(model: Path, tmp_path: Path) -> None:
     genuine = ServedEvidence.from_bytes(signed(model, factor=1.01))
     forged = ServedEvidence(commitment=genuine.commitment[:-1] + b"x", codec="raw", inputs=genuine.inputs)
     path = kept(tmp_path, forged.to_bytes())
@@ -130,7 +132,7 @@ def test_home_keeps_the_newest_evidence_within_its_bounds(tmp_path: Path, monkey
         server_evidence.keep_answer(tmp_path, f"peer{number}", "test", evidence)
         os.utime(tmp_path / f"peer{number}.evidence", ns=(number, number))
     assert [path.stem for path in server_evidence.answers_in(tmp_path)] == ["peer2", "peer3", "peer4"]
-    monkeypatch.setattr(limits, "MAX_SERVER_BANS", 1)  # that of another folder
+    monkeypatch.setattr(limits, "MAX_SERVER_BANS", 1)  # evidence of another folder
     assert len(server_evidence.answers_in(tmp_path)) == 3
     size = (tmp_path / "peer4.evidence").stat().st_size
     monkeypatch.setattr(server_evidence, "MAX_ANSWER_BYTES", 2 * size)

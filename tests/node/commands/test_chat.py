@@ -26,7 +26,7 @@ def status(name: str, **changes: Any) -> ModelStatus:
 
 
 class ScriptedClient:
-    """In the place of `swarm.client.Client`."""
+    """A stand-in for `swarm.client.Client`."""
 
     scripts: ClassVar[list[Script]]
     asked: ClassVar[list[Mapping[str, Any]]]
@@ -119,7 +119,7 @@ def test_chat_streams_answers_and_keeps_the_conversation(
     ]
 
 
-def test_chat_ctrl_c_stops_the_answer_alone_and_what_came_is_kept(
+def test_chat_ctrl_c_stops_only_the_answer_and_keeps_its_text_so_far(
     scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("hello\nand?\n")
@@ -142,17 +142,17 @@ def test_chat_ctrl_c_at_the_prompt_ends_it(
     assert chat("story") == interrupts.EXIT_INTERRUPTED
 
 
-def test_chat_answer_that_fails_is_told_and_left_out(
+def test_chat_reports_a_failed_answer_and_leaves_it_out_of_the_conversation(
     scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("hello\nagain\n/new\nonce more\n")
     scripted.scripts = [["I", SessionError("blocks are missing", remedy="wait")], ["yes"], ["no"]]
     assert chat("story") == 0
     assert "error: blocks are missing\n  → wait\n" in capsys.readouterr().err
-    assert [len(asked["messages"]) for asked in scripted.asked] == [1, 1, 1], "/new begins anew"
+    assert [len(asked["messages"]) for asked in scripted.asked] == [1, 1, 1], "/new must begin anew"
 
 
-def test_chat_commands_are_no_questions(
+def test_chat_does_not_send_commands_to_the_model(
     scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("/help\n/frob\n/new extra\n/new \n/etc/hosts?\n /new words\n/exit now\n/exit\nnever asked\n")
@@ -190,7 +190,7 @@ def test_chat_over_a_pipe_ctrl_c_ends_with_130_and_an_error_with_one_line(
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
-def test_chat_over_a_pipe_of_bytes_that_are_no_text_says_so(
+def test_chat_over_a_pipe_refuses_bytes_that_are_no_text(
     scripted: type[ScriptedClient], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
@@ -228,7 +228,7 @@ def test_chat_with_a_model_without_a_template_says_so_and_continues_the_text(
         (("story",), 1, "there is no question on standard input"),
     ],
 )
-def test_chat_that_cannot_be_says_why_in_one_line(
+def test_chat_that_cannot_start_says_why_in_one_line(
     scripted: type[ScriptedClient],
     typed: Any,
     capsys: pytest.CaptureFixture[str],
@@ -242,7 +242,7 @@ def test_chat_that_cannot_be_says_why_in_one_line(
     assert not scripted.asked
 
 
-def test_text_of_strangers_moves_no_cursor() -> None:
+def test_chat_removes_terminal_codes_from_strangers_text() -> None:
     assert fit_for_terminal("a\x1b[2J\r\u202eb\n\tc") == "a�[2J��b\n\tc"
 
 
@@ -317,5 +317,5 @@ def test_without_a_peer_there_is_no_network(
     ("missing", "expected"),
     [((), [(0, 4)]), (((0, 4),), []), (((1, 2),), [(0, 1), (2, 4)]), (((0, 1), (3, 4)), [(1, 3)])],
 )
-def test_served_is_what_is_not_missing(missing: Any, expected: Any) -> None:
+def test_served_blocks_are_those_that_are_not_missing(missing: Any, expected: Any) -> None:
     assert served(missing, 4) == expected

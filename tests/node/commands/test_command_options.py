@@ -1,4 +1,4 @@
-"""Shell completion in a real bash: it sources the script and asks for the next words."""
+"""Shell completion in a real bash, which sources the script and asks for the next words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ complete -p swarm-node
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What bash reads once and keeps."""
+    """Return the script that bash sources."""
     folder = tmp_path_factory.mktemp("completion")
-    # with a second command, bash stays its parent: a program that runs in no shell is told no script
+    # with a second command, bash stays its parent: a program whose parent is no shell gets no script
     command = [BASH, "--norc", "--noprofile", "-c", "swarm-node --show-completion; exit $?"]
     shown = subprocess.run(command, env=shell_environment(folder), capture_output=True, timeout=60, check=True)
     (folder / "swarm-node.bash").write_bytes(shown.stdout)

@@ -25,7 +25,7 @@ from swarm_protocol.identity import Identity
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])
-def test_join_that_serves_has_threads_sleep_between_steps_unless_told_otherwise(
+def test_join_that_serves_lets_threads_sleep_between_steps_unless_the_environment_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: str
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", asked or "")
@@ -38,7 +38,7 @@ def test_join_that_serves_has_threads_sleep_between_steps_unless_told_otherwise(
     assert os.environ["OMP_WAIT_POLICY"] == expected
 
 
-def test_join_that_does_not_serve_leaves_them_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_that_does_not_serve_does_not_change_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
@@ -50,7 +50,7 @@ def test_join_that_does_not_serve_leaves_them_alone(tmp_path: Path, monkeypatch:
 def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The role imports torch: what is said or refused comes before it is made."""
+    """The role imports torch, so everything that is printed or refused comes before it is made."""
     started = list[str]()
 
     def live(_flags: Flags, _config: Config, role_code: str, *, joins: bool) -> int:
@@ -71,9 +71,7 @@ def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
         assert started == ["starting: loading torch and, at the first start, measuring this machine\n"]
 
 
-def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_needs_no_data_when_the_pinned_tokens_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = tmp_path / "swarm" / "tokens"
     cache.mkdir(parents=True)
@@ -97,7 +95,7 @@ PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 @pytest.mark.parametrize(
     ("host", "listen"), [("203.0.113.7", "/ip4/0.0.0.0/tcp/0"), ("127.0.0.1", "/ip4/127.0.0.1/tcp/0")]
 )
-def test_node_that_joins_through_a_peer_beyond_this_machine_can_be_connected_to_but_its_http_cannot(
+def test_node_that_joins_through_a_remote_peer_accepts_connections_and_its_http_stays_local(
     host: str, listen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Config] = []

@@ -37,7 +37,7 @@ def only(findings: object) -> Finding:
     return finding
 
 
-def test_local_checks_of_a_sound_machine_fail_nowhere(tmp_path: Path) -> None:
+def test_local_checks_pass_on_a_sound_machine(tmp_path: Path) -> None:
     found = [finding for check in doctor.LOCAL_CHECKS for finding in check(config(tmp_path))]
     assert [finding for finding in found if finding.result == "fail"] == []
 
@@ -80,7 +80,7 @@ def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:
         assert f"pid {os.getpid()}" in only(doctor.check_home(config(tmp_path))).message
 
 
-def test_doctor_leaves_no_home_that_was_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_does_not_create_a_missing_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--home", str(tmp_path / "new" / "home"), "--no-mdns"]) == 0
     assert "home is writable" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
@@ -90,12 +90,14 @@ def test_doctor_leaves_no_home_that_was_not_there(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("free", "result"), [(10**12, "ok"), (2**30, "warn"), (2**20, "fail")])
-def test_check_disk_by_what_is_free(free: int, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_disk_result_follows_the_free_bytes(
+    free: int, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=free))
     assert only(doctor.check_disk(config(tmp_path))).result == result
 
 
-def test_check_disk_says_nothing_of_a_home_that_cannot_be_one(tmp_path: Path) -> None:
+def test_check_disk_is_left_out_when_the_home_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         assert only(doctor.check_home(config(place))).result == "fail"
@@ -142,7 +144,7 @@ def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
     assert "port 0" in found[0].remedy
 
 
-def test_seeds_are_asked_from_a_free_port_where_the_nodes_own_is_taken(
+def test_seeds_are_asked_from_a_free_port_when_the_node_s_own_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[tuple[str, ...]]()

@@ -1,4 +1,4 @@
-"""The doctor's checks of names and the local network, with a real name server and a network in memory."""
+"""The doctor's checks of names and of the local network, with a real name server and a network in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(home: Path, **more: object) -> Config:
     return Config(home=home, name="test", **more)  # type: ignore[arg-type]
 
 
-def test_each_name_has_its_finding(tmp_path: Path) -> None:
+def test_each_name_has_a_finding(tmp_path: Path) -> None:
     texts = ("/dnsaddr/swarm.test", "/dnsaddr/nowhere.test", f"/ip4/203.0.113.1/tcp/1/p2p/{PEER}")
     zone = {"_dnsaddr.swarm.test TXT": [f"dnsaddr=/ip4/203.0.113.{last}/tcp/1/p2p/{PEER}" for last in (1, 2)]}
 
@@ -45,7 +45,7 @@ def findings_of(settings: Config) -> list[Finding]:
     return asyncio.run(doctor.check_local_network(settings))
 
 
-def test_local_peers_are_looked_for_where_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_peers_are_searched_for_where_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = ("/ip4/0.0.0.0/tcp/0",)
     assert findings_of(config(tmp_path)) == []
     assert findings_of(config(tmp_path, listen=beyond, mdns=False)) == []

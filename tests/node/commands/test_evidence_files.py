@@ -1,4 +1,4 @@
-"""`swarm-node evidence`: what a file proves is said in one line, offline, and the exit code says it to programs."""
+"""`swarm-node evidence`: one line says what a file proves, offline, and the exit code says it to programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIAR = IDENTITIES[1].peer_id
 
 
 def keep(home: Path, *, is_right: bool = False, name: str = LIAR) -> tuple[SignedRun, Path]:
-    """Return a run and the file with evidence of it that the home keeps."""
+    """Return a run, and the file with evidence of it in the home."""
     run = sign_mapping(RUN, to_mapping(RUN), AUTHOR, 1_750_000_000)
     case = reduced(run=run.run_id)
     result = case.result() if is_right else times_minus_ten(case.result())
@@ -44,7 +44,7 @@ def test_verify_says_in_one_line_who_lied(tmp_path: Path, capsys: pytest.Capture
     assert line == f"{LIAR} lied: {reason}; it is banned for good ({path})"
 
 
-def test_verify_tells_programs_who_lied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_as_an_event_says_who_lied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = keep(tmp_path)
     (tmp_path / "run.toml").write_text(run.text)
     assert cli.run(["evidence", "verify", str(path), "--run", str(tmp_path / "run.toml"), "--json"]) == 0
@@ -62,7 +62,7 @@ def test_verify_of_evidence_that_proves_nothing_fails_in_one_line(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"garbage", bytes(range(256)) * 40])
-def test_verify_of_a_file_that_cannot_be_judged_says_so_and_is_wrong_usage(
+def test_verify_of_a_file_that_cannot_be_judged_is_wrong_usage(
     tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.evidence"
@@ -76,7 +76,7 @@ def test_verify_of_a_file_that_cannot_be_judged_says_so_and_is_wrong_usage(
     assert "file" in remedy
 
 
-def test_verify_of_a_kind_that_is_not_known_is_no_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_an_unknown_kind_gives_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = keep(tmp_path)
     unknown = Evidence(kind="new_kind", body=b"of tomorrow").to_bytes()
     path.write_bytes(EvidenceFile(network_id="test", run=run.text.encode(), evidence=unknown).to_bytes())
@@ -89,7 +89,7 @@ def test_list_of_a_home_that_is_not_there_is_wrong_usage(tmp_path: Path, capsys:
     assert f"there is no home at {tmp_path}/nothere" in capsys.readouterr().err
 
 
-def test_verify_compares_with_the_run_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_compares_the_evidence_with_the_given_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = keep(tmp_path)
     other = write_run(tmp_path / "other.toml", run.config, AUTHOR)
     assert cli.run(["evidence", "verify", str(path), "--run", str(tmp_path / "other.toml")]) == 1
@@ -118,7 +118,7 @@ def test_list_of_a_home_without_evidence_says_so(tmp_path: Path, capsys: pytest.
     assert "keeps no evidence" in capsys.readouterr().err
 
 
-def test_verify_computes_an_interval_from_a_checkpoint_and_believes_no_finding(
+def test_verify_recomputes_an_interval_from_a_checkpoint_and_ignores_the_claimed_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members, liar = virtual_time.run(run_with_liar(LIES["nothing trained"]))

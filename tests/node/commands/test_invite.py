@@ -54,7 +54,7 @@ def test_invite_new_network_makes_a_key_and_a_member(tmp_path: Path, capsys: pyt
     assert "owns a private network already" in err
 
 
-def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
+def test_invite_prints_only_the_invitation_and_lists_it_without_its_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invite(capsys, "--new-network", "--home", tmp_path)
@@ -105,7 +105,7 @@ def test_invite_refuses_in_one_line_with_a_remedy(
     assert remedy.startswith("  → ")
 
 
-def test_invite_without_a_network_or_with_a_broken_book_says_so(
+def test_invite_refuses_a_home_without_a_network_or_with_a_broken_book(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, err = invite(capsys, "list", "--home", tmp_path)
@@ -116,11 +116,11 @@ def test_invite_without_a_network_or_with_a_broken_book_says_so(
     assert "is missing or broken" in err
 
 
-def test_invite_with_a_full_book_is_refused_and_forgets_no_revocation(
+def test_invite_with_a_full_book_is_refused_and_keeps_all_revocations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owned_network, "MAX_ISSUED", 4)
-    owned = OwnedNetwork.create(Home(tmp_path))  # which enters the owner's own invitation
+    owned = OwnedNetwork.create(Home(tmp_path))  # this one enters the owner's own invitation
     revoked, short = (owned.invite(RIGHTS, lifetime_s=lifetime_s) for lifetime_s in (3600, 60))
     owned.revoke(serial_text(revoked.terms.serial))
     last = owned.invite(RIGHTS, lifetime_s=3600)
@@ -131,13 +131,13 @@ def test_invite_with_a_full_book_is_refused_and_forgets_no_revocation(
     owned.invite(RIGHTS, lifetime_s=3600)
     serials = [int(each.serial, 16) for each in owned.issued]
     assert len(serials) == 4
-    assert short.terms.serial not in serials, "the one that has expired makes room"
+    assert short.terms.serial not in serials, "the expired one makes room"
     owned.revoke(serial_text(last.terms.serial))
     listed = open_revocations(kept_invitation.read_revocations(Home(tmp_path)), network_id=owned.network_id, now=later)
     assert set(listed.serials) == {revoked.terms.serial, last.terms.serial}
 
 
-def test_commands_at_the_same_time_lose_nothing_that_another_has_signed(tmp_path: Path) -> None:
+def test_simultaneous_commands_lose_nothing_that_another_has_signed(tmp_path: Path) -> None:
     first = OwnedNetwork.create(Home(tmp_path))
     second = OwnedNetwork(Home(tmp_path))
     serials = [serial_text(each.invite(RIGHTS, lifetime_s=3600).terms.serial) for each in (first, second)]
@@ -165,8 +165,9 @@ def test_owner_whose_key_is_read_only_invites_and_revokes(tmp_path: Path, monkey
 
 
 def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None:
-    """The older list is that of a daemon in the owner's home, which has not heard yet what `swarm-node invite revoke`
-    wrote there."""
+    """The older list belongs to a daemon in the owner's home that has not seen yet what `swarm-node invite revoke`
+    wrote.
+    """
     home, other = Home(tmp_path), Owner(seed=20)
     home.create()
     older, newer = OWNER.revoke(1, number=1), OWNER.revoke(1, 2, number=2)
@@ -178,7 +179,7 @@ def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None
     assert kept_invitation.read_revocations(home) == of_another, "the home is in another network now"
 
 
-def test_book_from_a_backup_revokes_with_the_next_list_and_takes_back_no_revocation(tmp_path: Path) -> None:
+def test_book_from_a_backup_revokes_with_the_next_list_and_keeps_all_revocations(tmp_path: Path) -> None:
     home = Home(tmp_path)
     owned = OwnedNetwork.create(home)
     known, last = (serial_text(owned.invite(RIGHTS, lifetime_s=3600).terms.serial) for _ in range(2))
@@ -195,7 +196,7 @@ def test_book_from_a_backup_revokes_with_the_next_list_and_takes_back_no_revocat
     assert states == {known: "revoked", last: "revoked"}
 
 
-def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
+def test_revoke_keeps_the_list_for_the_next_node_when_no_member_is_reachable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invite(capsys, "--new-network", "--home", tmp_path)
@@ -210,7 +211,7 @@ def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
     assert f"{serial}  revoked" in listed
 
 
-def test_revoke_looks_once_for_members_that_are_not_there(
+def test_revoke_searches_once_for_members_when_none_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visits: list[bytes | None] = []
@@ -243,11 +244,11 @@ def test_revoking_the_owner_s_own_invitation_gives_its_nodes_a_new_one(
     assert [each.state(time.time()) for each in owned.issued] == ["revoked", "valid"]
     config, peer_id = config_with(home=str(tmp_path)), Identity.load(home.identity).peer_id
     kept_invitation.check_member(config, home, peer_id)
-    assert with_own_renewed(config, home).invite == config.invite, "it holds still"
+    assert with_own_renewed(config, home).invite == config.invite, "it is still valid"
 
 
 @pytest.mark.parametrize("flaw", ["revoked", "expired"])
-def test_node_of_the_owner_s_home_starts_with_a_new_invitation_if_its_own_does_not_hold(
+def test_owner_s_node_starts_with_a_new_invitation_when_its_own_is_invalid(
     flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path)
@@ -256,7 +257,7 @@ def test_node_of_the_owner_s_home_starts_with_a_new_invitation_if_its_own_does_n
     assert old is not None
     if flaw == "revoked":
         owned.revoke(owned.own_serial)
-        kept_invitation.keep(home, old)  # what another node of the owner still keeps
+        kept_invitation.keep(home, old)  # the invitation that another node of the owner keeps
     else:
         later = old.expires_at + 1
         monkeypatch.setattr(time, "time", lambda: later)
@@ -265,7 +266,7 @@ def test_node_of_the_owner_s_home_starts_with_a_new_invitation_if_its_own_does_n
         kept_invitation.check_member(config, home, peer_id)
     kept_invitation.check_member(with_own_renewed(config, home), home, peer_id)
     given = config_with(home=str(tmp_path), invite=old.text())
-    assert with_own_renewed(given, home) == given, "an invitation that is named is not replaced"
+    assert with_own_renewed(given, home) == given, "an invitation that the user names must not be replaced"
 
 
 @pytest.mark.parametrize("bad", ["swarm1-xyzxyzxyz", "xyz" * 20, "@/nonesuch/file", "/nonesuch/file", "@"])
@@ -286,7 +287,7 @@ def config_with(**flags: str) -> Config:
     return kept_invitation.with_invitation(resolve(flags))
 
 
-def test_settings_take_the_network_and_the_seeds_of_an_invitation(tmp_path: Path) -> None:
+def test_settings_use_the_network_and_the_seeds_of_an_invitation(tmp_path: Path) -> None:
     home, text = str(tmp_path), OWNER.invite(seeds=(SEED,)).text()
     config = config_with(home=home, invite=text)
     assert (config.network_id, config.peers) == (OWNER.network_id, (SEED,))
@@ -297,7 +298,7 @@ def test_settings_take_the_network_and_the_seeds_of_an_invitation(tmp_path: Path
         config_with(home=home, invite=text, network_id="swarm")
     with pytest.raises(ConfigError, match="is a private network"):
         config_with(home=home, network_id=OWNER.network_id)
-    assert config_with(home=home).network_id == "swarm", "nothing is kept before it has joined"
+    assert config_with(home=home).network_id == "swarm", "nothing is kept before the node has joined"
     kept_invitation.keep(Home(tmp_path), OWNER.invite(seeds=(SEED,)))
     assert config_with(home=home).network_id == OWNER.network_id
     assert config_with(home=home, network_id="swarm").invite is None, "another network of the same home"
@@ -320,7 +321,7 @@ def test_settings_take_the_network_and_the_seeds_of_an_invitation(tmp_path: Path
         (("ask",), {}, "nothing"),
     ],
 )
-def test_join_takes_only_work_that_its_invitation_allows(
+def test_join_accepts_only_work_that_its_invitation_allows(
     rights: tuple[str, ...], flags: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
     text = OWNER.invite(*rights, seeds=(SEED,)).text()  # type: ignore[arg-type]
@@ -333,7 +334,7 @@ def test_join_takes_only_work_that_its_invitation_allows(
 
 
 @pytest.mark.parametrize("command", [("chat", "story"), ("gateway",)])
-def test_commands_that_ask_say_at_once_that_the_invitation_lacks_the_right(
+def test_client_commands_fail_at_once_when_the_invitation_lacks_the_right(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = OWNER.invite("train", seeds=(SEED,)).text()
@@ -344,7 +345,7 @@ def test_commands_that_ask_say_at_once_that_the_invitation_lacks_the_right(
 
 
 @pytest.mark.parametrize("flaw", ["expired", "bound to another", "revoked"])
-def test_join_with_an_invitation_that_does_not_hold_ends_before_anything_is_measured(
+def test_join_with_an_invalid_invitation_ends_before_the_machine_is_measured(
     flaw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the daemon was started"))
@@ -363,7 +364,7 @@ def test_join_with_an_invitation_that_does_not_hold_ends_before_anything_is_meas
     assert (code, told[flaw] in error, remedy[:4]) == (1, True, "  → ")
 
 
-def test_invitation_is_written_over_no_file_and_none_is_signed_before_that_is_known(
+def test_invitation_overwrites_no_file_and_is_not_signed_when_the_file_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invite(capsys, "--new-network", "--home", tmp_path)
@@ -375,7 +376,7 @@ def test_invitation_is_written_over_no_file_and_none_is_signed_before_that_is_kn
     assert ((tmp_path / "kept").read_text(), Home(tmp_path).network.read_bytes()) == ("mine", book)
 
 
-def test_invitation_s_end_is_told_in_utc(
+def test_invitation_s_expiry_is_shown_in_utc(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -398,7 +399,7 @@ def test_dashboard_s_command_to_join_names_no_address_and_no_invitation() -> Non
 def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One string, no other setting; a restart needs none; the string is in no log, event or status."""
+    """One string is the only setting, a restart needs none, and the string is in no log, event or status."""
     owner, home = tmp_path / "owner", tmp_path / "guest"
     invite(capsys, "--new-network", "--home", owner)
     seed = Node("seed", "--no-mdns", home=owner, is_light=True)
@@ -427,7 +428,7 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     assert "revoked" in str(guest.wait_for("error", 30.0)["message"])
     guest.wait_end()
     guest.end()
-    # the home of a backup knows nothing of that, and has a list with the same number once it has revoked by itself
+    # the home from a backup does not know it, and has a list with the same number once it has revoked by itself
     last = serial_text(parse_invitation(other).terms.serial)
     code, _, err = invite(capsys, "revoke", last, "--home", restored)
     assert (code, "no member has it yet" in err) == (0, True)

@@ -1,4 +1,4 @@
-"""`swarm-node models check`."""
+"""`swarm-node models check` on sound, damaged and hostile models."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, caps
     assert err.startswith("error: t5 is not a decoder-only language model")
 
 
-def test_models_check_of_an_unknown_rope_type_is_told_by_the_error_alone(
+def test_models_check_of_an_unknown_rope_type_prints_only_the_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {**LlamaConfig(num_hidden_layers=2).to_dict(), "rope_scaling": {"rope_type": "spiral", "factor": 2.0}}
@@ -138,7 +138,7 @@ def test_models_check_without_a_model_says_what_is_missing(capsys: pytest.Captur
     assert err.startswith("error: MODEL is missing")
 
 
-def test_models_check_of_a_hub_s_model_brings_its_config_alone(
+def test_models_check_of_a_hub_s_model_downloads_only_its_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = LlamaConfig(
@@ -162,7 +162,7 @@ def test_models_check_of_a_hub_s_model_brings_its_config_alone(
         (LlamaConfig(num_hidden_layers=9), ["--blocks", "5:20"], "blocks 5:20 are not within this model's 0:9"),
     ],
 )
-def test_join_with_what_cannot_be_served_is_refused_before_it_meets_peers_or_reads_weights(
+def test_join_with_an_unsupported_model_is_refused_before_it_connects_or_reads_weights(
     config: object,
     blocks: list[str],
     reason: str,

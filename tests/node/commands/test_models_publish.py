@@ -1,4 +1,4 @@
-"""`swarm-node models publish` and `models verify`."""
+"""`swarm-node models publish` and `models verify` on directories and on a hub."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_publish_without_a_key_or_over_another_s_manifest_is_refused(
     assert (code, "again is published, in place of story, by 12D3KooW" in err) == (0, True)
 
 
-def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
+def test_publish_leaves_the_manifest_unchanged_when_it_cannot_write_its_copy(
     home: Path, story: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(capsys, "publish", story, "--home", home)
@@ -74,7 +74,7 @@ def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
     for out, said in ((home, "exists already"), (home / "none" / "copy", "there is no directory")):
         code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", out)
         assert (code, said in err) == (1, True)
-    monkeypatch.setattr(models, "check_new_file", lambda _path: None)  # as on a disk that is full only then
+    monkeypatch.setattr(models, "check_new_file", lambda _path: None)  # as on a disk that becomes full only then
     code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", home)
     assert (code, f"cannot write {home}: is a directory" in err) == (1, True)
     assert (story / MANIFEST_FILE).read_bytes() == kept
@@ -98,7 +98,7 @@ def test_publishing_the_same_files_again_keeps_the_manifest_and_says_so(
     assert len({kept, renamed, (story / MANIFEST_FILE).read_bytes()}) == 3
 
 
-def test_name_and_place_that_cannot_be_are_refused_before_anything_is_read(
+def test_invalid_name_or_place_is_refused_before_any_file_is_read(
     home: Path, story: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, err = run(capsys, "publish", story, "--home", home, "--name", "long " * 10_000)

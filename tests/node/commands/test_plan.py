@@ -31,7 +31,7 @@ def nodes_file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_plan_says_who_takes_what_why_and_how_fast(
+def test_plan_says_which_node_serves_which_blocks_why_and_how_fast(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = nodes_file(tmp_path, ATTIC + "rtt = { client = 9.0 }\n")
@@ -96,7 +96,7 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         ("#" * 2**21, "larger than", "nodes file"),
     ],
 )
-def test_nodes_file_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, message: str, remedy: str) -> None:
+def test_malformed_nodes_file_is_refused_with_one_line(tmp_path: Path, text: str, message: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_nodes(nodes_file(tmp_path, text), 4)
     assert message in caught.value.message
@@ -104,14 +104,14 @@ def test_nodes_file_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, m
     assert "\n" not in caught.value.message
 
 
-def test_nodes_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
+def test_binary_nodes_file_is_refused_as_no_text(tmp_path: Path) -> None:
     path = tmp_path / "nodes.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not a text file"):
         read_nodes(path, 4)
 
 
-def test_plan_without_model_nodes_or_config_is_one_line(
+def test_plan_without_model_nodes_or_config_fails_with_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = nodes_file(tmp_path, ATTIC)
@@ -127,10 +127,10 @@ def test_plan_without_model_nodes_or_config_is_one_line(
         assert message in first
 
 
-def test_plan_counts_what_the_program_itself_takes(
+def test_plan_counts_the_memory_of_the_program_itself(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node that would be refused with this --max-memory takes nothing in a plan either."""
+    """A node that would be refused with this --max-memory serves nothing in a plan either."""
     path = nodes_file(tmp_path, ATTIC.replace("800MB", str(PROCESS_BYTES + 10**7)))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     event = json.loads(capsys.readouterr().out)

@@ -83,7 +83,7 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     assert "not what its author signed" in str(shown["problem"])
 
 
-def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sign_with_an_own_key_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     Identity.generate().save(Path("me.key"))
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\n')
     before = Path("run.toml").read_text()
@@ -104,7 +104,7 @@ def test_sign_names_all_that_is_lacking_at_once(author: Identity, capsys: pytest
     assert str(error["remedy"]).startswith("sign with --data PATH and --tokenizer PATH and --start DIR to pin it, or")
 
 
-def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
+def test_sign_again_without_the_data_keeps_its_pin_and_says_so(
     author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
@@ -114,7 +114,7 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     assert load_checked_run(Path("run.toml")).config.data.digest == "ab" * 32
 
 
-def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sign_unpinned_removes_an_earlier_pin(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
     assert cli.run(["run", "sign", "--unpinned", "--pin"]) == cli.EXIT_USAGE
     assert "--pin and --unpinned contradict each other" in capsys.readouterr().err
@@ -167,7 +167,7 @@ def test_sign_of_settings_that_do_not_fit_says_which(author: Identity, capsys: p
     assert "error: transformers refuses [model]: The hidden size (33) is not a multiple" in capsys.readouterr().err
 
 
-def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sign_reports_each_impossible_value_in_a_line(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     text = f'{TINY}codec = "int9"\nouter_steps = 0\n[inner]\nbeta1 = 2\n'
     Path("run.toml").write_text(text)
     assert cli.run(["run", "sign"]) == 1
@@ -180,7 +180,7 @@ def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pyt
     assert Path("run.toml").read_text() == text
 
 
-def test_sign_says_at_once_what_cannot_be_and_what_cannot_be_together(
+def test_sign_reports_impossible_values_and_contradictions_together(
     author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = 'codec = "int3"\nmin_group = 20\noverlap_steps = 99\naggregator = "trimmed_mean"\n'
@@ -205,7 +205,7 @@ def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: py
     text = Path("run.toml").read_text()
     Path("run.toml").write_text(text.replace("max_group = 16", "max_group = 8"))
     assert cli.run(["run", "sign"]) == 0
-    assert "until now" not in capsys.readouterr().err, "what was changed is no run's file any more"
+    assert "until now" not in capsys.readouterr().err, "the changed text is no longer a run's file"
     before = load_checked_run(Path("run.toml")).run_id
     author.generate().save(Path("other.key"))
     assert cli.run(["run", "sign", "--identity", "other.key"]) == 0
@@ -222,7 +222,7 @@ def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: py
     ],
     ids=["missing", "broken", "unknown key", "unknown model"],
 )
-def test_sign_of_what_is_no_run_is_one_line_and_a_remedy(
+def test_sign_of_a_file_that_is_no_run_fails_with_one_line_and_a_remedy(
     text: str | None, complaint: str, author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:
@@ -248,7 +248,7 @@ def test_watch_needs_a_peer_and_a_signed_file(capsys: pytest.CaptureFixture[str]
     assert "run.toml is not signed\n  → sign it first: swarm-node run sign run.toml" in capsys.readouterr().err
 
 
-def test_template_defaults_are_the_run_s() -> None:
+def test_template_defaults_equal_those_of_a_run() -> None:
     assert cli.run(["run", "init", "story.toml", "--json"]) == 0
     Identity.generate().save(Path("me.key"))
     assert cli.run(["run", "sign", "story.toml", "--identity", "me.key", "--unpinned"]) == 0
@@ -296,7 +296,7 @@ def test_init_from_a_checkpoint_of_the_hub_names_its_commit(
     assert config.model["model_type"] == "gpt2"
 
 
-def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
+def test_sign_of_data_on_the_hub_pins_its_commits_without_a_download(
     author: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in ("datasets", "models"):
@@ -314,7 +314,7 @@ def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
     data = load_checked_run(Path("run.toml")).config.data
     assert (data.revision, data.tokenizer_revision, data.digest) == (COMMIT, COMMIT, "")
     assert signed["data_revision"] == COMMIT
-    # commits stand for themselves: the hub is not asked again
+    # a commit names its content, so the hub is not asked again
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     assert cli.run(["run", "sign"]) == 0
     assert f"{DATA_SET} (train) through the tokenizer {TOKENIZER}, pinned to commit {COMMIT[:12]}" in (

@@ -24,12 +24,15 @@ ONLOOKER = Identity(b"onlooker".ljust(32))
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Let an interval take a second, and everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 class Endorsed:
-    """Runs the command among three members, which train until it has ended. `num_endorsed` of them heard of it."""
+    """Runs the command among three members, which train until it ends.
+
+    `num_endorsed` of them received the endorsement.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, author: Identity = AUTHOR) -> None:
         self.run = write_run(folder / "run.toml", config(min_group=2, outer_steps=20), AUTHOR)
@@ -74,7 +77,7 @@ def test_endorse_signs_the_newest_state_only_if_it_is_told_to(
     assert endorsed.num_endorsed == (3 if certain else 0)
 
 
-def test_endorse_every_so_often_goes_on_from_the_last_endorsement_until_the_run_is_finished(
+def test_endorse_repeatedly_continues_from_the_last_endorsement_until_the_run_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endorsed = Endorsed(tmp_path, monkeypatch)

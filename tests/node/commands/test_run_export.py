@@ -67,7 +67,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedRun:
 
 
 def trained(run: SignedRun) -> tuple[list[Committed], float]:
-    """The states of a run of two members, step by step, and when it ended."""
+    """Return the states of a run of two members, step by step, and when it ended."""
     found: dict[int, Committed] = {}
 
     async def main() -> float:
@@ -126,7 +126,7 @@ def test_export_of_a_kept_step_is_that_state_as_a_model(
     assert str(error["message"]).endswith("keeps no checkpoint of outer step 4, only of 3, 5, 6")
 
 
-def test_export_of_what_nothing_certifies_says_so(run: SignedRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_refuses_a_state_without_a_certificate(run: SignedRun, capsys: pytest.CaptureFixture[str]) -> None:
     keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
     assert cli.run(["run", "export", "--json"]) == 0
     warning, _ = events(capsys)
@@ -136,7 +136,7 @@ def test_export_of_what_nothing_certifies_says_so(run: SignedRun, capsys: pytest
 def test_export_counts_no_signers_that_the_run_does_not_admit(
     run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The strangers' certificate is of another state: were it counted, the export would be refused for that."""
+    """The strangers' certificate is for another state; if it counted, the export would be refused."""
     monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: 1.75e9))
     closed = replace(CONFIG, admission=tuple(sorted((run.peer_id, ADMITTED.peer_id))))
     run = write_run(Path("run.toml"), closed, AUTHOR)
@@ -179,7 +179,7 @@ def test_export_from_a_home_or_from_its_folder_of_runs_names_the_folder_of_the_r
 def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run is finished, and its folder was copied from the home of a member, on a machine of its own."""
+    """The run is finished, and its folder was copied from a member's home to another machine."""
     states, now = trained(run)
     monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: now))
     keep(run, states)
@@ -204,7 +204,7 @@ def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     assert "--checkpoint and --peers are both given" in capsys.readouterr().err
 
 
-def test_export_refuses_a_name_that_no_model_can_have_before_it_writes_anything(
+def test_export_refuses_an_invalid_model_name_before_it_writes_a_file(
     run: SignedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
@@ -228,7 +228,7 @@ def visit_a_network_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("run")
-def test_export_without_the_runs_own_tokenizer_is_refused_before_members_are_asked_for_the_state(
+def test_export_without_the_run_s_tokenizer_is_refused_before_members_are_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     visit_a_network_of_nobody(monkeypatch)

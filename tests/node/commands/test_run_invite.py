@@ -1,4 +1,4 @@
-"""`swarm-node run invite` and `run vouch`: whose key they take, what they print, and what they refuse."""
+"""`swarm-node run invite` and `run vouch`: whose key they use, what they print, and what they refuse."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     ("rule", "has_trained", "continues"),
     [("welcome", False, True), ("required", False, False), ("required", True, True)],
 )
-def test_join_tells_of_an_expired_invitation_before_it_starts(
+def test_join_reports_an_expired_invitation_before_it_starts(
     rule: str,
     has_trained: bool,
     continues: bool,
@@ -64,12 +64,12 @@ def test_join_tells_of_an_expired_invitation_before_it_starts(
         flags = ("join", "--home", tmp_path / "home", "--run", tmp_path / "run.toml", "--peers", ADDR, *words)
         code, _, err = call(capsys, *flags)
         is_expired = issued_s == 7200
-        assert (f"the invitation to {run.run_id} has expired" in err) is is_expired, "one that is valid is enough"
+        assert (f"the invitation to {run.run_id} has expired" in err) is is_expired, "one valid invitation is enough"
         assert code == (0 if continues or not is_expired else 1)
 
 
 @pytest.mark.parametrize("key", ["author", "inviter"])
-def test_invitation_is_printed_alone_and_is_in_no_event(
+def test_invitation_is_the_only_output_and_is_in_no_event(
     key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys(tmp_path)
@@ -98,20 +98,20 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
 
 
 @pytest.mark.parametrize("command", ["invite", "vouch"])
-def test_word_that_cannot_be_written_is_not_told_of(
+def test_invitation_that_cannot_be_written_is_not_reported_as_signed(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
     AUTHOR.save(tmp_path / "home" / "identity.key")
     (tmp_path / "home" / "checkpoints" / run.run_id).mkdir(parents=True)
-    monkeypatch.setattr(run_invite, "check_new_file", lambda _path: None)  # as on a disk that is full only then
+    monkeypatch.setattr(run_invite, "check_new_file", lambda _path: None)  # as on a disk that becomes full only then
     words = ("--home", tmp_path / "home", "--for-node", FRIEND.peer_id, "--out", tmp_path, "--json")
     code, out, err = call(capsys, "run", command, tmp_path / "run.toml", *words)
     assert (code, f"cannot write {tmp_path}" in err) == (1, True)
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["error"]
 
 
-def test_vouch_names_the_newcomer_and_is_signed_by_the_member(
+def test_vouch_names_the_newcomer_and_carries_the_member_s_signature(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys(tmp_path)
@@ -129,7 +129,7 @@ def test_vouch_names_the_newcomer_and_is_signed_by_the_member(
 
 
 @pytest.mark.parametrize("kept", [None, "checkpoints", "identity.key.votes"])
-def test_vouch_is_signed_only_where_the_run_was_trained(
+def test_vouch_is_signed_only_in_a_home_that_trained_the_run(
     kept: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run.toml", config(vouchers=2), AUTHOR)
@@ -163,7 +163,7 @@ def test_vouch_is_signed_only_where_the_run_was_trained(
         ({}, ("invite", "--identity", "missing.key"), 1, "there is no identity file"),
     ],
 )
-def test_invitation_that_would_be_of_no_use_is_not_signed(
+def test_useless_invitation_is_not_signed(
     changes: dict[str, object],
     words: tuple[str, ...],
     code: int,
@@ -179,7 +179,7 @@ def test_invitation_that_would_be_of_no_use_is_not_signed(
     assert reason in err
 
 
-def test_vouch_that_would_be_of_no_use_is_not_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_useless_vouch_is_not_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = tmp_path / "home"
     home.mkdir()
     INVITER.save(home / "identity.key")
@@ -197,10 +197,10 @@ def test_vouch_that_would_be_of_no_use_is_not_signed(tmp_path: Path, capsys: pyt
         assert reason in err
 
 
-def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Path) -> None:
+def test_unreadable_invitation_or_vouch_is_refused_without_being_repeated(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("swarmrun1-" + "A" * 5000)
-    # a word without its beginning, as of a line that was not copied whole, is no file's name either
+    # an invitation without its beginning, as from a half copied line, is no file's name either
     cut_off = ("A" * 300, "un1-" + "A" * 300, "A/" * 3000)
     for text in ("swarmrun1-AAAA", str(tmp_path / "none"), str(tmp_path / "bad"), str(tmp_path / "long"), *cut_off):
         with pytest.raises(ConfigError) as caught:
@@ -211,7 +211,7 @@ def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Pa
         parse_run_word(cut_off[0])
 
 
-def test_invitation_of_the_other_kind_is_told_its_option(tmp_path: Path) -> None:
+def test_invitation_of_the_other_kind_is_refused_with_its_option(tmp_path: Path) -> None:
     keys(tmp_path)
     run = write_run(tmp_path / "run.toml", config(), AUTHOR)
     (tmp_path / "word").write_text(vouch_for(AUTHOR, run.run_id, FRIEND.peer_id, **SHORTLY).text())
@@ -244,7 +244,7 @@ def test_join_refuses_an_invitation_that_is_not_for_it_before_it_takes_its_home(
     assert (code, "no run is named, so --invitation has no effect" in err) == (2, True)
 
 
-def test_mistyped_option_is_told_before_the_file_and_the_key_are_looked_for(
+def test_mistyped_option_is_reported_before_the_file_and_the_key_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing = ("--home", tmp_path / "none")
@@ -265,7 +265,9 @@ def test_mistyped_option_is_told_before_the_file_and_the_key_are_looked_for(
     assert (code, "it is a directory" in err) == (1, True)
 
 
-def test_who_has_no_key_is_told_only_what_the_command_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_key_names_only_the_key_that_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
     for command, takes_identity in (("invite", True), ("vouch", False)):
         words = () if takes_identity else ("--for-node", FRIEND.peer_id)
@@ -276,7 +278,9 @@ def test_who_has_no_key_is_told_only_what_the_command_takes(tmp_path: Path, caps
         assert ("or the key itself with --identity" in err) is takes_identity
 
 
-def test_revoke_wants_the_author_and_something_to_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_revoke_needs_the_author_s_key_and_something_to_revoke(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys(tmp_path)
     write_run(tmp_path / "run.toml", config(), AUTHOR)
     peers = ("--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{FRIEND.peer_id}")

@@ -30,7 +30,7 @@ PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in (1, 2))
 
 
 async def waiting_run(swarm: Swarm) -> None:
-    """A run of four members of whom two are gone for good, without whom it cannot go on."""
+    """A run of four members, two of which are gone for good, and which cannot go on without them."""
     for index in range(4):
         await swarm.join(f"m{index}")
     while not all(member.of(OuterStep) for member in swarm.members.values()):
@@ -43,7 +43,7 @@ async def waiting_run(swarm: Swarm) -> None:
 async def resume(
     swarm: Swarm, *, is_certain: bool, author: Identity = AUTHOR, named: tuple[str, ...] = ()
 ) -> list[dict[str, object]]:
-    """The events that the command emits, once it has looked and, if it is certain, signed."""
+    """Return the events of the command, once it has looked and, if it is certain, signed."""
     out = io.StringIO()
     network = swarm.internet.network(ONLOOKER)
     try:
@@ -57,7 +57,7 @@ async def resume(
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Let an interval take a second, and everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
@@ -66,7 +66,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("ERROR", logger="swarm")
 
 
-def test_resume_tells_who_would_go_on_and_signs_nothing_unless_it_is_told_to() -> None:
+def test_resume_names_the_members_that_would_go_on_and_signs_only_when_asked() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             await waiting_run(swarm)
@@ -126,7 +126,7 @@ def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
             await waiting_run(swarm)
             with pytest.raises(ConfigError, match="only that key can resume it"):
                 await resume(swarm, is_certain=True, author=ONLOOKER)
-            # only the word of those who are named counts, and these show nothing
+            # only the members that are named count, and these have no state
             with pytest.raises(PeerTimeout, match="shows a certified state"):
                 await resume(swarm, is_certain=True, named=PEERS)
             assert not any(member.of(RunResumed) for member in swarm.members.values())
@@ -134,7 +134,7 @@ def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_resume_that_no_member_takes_is_an_error() -> None:
+def test_resume_that_no_member_accepts_is_an_error() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             await waiting_run(swarm)

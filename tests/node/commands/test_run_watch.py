@@ -42,7 +42,7 @@ def step(number: int) -> CommittedStep:
 
 
 class Scripted:
-    """Plays back what an observer would find, one look after the other; the last for ever."""
+    """Plays back what an observer would find, one look after the other, and repeats the last one."""
 
     def __init__(self, *looks: tuple[Mapping[str, TrainerRecord], list[CommittedStep] | PeerTimeout]) -> None:
         self._looks = list(looks)
@@ -72,7 +72,7 @@ def told(observer: Scripted) -> list[dict[str, object]]:
     return observer.told  # type: ignore[attr-defined, no-any-return]
 
 
-def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
+def test_watch_prints_members_and_steps_until_the_run_is_finished() -> None:
     both = {"a": member(), "b": member("joining")}
     events = told(Scripted(({}, []), (both, []), (both, [step(1)]), ({"a": member("finished")}, [step(2)])))
     assert [event["event"] for event in events] == ["members", "committed", "members", "committed", "run_finished"]
@@ -81,7 +81,7 @@ def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
     assert events[-1]["digest"] == "ab" * 32
 
 
-def test_watching_tells_an_endorsement_of_the_author_once() -> None:
+def test_watch_prints_an_endorsement_of_the_author_once() -> None:
     observer = Scripted(({"a": member()}, []), ({"a": member()}, [step(1)]), ({"a": member("finished")}, [step(2)]))
     roster = (Identity(bytes(32)).peer_id,)
     observer.endorsement = Endorsement(run="x", sequence=7, outer_step=1, state_digest=bytes(32), roster=roster)
@@ -89,7 +89,7 @@ def test_watching_tells_an_endorsement_of_the_author_once() -> None:
     assert (event["step"], event["digest"], event["sequence"]) == (1, bytes(32).hex(), 7)
 
 
-def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:
+def test_watch_prints_a_measurement_once_as_most_members_report_it() -> None:
     def says(outer_step: int, loss: float) -> TrainerRecord:
         return replace(member(), validation=ValidationReport(outer_step=outer_step, loss=loss))
 
@@ -99,8 +99,8 @@ def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:
     assert [(each["step"], each["loss"]) for each in events if each["event"] == "validated"] == [(1, 2.5), (2, 1.5)]
 
 
-def test_watching_is_told_of_no_measurement_of_a_step_that_was_not_committed() -> None:
-    """One of two members could else be the last that anybody hears of."""
+def test_watch_ignores_measurements_of_a_step_that_was_not_committed() -> None:
+    """One of two members could otherwise send the last measurement that anyone receives."""
     liar = replace(member(), validation=ValidationReport(outer_step=10**6, loss=0.0))
     honest = [replace(member(), validation=ValidationReport(outer_step=number, loss=2.5)) for number in (1, 2)]
     looks = [({"a": each, "liar": liar}, [step(number)]) for number, each in enumerate(honest, 1)]
@@ -108,17 +108,17 @@ def test_watching_is_told_of_no_measurement_of_a_step_that_was_not_committed() -
     assert [each["step"] for each in events if each["event"] == "validated"] == [1, 2]
 
 
-def test_watching_nobody_ends_with_one_line() -> None:
+def test_watch_ends_with_one_line_when_there_is_no_member() -> None:
     with pytest.raises(PeerTimeout, match=f"no member trains {RUN.run_id} in this network"):
         told(Scripted(({}, [])))
 
 
-def test_watching_before_the_first_member_has_started_waits_for_it() -> None:
+def test_watch_waits_for_the_first_member() -> None:
     events = told(Scripted(*[({}, list[CommittedStep]())] * 120, ({"a": member()}, [step(2)])))
     assert events[-1]["event"] == "run_finished"
 
 
-def test_watching_a_file_before_the_first_member_is_there_says_once_how_long_it_waits() -> None:
+def test_watch_of_a_file_says_once_how_long_it_waits_for_the_first_member() -> None:
     nobody = Scripted(*[({}, list[CommittedStep]())] * 60, ({"a": member()}, [step(2)]))
     here = Scripted(({"a": member()}, [step(2)]))
     for observer, times in ((nobody, 1), (here, 0)):
@@ -129,7 +129,7 @@ def test_watching_a_file_before_the_first_member_is_there_says_once_how_long_it_
         assert err.getvalue().count(f"{line}; waiting up to 3 min for a member; Ctrl-C stops this") == times
 
 
-def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_waits(
+def test_watch_of_a_run_id_says_that_it_waits_for_the_first_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = iter([PeerTimeout("nobody"), PeerTimeout("nobody"), RUN])
@@ -151,14 +151,14 @@ def test_watching_a_run_by_its_id_before_the_first_member_is_there_says_so_and_w
         virtual_time.run(run_watch._file_of(RUN.run_id, MagicMock(), MagicMock(), emitter))
 
 
-def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
+def test_watch_prints_the_last_step_when_all_members_leave() -> None:
     observer = Scripted(({"a": member()}, [step(1)]), ({}, []))
     with pytest.raises(PeerTimeout, match="any more: it is at outer step 1 of 2"):
         told(observer)
     assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
 
 
-def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
+def test_watch_says_for_what_and_for_how_long_a_run_waits() -> None:
     alone = ({"a": member()}, list[CommittedStep]())
     observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 260, ({"a": member()}, [step(2)]))
     err = io.StringIO()
@@ -170,7 +170,7 @@ def test_watching_a_run_that_waits_says_for_what_and_for_how_long() -> None:
     assert err.getvalue().count("→ it goes on once another node joins: swarm-node join --run FILE --peers ADDR") == 4
 
 
-def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_lets_it_go_on() -> None:
+def test_watch_names_lost_members_and_the_resume_order_that_lets_the_run_go_on() -> None:
     looks = [({"b": member()}, [step(1)]), *[({"b": member()}, list[CommittedStep]())] * 10, ({}, [step(2)])]
     (event,) = [each for each in told(Scripted(*looks)) if each["event"] == "run_waits"]
     assert event["reason"] == "1 of the 2 members of the last step that the next one needs is there; missing: …a"
@@ -178,7 +178,7 @@ def test_watching_a_run_whose_members_are_lost_names_them_and_the_order_that_let
     assert "swarm-node run resume" in str(event["remedy"])
 
 
-def test_watching_writes_the_curves_of_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_writes_curves_of_the_observed_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def visiting(_config: Config) -> AsyncIterator[tuple[None, None]]:
         yield None, None
@@ -191,15 +191,15 @@ def test_watching_writes_the_curves_of_what_it_sees(tmp_path: Path, monkeypatch:
     assert list((tmp_path / RUN.run_id / "watch").iterdir())
 
 
-def test_watching_members_that_do_not_answer_says_so_once() -> None:
+def test_watch_reports_once_that_members_do_not_answer() -> None:
     silent = ({"a": member()}, PeerTimeout("no answer"))
     events = told(Scripted(silent, silent, silent, ({"a": member()}, [step(2)])))
     warnings = [event["message"] for event in events if event["event"] == "warning"]
     assert warnings == ["the run's progress cannot be seen: no answer"]
 
 
-def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_they_said() -> None:
-    """A record proves nothing, so that it is not told as `run_finished`."""
+def test_watch_ends_without_an_error_when_the_last_members_have_just_left() -> None:
+    """A record proves nothing, so it is not reported as `run_finished`."""
     done = replace(member("finished"), outer_step=2, loss=1.25)
     observer = Scripted(({"a": member()}, [step(1)]), ({"a": done}, PeerTimeout("it is gone")), ({}, []))
     events = told(observer)
@@ -213,8 +213,8 @@ def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_th
 @pytest.mark.parametrize(
     "other", [member(), member("joining"), replace(member("finished"), outer_step=2, digest=b"")], ids=lambda m: m.state
 )
-def test_watching_a_run_that_only_some_say_is_finished_does_not_end_well(other: TrainerRecord) -> None:
-    """Anybody may say so."""
+def test_watch_ends_with_an_error_when_only_some_members_say_that_the_run_is_finished(other: TrainerRecord) -> None:
+    """Anybody may claim it."""
     done = replace(member("finished"), outer_step=2)
     observer = Scripted(
         ({"a": done}, PeerTimeout("silent")), ({"a": done, "b": other}, PeerTimeout("silent")), ({}, [])
@@ -223,7 +223,7 @@ def test_watching_a_run_that_only_some_say_is_finished_does_not_end_well(other: 
         told(observer)
 
 
-def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:
+def test_watch_reports_each_way_in_which_members_are_gone_once() -> None:
     looks = [({"a": member()}, PeerTimeout(reason)) for reason in ("gone", "refused", "gone", "refused")]
     events = told(Scripted(*looks, ({"a": member()}, [step(2)])))
     warnings = [event["message"] for event in events if event["event"] == "warning"]

@@ -1,4 +1,4 @@
-"""`swarm-node simulate`: two files from a scenario, or one line of what is wrong with it."""
+"""`swarm-node simulate`: two files from a scenario, or one line about what is wrong with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_simulate_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert Path(event["html"]).read_text().startswith("<!doctype html>")
 
 
-def test_simulate_hands_on_the_number_of_processes(
+def test_simulate_passes_on_the_number_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, asked_for = tmp_path / "small.toml", list[int]()
@@ -53,9 +53,7 @@ def test_simulate_hands_on_the_number_of_processes(
     assert "--processes: '0'" in capsys.readouterr().err
 
 
-def test_simulate_says_the_range_of_a_number_that_is_out_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_names_the_range_of_a_number_outside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.toml"
     path.write_text("nodes = 5")
     for options, remedy in ((["--processes", "100"], "use 1 to 16"), (["--seed", "-1"], "use 0 to 2147483647")):
@@ -97,7 +95,7 @@ def test_simulate_refuses_an_out_without_a_name(tmp_path: Path, capsys: pytest.C
         (SCENARIO, "cannot read"),
     ],
 )
-def test_simulate_of_a_bad_file_is_one_line(
+def test_simulate_of_a_bad_file_fails_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
 ) -> None:
     path = tmp_path / "bad.toml"

@@ -24,7 +24,7 @@ STAND_BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A command that has ended."""
+    """The output of a command that has ended."""
 
     code: int
     events: list[Event]
@@ -33,9 +33,10 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The error event as one text. Fails unless it is the only one, and stderr says the same in one line or two.
+        """Return the error event as one text.
 
-        It is the last word of a command, and the one before the last of a daemon.
+        Fails unless it is the only one and stderr says the same in one or two lines. It is a command's last event, and
+        a daemon's last but one.
         """
         [error] = [event for event in self.events if event["event"] == "error"]
         was_daemon = any(event["event"] == "step" for event in self.events)
@@ -47,7 +48,7 @@ class Answer:
 
 
 def run_node(*arguments: object, command: tuple[str, ...] = COMMAND, timeout_s: float = START_S) -> Answer:
-    """Run a command with --json to its end; every event has to hold to the contract."""
+    """Run a command with --json to its end. Every event must follow the contract."""
     since = time.monotonic()
     done = subprocess.run(
         [*command, *map(str, arguments), "--json"],
@@ -66,9 +67,9 @@ RunHere = Callable[..., Answer]
 
 @pytest.fixture
 def run_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[RunHere]:
-    """`run_node` in this process, which has imported everything, for commands that end by themselves.
+    """Do as `run_node` in this process, which has imported everything, for commands that end by themselves.
 
-    Tests that use `run_node` show that a started program returns the same exit code.
+    Tests of `run_node` show that a started program returns the same exit code.
     """
     for name in [name for name in os.environ if name.startswith("SWARM_")]:
         monkeypatch.delenv(name)
@@ -95,7 +96,7 @@ class Seed:
 
 @pytest.fixture(scope="session")
 def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
-    """One seed for all tests that only need to join somewhere."""
+    """Start one seed for all tests that only need to join somewhere."""
     home = tmp_path_factory.mktemp("seed") / "home"
     node = Node("seed", "--network-id", "tests", home=home, is_light=True)
     try:
@@ -109,7 +110,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
 
 @pytest.fixture(scope="session")
 def member(seed: Seed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """One node that has joined through the seed, with limits, and stands by, for all tests that leave it alone."""
+    """Start one node with limits that has joined through the seed and has no work, for tests that do not change it."""
     home = tmp_path_factory.mktemp("member") / "home"
     node = Node(*STAND_BY, "--peers", seed.addr, home=home, is_light=True)
     try:
@@ -124,10 +125,10 @@ StartNode = Callable[..., Node]
 
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    """Starts daemons, each with a home of its own name, and ends them after the test.
+    """Start daemons, each with a home of its name, and end them after the test.
 
-    Where `is_forked`, they share what torch and transformers take to import: for nodes that train or serve. Where
-    `is_light`, they share what any node takes.
+    If `is_forked`, they share the imports of torch and transformers, for nodes that train or serve. If `is_light`, they
+    share what any node imports.
     """
     nodes: list[Node] = []
 

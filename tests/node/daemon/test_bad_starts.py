@@ -1,4 +1,6 @@
-"""What can be wrong when a node is started: each is one line with its remedy, soon, and a non-zero exit."""
+"""Everything that can be wrong when a node is started: each gives one line with its remedy, soon, and a
+non-zero exit.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_start_with_impossible_settings_says_what_to_do(
         ),
     ],
 )
-def test_wrong_usage_exits_2_and_points_to_the_help_or_to_an_example(
+def test_wrong_usage_exits_2_and_names_the_help_or_an_example(
     arguments: tuple[str, ...], expected: str, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
@@ -125,7 +127,7 @@ def test_join_of_another_network_says_so(seed: Seed, run_here: RunHere, tmp_path
     answer = run_here(*JOIN, "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
     assert "peer is in network 'tests', and this node in 'others'" in answer.error
     assert answer.error.count("same network id") == 1
-    assert answer.err.count("same network id") == 1, "it is told once"
+    assert answer.err.count("same network id") == 1, "it must be reported once"
     assert answer.code == 1
 
 
@@ -140,8 +142,8 @@ def test_start_on_an_occupied_port_says_so(run_here: RunHere, tmp_path: Path) ->
     assert answer.code == 1
 
 
-def test_join_with_a_clock_that_is_off_by_an_hour_says_so(seed: Seed, tmp_path: Path) -> None:
-    # the clock of this one process is wrong, before anything of it is imported
+def test_join_reports_a_clock_that_is_off_by_an_hour(seed: Seed, tmp_path: Path) -> None:
+    # the clock of this one process is wrong, before any of its modules is imported
     code = "import time; real = time.time; time.time = lambda: real() + 3600; from swarm_node.cli import main; main()"
     answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path, command=(sys.executable, "-c", code))
     assert "this machine's clock is 60 min ahead of that of the peer that it reached" in answer.error
@@ -155,7 +157,7 @@ def test_join_with_a_copied_identity_names_it(seed: Seed, member: Node, run_here
     answer = run_here(*JOIN, "--peers", seed.addr, "--home", tmp_path)
     assert f"the identity {ready['peer_id']} is in use by another running node" in answer.error
     assert answer.code == 1
-    assert member.process.poll() is None, "the rightful node goes on"
+    assert member.process.poll() is None, "the original node must go on"
 
 
 def test_start_with_an_identity_open_to_others_is_refused(run_here: RunHere, tmp_path: Path) -> None:
@@ -167,9 +169,7 @@ def test_start_with_an_identity_open_to_others_is_refused(run_here: RunHere, tmp
 
 
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])
-def test_join_with_data_that_is_not_there_says_so_before_anything_of_the_network(
-    option: str, run_here: RunHere, tmp_path: Path
-) -> None:
+def test_join_reports_missing_data_before_it_connects(option: str, run_here: RunHere, tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text("")
     answer = run_here("join", "--run", run, option, "/no/such", "--home", tmp_path / "home")

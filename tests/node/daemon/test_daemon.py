@@ -1,4 +1,4 @@
-"""A node's life in a real process: up, seen by its commands, drained, stopped, killed."""
+"""A node's life in a real process: up, seen by commands, drained, stopped, killed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_status_of_a_seed_shows_what_it_is(seed: Seed, run_here: RunHere) -> Non
     assert status["training"] is status["serving"] is None
 
 
-def test_idle_daemon_costs_next_to_nothing(seed: Seed) -> None:
+def test_idle_daemon_uses_almost_no_processor_time(seed: Seed) -> None:
     process = psutil.Process(seed.node.process.pid)
     family = [process, *process.children()]
 
@@ -46,22 +46,22 @@ def test_idle_daemon_costs_next_to_nothing(seed: Seed) -> None:
         return sum(part.cpu_times().user + part.cpu_times().system for part in family)
 
     before_s, since_s = used_s(), time.monotonic()
-    time.sleep(3)  # a measurement, not a wait
+    time.sleep(3)  # this is a measurement, not a wait
     assert (used_s() - before_s) / (time.monotonic() - since_s) < 0.1
 
 
-def test_control_socket_is_its_owners_alone(seed: Seed) -> None:
+def test_control_socket_is_open_only_to_its_owner(seed: Seed) -> None:
     assert stat.S_IMODE((seed.node.home / "control.sock").stat().st_mode) == 0o600
 
 
-def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed, run_here: RunHere) -> None:
+def test_start_in_a_locked_home_names_the_daemon(seed: Seed, run_here: RunHere) -> None:
     answer = run_here("seed", "--home", seed.node.home)
     assert f"a daemon (pid {seed.node.process.pid}) is already running in {seed.node.home}" in answer.error
     assert answer.code == 1
     assert seed.node.process.poll() is None
 
 
-def test_status_tells_the_limits_and_what_is_used_of_them(member: Node, run_here: RunHere) -> None:
+def test_status_shows_the_limits_and_their_use(member: Node, run_here: RunHere) -> None:
     [status] = run_here("status", "--home", member.home).events
     limits = cast(Any, status["limits"])
     assert (limits["max_upload_bytes_per_s"], limits["max_download_bytes_per_s"]) == (2_500_000, 0)
@@ -70,7 +70,7 @@ def test_status_tells_the_limits_and_what_is_used_of_them(member: Node, run_here
     assert status["month_budget_bytes"] == 500 * 10**9
 
 
-def test_join_without_work_stands_by(member: Node, run_here: RunHere) -> None:
+def test_join_without_work_waits_for_some(member: Node, run_here: RunHere) -> None:
     steps = [event["title"] for event in member.events if event["event"] == "step"]
     assert steps == ["hardware", "network", "peers", "reachability"]
     assert member.wait_for("step")["title"] == "takes"
@@ -78,7 +78,7 @@ def test_join_without_work_stands_by(member: Node, run_here: RunHere) -> None:
     [status] = run_here("status", "--home", member.home).events
     assert status["state"] == "idle"
     assert isinstance(status["num_peers"], int)
-    assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
+    assert status["num_peers"] >= 2, "the seed and this node, and perhaps some that were killed a moment ago"
     assert status["reachability"] == "this machine only"
 
 

@@ -1,4 +1,4 @@
-"""`swarm-node dashboard` as a process on a real network: it shows who is there, live, and leaves when told to."""
+"""`swarm-node dashboard` as a process on a real network: it shows the nodes live, and ends when asked to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     def peers() -> set[str]:
         return {each["peer_id"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
 
-    # others may be listed, too: the seed remembers for a minute those of the tests before
+    # others may be listed, too: the seed remembers those of earlier tests for a minute
     wait_until(lambda: seed.peer_id in peers() and len(peers()) >= 3, "the seed, the member and itself", START_S)
     assert run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", node.home).code == 0
     asked_at = time.time()
@@ -32,7 +32,7 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
         nodes = {each["peer_id"]: each for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
         return nodes[seed.peer_id]["from_here"] or {}
 
-    # its lookups go to the seed, whose answers tell the round trip
+    # its lookups go to the seed, whose answers show the round trip
     wait_until(lambda: path_to_the_seed().get("rtt_ms") is not None, "the path is looked at", START_S)
     assert path_to_the_seed()["kind"] == "direct"
     overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
@@ -44,13 +44,15 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     assert page.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in page.headers["content-security-policy"]
     stranger = httpx.get(url, headers={"host": "evil.example"}, timeout=10)
-    assert stranger.status_code == 421, "a page of another name that leads here is not let in"
+    assert stranger.status_code == 421, "a page of another host name must not be let in"
     with httpx.stream("GET", f"{url}/api/v1/events", timeout=30) as events:
         lines = events.iter_lines()
         assert next(lines) == "event: overview"
         assert json.loads(next(lines).removeprefix("data: "))["network_id"] == "tests"
         node.process.send_signal(signal.SIGTERM)
         rest = list(lines)
-    assert all(line == "" or line.startswith(("event: ", "data: ")) for line in rest), "an ending, no broken connection"
+    assert all(line == "" or line.startswith(("event: ", "data: ")) for line in rest), (
+        "the stream must be ended, and its connection not broken"
+    )
     assert node.wait_end() == 0
     assert (node.home / "history.sqlite").is_file()

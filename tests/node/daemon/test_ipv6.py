@@ -1,4 +1,4 @@
-"""Everything over IPv6 alone: a seed, a relayed node, a dashboard and those who read it, on ::1."""
+"""A network over IPv6 alone: a seed, a relayed node, a dashboard and its readers, on ::1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons that do not compute, as processes: ready without torch, and within little memory."""
+"""Daemons that do not compute are ready without torch, and within little memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from node.daemon.conftest import STAND_BY, Seed, StartNode
 from support.node_process import Node
 
 SEED_BYTES = 110 * 2**20  # it takes 70
-DASHBOARD_BYTES = 180 * 2**20  # 121
-GATEWAY_BYTES = 200 * 2**20  # 143
+DASHBOARD_BYTES = 180 * 2**20  # it takes 121
+GATEWAY_BYTES = 200 * 2**20  # it takes 143
 
 
 def libraries_of(node: Node) -> set[str]:
-    """The files that the process has mapped: shared libraries, torch's too if it were loaded."""
+    """Return the files that the process has mapped, which are its shared libraries, with torch's if it is loaded."""
     process = psutil.Process(node.process.pid)
     if hasattr(process, "memory_maps"):
         return {each.path for each in process.memory_maps()}
@@ -32,7 +32,9 @@ def test_ready_seed_has_not_loaded_torch(start_node: StartNode) -> None:
     assert_is_light(node, SEED_BYTES)
 
 
-def test_ready_node_that_stands_by_has_not_loaded_torch_if_it_need_not_look(seed: Seed, start_node: StartNode) -> None:
+def test_ready_node_without_work_has_not_loaded_torch_when_it_need_not_look_for_some(
+    seed: Seed, start_node: StartNode
+) -> None:
     node = start_node(*STAND_BY, "--peers", seed.addr, home="light-member")
     node.wait_for("ready")
     assert_is_light(node, SEED_BYTES)

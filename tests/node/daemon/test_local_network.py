@@ -1,4 +1,6 @@
-"""Real nodes on two hosts of one local network: by multicast, by names of a real DNS server, and by IPv6."""
+"""Real nodes on two hosts of one local network find each other by multicast, by names of a real DNS server, and by
+IPv6.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def start_there(tmp_path: Path) -> Iterator[StartThere]:
     nodes: list[Node] = []
 
     def start(host: Namespace, *arguments: object, home: str, asks_for_names: bool = False) -> Node:
-        """Start a node there: a fork, or a program of its own where it has to see the host's own resolv.conf."""
+        """Start a node on that host: a fork, or its own program if it has to read the host's resolv.conf."""
         how: dict[str, Any] = {"is_light": True, "begin": partial(enter, host.name)}
         if asks_for_names:
             how = {"command": host.command(*COMMAND)}
@@ -61,7 +63,7 @@ def knows(path: Path, peer_id: str) -> bool:
     return path.is_file() and peer_id in path.read_text()
 
 
-def test_nodes_of_one_local_network_need_no_address(
+def test_nodes_of_one_local_network_join_without_an_address(
     hosts: tuple[Namespace, Namespace], start_there: StartThere
 ) -> None:
     one, other = hosts
@@ -71,7 +73,7 @@ def test_nodes_of_one_local_network_need_no_address(
     assert way_in(node).endswith(f"; joined through nodes of the local network: {seed_id}")
 
 
-def test_seeds_that_were_started_apart_become_one_network(
+def test_seeds_that_were_started_separately_become_one_network(
     hosts: tuple[Namespace, Namespace], start_there: StartThere
 ) -> None:
     seeds = [start_there(host, *SEED, "--listen", IP4, home=f"seed{number}") for number, host in enumerate(hosts)]
@@ -85,7 +87,7 @@ def test_seeds_that_were_started_apart_become_one_network(
 
 @pytest.fixture
 def names(hosts: tuple[Namespace, Namespace], tmp_path: Path) -> Iterator[Callable[[name_server.Zone], None]]:
-    """Starts a DNS server on the second host, which is then asked by all there."""
+    """Start a DNS server on the second host, which all hosts use."""
     running: list[subprocess.Popen[str]] = []
 
     def start(zone: name_server.Zone) -> None:
@@ -105,7 +107,7 @@ def names(hosts: tuple[Namespace, Namespace], tmp_path: Path) -> Iterator[Callab
         server.communicate()
 
 
-def test_names_of_a_real_name_server_lead_into_the_network(
+def test_node_joins_by_names_of_a_real_name_server(
     hosts: tuple[Namespace, Namespace],
     start_there: StartThere,
     names: Callable[[name_server.Zone], None],

@@ -1,4 +1,4 @@
-"""Real daemons answer Prometheus where they were told to, and nowhere else, and send traces."""
+"""Real daemons answer Prometheus at the given address and nowhere else, and send traces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from .conftest import RunHere, Seed, StartNode
 
 
 def _allow_few_files() -> None:
-    """Many systems give 1,024 to a program that does not ask for more."""
+    """Many systems give 1,024 to a program that does not request more."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def test_node_opens_about_as_many_files_as_a_system_lets_it_that_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hard limit of macOS is infinite, and fewer files than MAX_OPEN_FILES are allowed on many Macs."""
+def test_node_opens_about_as_many_files_as_allowed_when_the_hard_limit_is_higher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hard limit of macOS is infinite, and many Macs allow fewer files than MAX_OPEN_FILES."""
     given = list[tuple[int, int]]()
 
     def set_limit(_which: int, limits: tuple[int, int]) -> None:
@@ -40,7 +42,7 @@ def test_node_opens_about_as_many_files_as_a_system_lets_it_that_says_more(monke
     assert given == [(MAX_OPEN_FILES // 2, resource.RLIM_INFINITY)]
 
 
-def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:
+def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNode) -> None:
     node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True, begin=_allow_few_files)
     url = str(node.wait_for("metrics")["url"])
     peer_id = node.wait_for("ready")["peer_id"]
@@ -53,7 +55,7 @@ def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> 
     assert found["swarm_libp2p_memory_bytes"] > 2**20
     assert found["process_resident_memory_bytes"] > 50 * 2**20
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert found["process_max_fds"] == min(allowed, MAX_OPEN_FILES), "it asks for what the system gives"
+    assert found["process_max_fds"] == min(allowed, MAX_OPEN_FILES), "it requests what the system gives"
     absent = {name for name in NODE if not any(each.startswith(name) for each in found)}
     of_peers = {"swarm_peer_rtt_seconds", "swarm_peer_path_rtt_seconds"}
     of_models = {"swarm_node_num_convicted_servers", "swarm_node_server_evidence_refused_total"}
@@ -65,7 +67,7 @@ def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> 
     assert node.wait_end(timeout_s=30) == 0
 
 
-def test_without_the_option_nothing_listens_for_it(seed: Seed) -> None:
+def test_nothing_listens_for_metrics_without_the_option(seed: Seed) -> None:
     assert "metrics" not in [event["event"] for event in seed.node.events]
     listening = [each for each in psutil.Process(seed.node.process.pid).net_connections() if each.status == "LISTEN"]
     assert listening == []
@@ -85,7 +87,7 @@ def test_address_that_is_taken_or_another_machine_s_ends_the_start_before_anythi
             assert [event["event"] for event in answer.events] == ["error"]
 
 
-def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: StartNode) -> None:
+def test_joining_node_counts_its_calls_to_the_seed(seed: Seed, start_node: StartNode) -> None:
     join = (
         "join",
         "--take",

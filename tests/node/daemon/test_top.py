@@ -13,12 +13,14 @@ from swarm_node.dashboard.views import Overview
 from .conftest import RunHere, Seed
 
 
-def test_top_through_a_seed_tells_programs_what_a_dashboard_would(seed: Seed, member: Node, run_here: RunHere) -> None:
+def test_top_through_a_seed_prints_a_dashboard_s_views_for_programs(
+    seed: Seed, member: Node, run_here: RunHere
+) -> None:
     answer = run_here("top", "--network-id", "tests", "--peers", seed.addr)
     [event] = answer.events
     view = Overview.model_validate(event["overview"])
     assert (answer.code, event["event"], view.network_id) == (0, "overview", "tests")
-    assert view.num_nodes >= 2, "the seed and the member, perhaps some that were killed a moment ago"
+    assert view.num_nodes >= 2, "the seed and the member, and perhaps some that were killed a moment ago"
 
 
 def test_top_in_a_pipe_prints_its_picture_once(seed: Seed) -> None:
@@ -58,7 +60,7 @@ def test_top_on_a_terminal_is_live_until_q(seed: Seed) -> None:
 
 
 def read_until(descriptor: int, text: str) -> str:
-    """What came until `text` did. Fails if it does not come."""
+    """Return what was read until `text`. Fails if it does not come."""
     seen, until = "", time.monotonic() + START_S
     while text not in seen:
         assert time.monotonic() < until, seen[-2000:]

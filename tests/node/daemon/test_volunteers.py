@@ -1,6 +1,6 @@
-"""The main job with real processes: volunteers train a run, export it, and serve it together; or they look for work.
+"""Real processes: volunteers train a run, export it, and serve it together, or look for work.
 
-All are in one file, so that one worker runs them and imports for all of them: see `support.forked_node`.
+All are in one file, so that one worker runs them and imports once for all of them; see `support.forked_node`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "nu
 
 def test_forked_nodes_have_imported_what_a_started_one_does_as_quietly() -> None:
     with ProcessPoolExecutor(1, mp_context=forking()) as pool:
-        assert not pool.submit(is_progress_bar_enabled).result(), "a bar leaves a named semaphore behind"
+        assert not pool.submit(is_progress_bar_enabled).result(), "a progress bar leaves a named semaphore behind"
         imported = pool.submit(_imported).result()
     assert {"swarm_node.roles.volunteer", "transformers.models.llama.modeling_llama"} <= imported
     assert not set(UNUSED_PACKAGES) & imported
@@ -84,7 +84,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     first = start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home="a", is_forked=True)
     while first.wait_for("step", timeout_s=100)["title"] != "warm-up":
         pass
-    # a member that has heard of the run gets its file from the first one
+    # a member that knows the run gets its file from the first one
     second = start_node(
         *JOIN, "--peers", seed.addr, "--run", load_checked_run(run).run_id, *serve, home="b", is_forked=True
     )
@@ -92,10 +92,10 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     serving = [node.wait_for("serving", timeout_s=150) for node in nodes]
     steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
     assert [step for step, _ in steps[0]] == [1, 2]
-    assert steps[0] == steps[1], "replicas are bit-identical"
+    assert steps[0] == steps[1], "replicas must be bit-identical"
     numbered = named(nodes[0], "step")
     assert [event["title"] for event in numbered[4:]] == ["takes", "schedule", "warm-up", "training"]
-    assert {numbered[-1]["number"], *(event["of"] for event in numbered)} == {8}, "all steps are done"
+    assert {numbered[-1]["number"], *(event["of"] for event in numbered)} == {8}, "all steps must be done"
     assert "TRAINING step 1 of 2" in nodes[0].err_path.read_text()
     finished = [named(node, "run_finished")[0] for node in nodes]
     assert {event["digest"] for event in finished} == {steps[0][-1][1]}
@@ -142,7 +142,7 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     kept = max(int(str(event["outer_step"])) for event in named(node, "checkpoint"))
     checkpoint = load_newest(node.home / "checkpoints" / load_checked_run(run).run_id)
     assert checkpoint is not None
-    # what proves to others that the state to resume from is the run's
+    # the proof to others that the state to resume from is the run's
     signatures = RunSignatures(identity=Identity.generate(), network_id="tests", run=load_checked_run(run).run_id)
     proof = signatures.check_certificate(checkpoint.certificate, time.time())
     assert proof.outcome.state_digest == checkpoint.state.hashed_again().digest
@@ -155,7 +155,7 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
 
 
 @pytest.mark.timeout(240)
-def test_invited_node_counts_fully_at_its_first_step_and_another_one_is_left_out(
+def test_invited_node_counts_fully_at_its_first_step_and_an_uninvited_one_is_left_out(
     seed: Seed, start_node: StartNode, run_here: RunHere, tmp_path: Path
 ) -> None:
     author, path = Identity.generate(), tmp_path / "run.toml"
@@ -188,7 +188,7 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_is_left_out
     nodes = (founder, friend, stranger)
     for node in nodes:
         node.process.send_signal(signal.SIGTERM)
-    # together, and the stranger is in no group: none waits for a step to which nobody comes, until its grace ends
+    # the two start together, and no group has the stranger, so that none waits for its whole grace
     assert [node.wait_end(timeout_s=25.0) for node in nodes] == [0, 0, 0]
     for node in nodes:
         assert node.events[-1]["clean"] is True
@@ -196,8 +196,10 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_is_left_out
 
 
 def assert_rounds_are_measured(found: dict[str, float], *, num_told: int) -> None:
-    """Check the metrics of a trainer alone in its run, scraped while it trained; it told `num_told` steps until it
-    ended."""
+    """Check the metrics that were scraped while a trainer, alone in its run, trained.
+
+    It reported `num_told` steps in all.
+    """
     num_committed = found["swarm_trainer_rounds_total,committed"]
     assert 1 <= num_committed <= num_told
     assert found["swarm_trainer_outer_step"] == num_committed
@@ -212,7 +214,7 @@ def assert_rounds_are_measured(found: dict[str, float], *, num_told: int) -> Non
 
 
 @pytest.mark.timeout(240)
-def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
+def test_join_trains_on_its_own_folder_and_reports_the_progress_of_tokenizing(
     seed: Seed, start_node: StartNode, tmp_path: Path
 ) -> None:
     run = written_run(tmp_path, outer_steps=2, num_nodes=1, data=DataConfig(source="files", window_tokens=32))
@@ -240,7 +242,7 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     assert any(Path(str(told["folder"])).glob("*.tokens"))
     other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b", is_forked=True)
     other.wait_for("training", timeout_s=100)
-    assert named(other, "tokenizing") == [], "every home on a machine shares them"
+    assert named(other, "tokenizing") == [], "all homes on a machine share them"
 
 
 CONTEXT_TOKENS = 16384
@@ -314,7 +316,7 @@ def test_join_with_a_run_that_was_changed_says_so(seed: Seed, run_here: RunHere,
     assert answer.code == 1
 
 
-def test_doctor_beside_a_seed_finds_all_well(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
+def test_doctor_beside_a_seed_finds_no_problem(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
     answer = run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", tmp_path)
     found = {str(event["check"]): event["result"] for event in answer.events}
     assert list(found) == [
@@ -333,12 +335,12 @@ def test_doctor_of_another_network_fails_with_the_remedy(seed: Seed, run_here: R
     assert answer.code == 1
 
 
-# --- volunteers that were given no work: they find some, say why they took it, and do it ---
+# --- volunteers without given work: they find some, say why they took it, and do it ---
 
 
 @pytest.fixture
 def lone_seed(start_node: StartNode) -> str:
-    """A network of its own: in that of all tests there would be work."""
+    """Start a separate network, since that of the other tests would have work."""
     [addr] = start_node("seed", "--network-id", "helping", home="seed", is_light=True).wait_for("ready")["addrs"]  # type: ignore[misc]
     return str(addr)
 
@@ -361,7 +363,7 @@ def test_join_alone_waits_then_trains_the_run_that_comes(lone_seed: str, start_n
     helper = start_node(*HELP, "--peers", lone_seed, home="helper", is_light=True)
     assert "nobody serves a model or trains a run" in str(helper.wait_for("waiting")["reason"])
     mapped = {each.path for each in psutil.Process(helper.process.pid).memory_maps()}
-    assert not [path for path in mapped if "libtorch" in path], "a node that waits does without"
+    assert not [path for path in mapped if "libtorch" in path], "a node that waits does not load it"
     run = written_run(tmp_path, outer_steps=2)
     member = start_node(*HELP, "--peers", lone_seed, "--run", run, home="member", is_forked=True)
     assert step(helper, "looks").endswith("has only 1 member")
@@ -375,7 +377,7 @@ def test_join_alone_waits_then_trains_the_run_that_comes(lone_seed: str, start_n
 
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("hub")
-def test_join_alone_serves_the_blocks_that_nobody_has(lone_seed: str, start_node: StartNode) -> None:
+def test_join_alone_serves_the_blocks_that_no_server_has(lone_seed: str, start_node: StartNode) -> None:
     model = ("--model", "someone/tiny", "--dtype", "bfloat16", "--blocks", "0:4")
     server = start_node(*HELP, "--peers", lone_seed, *model, home="server", is_forked=True)
     told = server.wait_for("serving", timeout_s=100)

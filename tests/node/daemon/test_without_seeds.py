@@ -1,4 +1,4 @@
-"""A network whose seeds are gone: real processes that come back through the peers that they remember."""
+"""A network whose seeds are gone: real processes rejoin through the peers that they remember."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
     again = start_light("seed", "--network-id", "orphans", "--peers", addrs[0], home="seed")
     again.wait_for("ready")
     assert any("joined through remembered peers" in str(event.get("detail")) for event in again.events)
-    assert not [event for event in again.events if event["event"] == "warning"], "its own address is no other peer"
+    assert not [event for event in again.events if event["event"] == "warning"], "its own address is no other peer's"
     again.process.kill()
     again.end()
 
@@ -80,7 +80,7 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
     assert "connection refused" in both.error
 
 
-def test_given_peer_of_another_network_is_named_also_where_others_are_remembered(
+def test_given_peer_of_another_network_is_named_when_others_are_remembered(
     start_light: StartNode, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_entry, "HEAD_START_S", network_entry.SEED_TIMEOUT_S)  # on a busy machine, too

@@ -35,8 +35,7 @@ def source() -> ExampleSource:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder as a home exports it: checkpoints of a run beside its model, and things that are nobody's
-    business."""
+    """Return a folder as a home exports it: checkpoints of a run beside its model, and files that must not be shown."""
     (tmp_path / "secret").write_bytes(b"key")
     model = tmp_path / "checkpoints" / RUN / RUN
     model.mkdir(parents=True)
@@ -67,7 +66,7 @@ def get(source: ExampleSource, *paths: str, folder: Path | None = None, **header
     return asyncio.run(main())
 
 
-def test_api_gives_the_views_as_they_are(source: ExampleSource) -> None:
+def test_api_returns_the_views_unchanged(source: ExampleSource) -> None:
     model, run, peer = (next(iter(each)) for each in (source.model_details, source.run_details, source.node_details))
     series = next(iter(source.all_series))
     answers = get(
@@ -184,9 +183,7 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
         ("series?name=nodes&hours=721", "hours", "it must be at most 720"),
     ],
 )
-def test_wrong_parameter_is_named_with_what_is_wrong(
-    source: ExampleSource, query: str, param: str, message: str
-) -> None:
+def test_wrong_parameter_is_named_with_its_error(source: ExampleSource, query: str, param: str, message: str) -> None:
     [answer] = get(source, f"/api/v1/{query}")
     error = answer.json()["error"]
     assert (error["param"], error["message"]) == (param, f"{param}: {message}")
@@ -244,7 +241,7 @@ def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
     assert answer.json() == {"error": {**said, "type": "server_error", "param": None, "code": None}}
 
 
-def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_that_asks_too_often_is_refused_with_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_app, "REQUESTS_PER_MIN", 5)
     answers = get(example_source(0), *["/api/v1/overview"] * 6)
     assert [answer.status_code for answer in answers] == [200] * 5 + [429]
@@ -255,8 +252,8 @@ def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("client", "address"), [("203.0.113.9", "203.0.113.9"), ("2001:db8::1:2:3:4", "2001:db8::/64"), ("", "")]
 )
-def test_visitor_is_known_by_address_whatever_headers_say(client: str, address: str) -> None:
-    """Also from a private network: `tests/node/http/test_addresses.py` shows which proxies are believed."""
+def test_visitor_is_identified_by_address_and_not_by_headers(client: str, address: str) -> None:
+    """`tests/node/http/test_addresses.py` shows which proxies are trusted, also from a private network."""
     headers = [(b"x-forwarded-for", b"198.51.100.1")]
     assert caller_of({"type": "http", "client": (client, 1), "headers": headers}) == address
 
@@ -310,7 +307,7 @@ def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> 
 # --- beside a gateway -------------------------------------------------------------------------------------------------
 
 
-def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
+def test_gateway_answers_its_own_paths_beside_the_dashboard(source: ExampleSource) -> None:
     paths = ("/v1/models", "/health", "/metrics", "/openapi.json")
     gateway = Starlette(routes=[Route(path, PlainTextResponse("the gateway's")) for path in paths])
     gateway.router.default = PlainTextResponse("the gateway's")
@@ -324,7 +321,7 @@ def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
             for path in ("/", "/api/v1/overview", "/v10", "/nodes"):
                 answer = await client.get(path)
                 assert answer.text != "the gateway's"
-            # a program whose base URL lacks /v1 is told so by the gateway, a visitor is shown a page
+            # the gateway answers a program whose base URL lacks /v1, and a visitor is shown a page
             assert (await client.post("/models", headers={"accept": "*/*"})).text == "the gateway's"
             assert (await client.get("/models", headers={"accept": "text/html,*/*"})).headers["location"] == "/#models"
 

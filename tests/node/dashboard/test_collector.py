@@ -1,4 +1,4 @@
-"""What the collector makes of a swarm's records: nodes that come and go, models, numbers; and that nothing ends it."""
+"""Views that the collector makes of a swarm's records: nodes that come and go, models, numbers. No error ends it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_a_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         virtual_time.run(scene())
 
-    del run.__wrapped__  # or pytest would look for a fixture
+    del run.__wrapped__  # or pytest would take it for a fixture
     return run
 
 
@@ -46,7 +46,7 @@ def the_model(found: World) -> ModelView:
 
 
 @in_a_world
-async def test_before_the_first_look_it_says_so(found: World) -> None:
+async def test_overview_says_when_nothing_was_looked_up_yet(found: World) -> None:
     overview = found.collector.overview()
     assert overview.stale == "the network's records have not been read yet"
     assert (overview.num_nodes, overview.models, overview.runs) == (0, (), ())
@@ -85,7 +85,7 @@ async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard
 
 
 @in_a_world
-async def test_the_dashboard_s_own_node_is_known_as_such(found: World) -> None:
+async def test_dashboard_s_own_node_is_marked(found: World) -> None:
     await found.join("alder")
     found.membership.announce(node_record("the dashboard"))
     await asyncio.sleep(1)
@@ -115,7 +115,7 @@ async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
 
 
 @in_a_world
-async def test_nodes_that_have_a_break_are_counted_and_the_first_to_lend_again_is_told(found: World) -> None:
+async def test_nodes_with_a_break_are_counted_with_the_time_of_the_first_to_lend_again(found: World) -> None:
     await found.join("alder", role="volunteer", pause="hours", lends_again_at=1795557600.0)
     await found.join("birch", role="volunteer", pause="budget", lends_again_at=1795471200.0)
     await found.join("cedar", role="volunteer", pause="budget")
@@ -130,7 +130,7 @@ async def test_only_nodes_that_lend_their_machines_are_volunteers(found: World) 
     await found.join("seed", role="seed")
     await found.join("door", role="gateway")
     await found.join("alder", trainer_record(3, tokens_per_s=8_000.0), role="volunteer")
-    await found.join("birch", trainer_record(3, tokens_per_s=300.0))  # of a version that tells no role
+    await found.join("birch", trainer_record(3, tokens_per_s=300.0))  # of a version that announces no role
     await asyncio.sleep(SETTLED_S)
     await found.join("doctor", role="visitor")
     await asyncio.sleep(5)
@@ -138,13 +138,13 @@ async def test_only_nodes_that_lend_their_machines_are_volunteers(found: World) 
     assert (overview.num_nodes, overview.num_volunteers) == (4, 2)
     assert (overview.tokens_per_s, overview.training_tokens_per_s) == (None, 8_300.0)
     assert "doctor" not in {node.name for node in found.collector.nodes()}
-    assert overview.happenings == (), "who only looks has not come"
+    assert overview.happenings == (), "a visitor has not come"
     said = {each.name: each.value for _, samples in found.history.samples[-1:] for each in samples}
     assert said["training_tokens_per_s"] == 8_300.0
 
 
 @in_a_world
-async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: World) -> None:
+async def test_arrivals_and_departures_are_reported_and_not_nodes_that_were_there_before(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(SETTLED_S)
     assert found.collector.overview().joins_24h == 0
@@ -165,14 +165,14 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     assert {node.name: node.state for node in found.collector.nodes()} == {"alder": "alive", "birch": "leaving"}
     await asyncio.sleep(2 * limits.RECORD_LIFETIME_S)
     assert {node.name: node.state for node in found.collector.nodes()} == {"alder": "alive", "birch": "gone"}
-    assert len(found.collector.overview().happenings) == 2, "one departure is told once"
+    assert len(found.collector.overview().happenings) == 2, "one departure must be reported once"
     detail = await found.collector.node(birch)
     assert detail is not None
     assert detail.node.age_s > limits.RECORD_LIFETIME_S
 
 
 @in_a_world
-async def test_nobody_has_gone_or_come_while_the_machine_of_the_dashboard_slept(found: World) -> None:
+async def test_no_arrival_or_departure_is_reported_after_the_dashboard_s_machine_slept(found: World) -> None:
     alder = await found.join("alder")
     await asyncio.sleep(SETTLED_S)
     before = found.collector.overview().happenings
@@ -190,7 +190,7 @@ async def test_nobody_has_gone_or_come_while_the_machine_of_the_dashboard_slept(
 
 
 @in_a_world
-async def test_who_comes_after_the_clock_was_set_back_is_told(found: World) -> None:
+async def test_arrival_is_reported_after_the_clock_was_set_back(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(SETTLED_S)
     with pytest.MonkeyPatch.context() as patch:
@@ -202,17 +202,19 @@ async def test_who_comes_after_the_clock_was_set_back_is_told(found: World) -> N
 
 
 @in_a_world
-async def test_who_starts_after_the_dashboard_has_come_also_while_others_are_still_being_found(found: World) -> None:
+async def test_node_that_starts_after_the_dashboard_is_an_arrival_while_others_are_still_being_found(
+    found: World,
+) -> None:
     await asyncio.sleep(5)
-    await found.join("alder", started_at=1.0)  # it was there, and is only found now
+    await found.join("alder", started_at=1.0)  # it was there before, and is only found now
     birch = await found.join("birch", started_at=found.network.now())
     await asyncio.sleep(3)
-    assert found.history.present == [], "who is not found yet has not left"
+    assert found.history.present == [], "a node that is not found yet has not left"
     assert [each.words for each in found.collector.overview().happenings] == ["birch joined"]
     await asyncio.sleep(SETTLED_S)
     first, *later = found.history.present
     assert later
-    assert all(present - first == {birch} for present in later), "the history counts one who came"
+    assert all(present - first == {birch} for present in later), "the history must count one that came"
 
 
 @in_a_world
@@ -226,7 +228,7 @@ async def test_node_that_falls_silent_is_gone_when_its_record_expires(found: Wor
 
 
 @in_a_world
-async def test_nodes_of_one_name_are_told_apart_also_from_those_that_are_gone(found: World) -> None:
+async def test_nodes_of_one_name_are_distinguished_also_from_those_that_are_gone(found: World) -> None:
     first = await found.join("first", serve_record(), called="vm")
     await found.join("birch")
     await found.looks(2)
@@ -247,7 +249,7 @@ async def test_nodes_of_one_name_are_told_apart_also_from_those_that_are_gone(fo
     assert states == {"birch": "alive", f"vm …{first[-8:]}": "gone", f"vm …{second[-8:]}": "alive"}
 
 
-def test_name_that_ends_like_a_peer_id_and_a_long_one_cannot_pass_for_another() -> None:
+def test_name_that_ends_like_a_peer_id_or_is_long_cannot_imitate_another() -> None:
     ids = [f"12D3Koo{letter * 12}" for letter in "abcd"]
     names = unique_names(dict(zip(ids, ["vm", "vm …bbbbbbbb", "n" * 64, "n" * 64], strict=True)))
     assert list(names.values()) == [
@@ -259,7 +261,7 @@ def test_name_that_ends_like_a_peer_id_and_a_long_one_cannot_pass_for_another() 
 
 
 @in_a_world
-async def test_other_weights_under_a_model_s_name_are_told(found: World) -> None:
+async def test_other_weights_under_a_model_s_name_are_reported(found: World) -> None:
     for name in ("alder", "birch"):
         await found.join(name, serve_record())
     await asyncio.sleep(5)
@@ -327,7 +329,7 @@ async def test_model_shows_chains_replicas_and_speed(found: World) -> None:
 
 
 @in_a_world
-async def test_gateways_say_how_long_a_first_token_takes(found: World) -> None:
+async def test_overview_shows_the_gateways_time_to_first_token(found: World) -> None:
     await found.join("alder", role="gateway", first_token_p50_s=0.5, first_token_p95_s=2.0)
     await found.join("birch", role="gateway", first_token_p50_s=1.5, first_token_p95_s=4.0)
     await found.join("cedar", role="volunteer")
@@ -337,13 +339,13 @@ async def test_gateways_say_how_long_a_first_token_takes(found: World) -> None:
 
 
 @in_a_world
-async def test_records_that_are_forged_or_from_tomorrow_are_not_believed(found: World) -> None:
+async def test_records_that_are_forged_or_from_tomorrow_are_ignored(found: World) -> None:
     liar, key = Identity(b"l" * 32), publish_key(node_record(), Identity(b"l" * 32).peer_id)
     now = found.network.now()
 
     def sealed(name: str, issued_at: float) -> bytes:
         record = node_record("plain")
-        object.__setattr__(record, "name", name)  # what its own checks would refuse
+        object.__setattr__(record, "name", name)  # its own checks would refuse it
         payload = record.to_bytes()
         return seal_record(
             liar, network_id="test", key=key, payload=payload, issued_at=issued_at, lifetime_s=60
@@ -364,13 +366,13 @@ async def test_records_that_are_forged_or_from_tomorrow_are_not_believed(found: 
     assert found.membership.counters.num_malformed == 3
     assert found.collector.overview().stale is None
 
-    await found.join("<b>&amp;")  # which the writer of HTML has to escape
+    await found.join("<b>&amp;")  # the writer of HTML has to escape it
     await asyncio.sleep(5)
     assert "<b>&amp;" in {node.name for node in found.collector.nodes()}
 
 
 @in_a_world
-async def test_lookup_that_fails_is_told_and_the_picture_stays(found: World) -> None:
+async def test_failed_lookup_is_reported_and_the_last_views_stay(found: World) -> None:
     await found.join("alder", serve_record())
     await asyncio.sleep(5)
     seen_at = found.collector.overview().at
@@ -407,7 +409,7 @@ async def test_lookup_of_one_model_that_fails_leaves_the_rest_fresh(found: World
 
 
 @in_a_world
-async def test_looks_begin_by_the_clock_and_one_that_takes_longer_skips_a_turn(found: World) -> None:
+async def test_lookups_begin_by_the_clock_and_a_slow_one_skips_a_turn(found: World) -> None:
     clock, begun, nodes = asyncio.get_running_loop().time, list[float](), found.membership.nodes
     await found.looks()
     takes_s = [0.3, 0.9, 0.0, 2.4, 0.6, 0.1]
@@ -424,7 +426,7 @@ async def test_looks_begin_by_the_clock_and_one_that_takes_longer_skips_a_turn(f
 
 
 @in_a_world
-async def test_lookup_that_takes_long_is_told_meanwhile(found: World) -> None:
+async def test_slow_lookup_is_reported_while_it_runs(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(5)
 
@@ -445,7 +447,7 @@ async def test_lookup_that_takes_long_is_told_meanwhile(found: World) -> None:
 
 
 @in_a_world
-async def test_bug_in_making_views_ends_nothing(found: World) -> None:
+async def test_collector_goes_on_after_a_bug_in_making_views(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(5)
     with pytest.MonkeyPatch.context() as patch:
@@ -462,7 +464,7 @@ def _broken(*_: object) -> None:
 
 
 @in_a_world
-async def test_history_that_fails_is_told_and_everything_else_goes_on(found: World) -> None:
+async def test_failing_history_is_reported_and_everything_else_goes_on(found: World) -> None:
     alder = await found.join("alder", serve_record())
     found.history.failure = HistoryError("/home/ada/history.sqlite is locked", remedy="end the other program")
     await asyncio.sleep(5)
@@ -475,7 +477,7 @@ async def test_history_that_fails_is_told_and_everything_else_goes_on(found: Wor
 
 
 @in_a_world
-async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -> None:
+async def test_made_up_models_and_runs_do_not_make_a_lookup_slower(found: World) -> None:
     await found.join("alder", serve_record())
     for number in range(12):
         names = tuple(f"fake-{number}-{index}" for index in range(limits.MAX_MODELS_PER_NODE))
@@ -498,12 +500,12 @@ async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -
     asked.clear()
     await found.looks(4)
     assert len(asked) <= 4 * 8
-    assert len(set(asked)) == len(asked), "each in turn"
+    assert len(set(asked)) == len(asked), "each must have its turn"
     assert len(found.collector.overview().models) <= 32
 
 
-def test_collector_is_closed_also_when_its_user_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it fetches beside its looks would go on without it."""
+def test_collector_is_closed_when_its_user_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its background fetches would otherwise go on."""
     closed: list[Collector] = []
 
     async def close(collector: Collector) -> None:

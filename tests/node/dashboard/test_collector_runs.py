@@ -1,4 +1,4 @@
-"""What the collector makes of runs: real trainers on a simulated internet, and members that say what they like."""
+"""Views that the collector makes of runs: real trainers on a simulated internet, and members that announce anything."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert (view.run, view.name, view.signed_by) == (run, "test", swarm.run.peer_id)
                 assert (view.state, view.outer_steps, view.num_members) == ("training", 4, 2)
                 assert view.words.startswith("Training: outer step ")
-                assert len(asked) == 2, "the member after the one that did not answer, and nobody more"
+                assert len(asked) == 2, "only the member after the one that did not answer may be asked"
                 await swarm.finish()
                 await asyncio.sleep(6)
                 events = {event.step: event for event in swarm.members["a"].of(OuterStep)}
@@ -90,7 +90,7 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert detail.run.digest == events[4].digest
                 assert {each.name for each in detail.contributors} == {"a", "b"}
                 scores = [each.held_out_score for each in detail.contributors if each.held_out_score is not None]
-                assert scores, "the members' records tell them"
+                assert scores, "the members' records show them"
                 assert min(scores) > 0
                 assert all(each.rounds == len(detail.steps) and each.tokens > 0 for each in detail.contributors)
                 node = await found.collector.node(swarm.members["a"].peer_id)
@@ -103,7 +103,7 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
 
 
 @pytest.mark.timeout(700)
-def test_finished_run_is_finished_also_if_its_members_left_before_they_were_asked_for_the_proof() -> None:
+def test_run_is_finished_when_its_members_left_before_they_were_asked_for_the_proof() -> None:
     async def main() -> None:
         async with (
             Swarm(config(outer_steps=4, min_group=2)) as swarm,
@@ -116,7 +116,7 @@ def test_finished_run_is_finished_also_if_its_members_left_before_they_were_aske
             digest = members[0].digest
             for member in members:
                 await member.trainer.close()
-            await swarm._stack.aclose()  # they say goodbye
+            await swarm._stack.aclose()  # they announce that they leave
             for member in members:
                 await member.network.close()
             run = swarm.run.run_id
@@ -124,7 +124,7 @@ def test_finished_run_is_finished_also_if_its_members_left_before_they_were_aske
             first = (await detail_of(found, run)).run
             await asyncio.sleep(2 * limits.RECORD_LIFETIME_S)
             detail = await detail_of(found, run)
-            assert detail.steps[-1].outer_step == 3, "or there is nothing to test"
+            assert detail.steps[-1].outer_step == 3, "otherwise the test shows nothing"
             for view in (first, detail.run):
                 assert (view.state, view.outer_step, view.digest) == ("finished", 4, digest)
                 assert view.words == (
@@ -136,8 +136,8 @@ def test_finished_run_is_finished_also_if_its_members_left_before_they_were_aske
     virtual_time.run(main(), real_timeout_s=600)
 
 
-def test_closed_run_is_shown_without_the_strangers_that_say_they_train_it() -> None:
-    """They say that it is finished, and are more than its members."""
+def test_closed_run_is_shown_without_strangers_that_claim_to_train_it() -> None:
+    """They announce that the run is finished, and outnumber its members."""
     admitted = tuple(sorted(identity_of(name).peer_id for name in ("a", "b")))
 
     async def main() -> None:
@@ -159,7 +159,7 @@ def test_closed_run_is_shown_without_the_strangers_that_say_they_train_it() -> N
     virtual_time.run(main(), real_timeout_s=600)
 
 
-def test_run_whose_file_nobody_gives_is_shown_as_its_members_say() -> None:
+def test_run_without_a_file_is_shown_as_its_members_announce_it() -> None:
     async def main() -> None:
         async with world() as found:
             await found.join("alder", trainer_record(7, num_parameters=1000))
@@ -177,7 +177,7 @@ def test_run_whose_file_nobody_gives_is_shown_as_its_members_say() -> None:
     virtual_time.run(main())
 
 
-def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in_their_order() -> None:
+def test_steps_found_together_share_the_time_equally_and_phases_are_in_order() -> None:
     async def main() -> None:
         async with world() as found:
             runs = found.collector._runs
@@ -215,7 +215,7 @@ def test_run_that_everybody_leaves_stays_and_says_so() -> None:
 
 
 def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
-    """The dashboard was restarted: the run has ended, and nobody is left to tell of it."""
+    """The dashboard was restarted: the run has ended, and no member is left."""
     at = 1_700_000_000.0  # 2023-11-14 22:13:20
 
     async def main() -> None:
@@ -238,7 +238,7 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
     virtual_time.run(main())
 
 
-def test_what_members_refuse_is_shown_once() -> None:
+def test_refusal_by_members_is_shown_once() -> None:
     async def main() -> None:
         async with world() as found:
             bad = await found.join("bad", trainer_record(7))
@@ -276,7 +276,7 @@ def test_banned_member_is_shown_with_the_reason_once_its_evidence_was_checked_he
 
 
 @pytest.mark.timeout(300)
-def test_run_shows_what_its_author_has_signed_and_who_is_on_probation_and_believes_no_record() -> None:
+def test_run_shows_endorsements_and_probation_and_trusts_no_record_for_them() -> None:
     async def main() -> None:
         settings = config(outer_steps=100, min_group=2, probation_steps=50)
         async with Swarm(settings) as swarm, world(fetching(swarm.run, ["earlier"]), swarm.internet) as found:
@@ -301,7 +301,7 @@ def test_run_shows_what_its_author_has_signed_and_who_is_on_probation_and_believ
     virtual_time.run(main(), real_timeout_s=200)
 
 
-def test_members_are_asked_for_a_file_again_after_a_pause_also_if_the_clock_was_set_back(
+def test_members_are_asked_for_a_file_again_after_a_pause_even_when_the_clock_was_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_members_are_asked_for_a_file_again_after_a_pause_also_if_the_clock_was_
     virtual_time.run(main())
 
 
-def test_run_whose_members_do_not_answer_is_warned_of_once_whatever_each_of_them_fails_with(
+def test_run_with_silent_members_is_warned_of_once_whatever_their_errors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -407,7 +407,7 @@ def test_run_without_a_committed_step_says_so() -> None:
 
 
 def test_run_with_too_few_members_waits() -> None:
-    assert run_view(facts(step(99), states=("finished",)), 0.0).state == "training", "the last step is not proved yet"
+    assert run_view(facts(step(99), states=("finished",)), 0.0).state == "training", "the last step has no proof yet"
     assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"
     view = run_view(facts(states=("training", "joining")), 0.0)
     assert (view.state, view.tokens_per_s) == ("waiting", None)
@@ -415,7 +415,7 @@ def test_run_with_too_few_members_waits() -> None:
     assert view.projected_end is None
 
 
-def test_run_with_too_few_members_of_its_last_step_says_who_is_missing_and_what_lets_it_go_on() -> None:
+def test_run_without_enough_members_of_its_last_step_names_the_missing_ones_and_the_remedy() -> None:
     left = replace(facts(step(9), states=("training", "training")), roster=[f"peer {index}" for index in range(5)])
     view = run_view(left, 0.0, {"peer 2": "attic"})
     assert view.state == "waiting"
@@ -428,7 +428,7 @@ def test_run_with_too_few_members_of_its_last_step_says_who_is_missing_and_what_
     assert run_view(back, 0.0).state == "training", "a majority goes on"
 
 
-def test_end_of_a_run_is_what_most_of_its_last_group_say_and_no_stranger() -> None:
+def test_end_of_a_run_is_decided_by_most_of_its_last_group_and_no_stranger() -> None:
     file = signed(4)
     done = trainer_record(4, state="finished")
     here = {"a": done, "b": done, "c": trainer_record(3)}
@@ -454,7 +454,7 @@ def test_downsampled_keeps_first_and_last() -> None:
     assert downsampled(steps[:3], 500) == tuple(steps[:3])
 
 
-def test_downsampled_rather_keeps_validated_steps() -> None:
+def test_downsampled_prefers_validated_steps() -> None:
     steps = [step(number) for number in range(1, 10_001)]
     steps = [each.model_copy(update={"validation_loss": 1.0}) if not each.outer_step % 10 else each for each in steps]
     kept = downsampled(steps, 500)

@@ -1,4 +1,4 @@
-"""The same for a SQLite file and for PostgreSQL: what was told is what is answered."""
+"""The history answers what was recorded, equally from a SQLite file and from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811
         assert [(each.since, each.until) for each in ben] == [(NOW - 500, NOW - 400), (NOW - 300, None)]
         assert [(each.since, each.until) for each in await history.presence("ada")] == [(NOW - 500, None)]
         assert await history.presence("nobody") == ()
-        # those who were there at the first look had not just come
+        # nodes at the first look have not just come
         assert counts(await history.turnover()) == (2, 1)
         assert counts(await history.turnover(hours=350 / 3600)) == (1, 0)
 
     remembered(place, tell, ask)
 
 
-def test_presence_goes_on_over_a_short_restart_and_ends_in_a_long_one(place: Path | str) -> None:  # noqa: F811
+def test_presence_continues_over_a_short_restart_and_ends_in_a_long_one(place: Path | str) -> None:  # noqa: F811
     async def nothing(_: DashboardHistory) -> None: ...
 
     async def ask(history: DashboardHistory) -> None:
@@ -183,7 +183,7 @@ def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # n
     remembered(place, tell, ask)
 
 
-def test_step_told_again_adds_what_is_known_and_counts_once(place: Path | str) -> None:  # noqa: F811
+def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_step(step(1, loss=math.nan))
         history.record_step(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
@@ -233,7 +233,7 @@ def test_refusals_and_happenings_come_newest_first(place: Path | str) -> None:  
     remembered(place, tell, ask)
 
 
-def test_change_that_a_clock_dated_ahead_hides_no_later_one(place: Path | str) -> None:  # noqa: F811
+def test_change_dated_ahead_by_a_wrong_clock_hides_no_later_one(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         for number in range(21):
             at = NOW + number if number else NOW + 300 * DAY_S
@@ -245,7 +245,7 @@ def test_change_that_a_clock_dated_ahead_hides_no_later_one(place: Path | str) -
     remembered(place, tell, ask)
 
 
-def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
+def test_hostile_names_are_stored_as_plain_data(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_nodes(HOSTILE, NOW - 10)
         for number, name in enumerate(HOSTILE):
@@ -273,7 +273,7 @@ def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
     remembered(place, tell, ask)
 
 
-def test_series_of_a_history_above_its_bytes_are_of_buckets_that_it_still_has(place: Path | str) -> None:  # noqa: F811
+def test_series_of_a_history_over_its_size_limit_have_only_remaining_buckets(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=1.0)], NOW)
 
@@ -300,7 +300,7 @@ def test_series_beyond_the_bound_are_dropped(place: Path | str) -> None:  # noqa
     remembered(place, tell, ask, limits=RetentionLimits(max_series=20))
 
 
-def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  # noqa: F811
+def test_old_rows_are_deleted_and_older_ones_become_coarser(place: Path | str) -> None:  # noqa: F811
     async def run() -> None:
         clock = Clock()
         limits = RetentionLimits(max_age_s=10 * DAY_S, steps_in_full=10, max_refusals=5, max_changes=5)
@@ -327,9 +327,9 @@ def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  #
             numbers = [each.outer_step for each in await history.steps("run-1")]
             assert numbers[-10:] == list(range(31, 41))
             assert numbers[0] == 1
-            assert {5, 10, 15, 20, 25, 30} <= set(numbers), "those that were validated, rather than their neighbours"
+            assert {5, 10, 15, 20, 25, 30} <= set(numbers), "the validated ones, rather than their neighbours"
             assert [each.outer_step for each in await history.refusals("run-1")] == [40, 39, 38, 37, 36]
-            # contributions outlast the steps that were thinned out
+            # contributions outlast the dropped steps
             assert (await history.contribution("ada")).rounds == 40
             assert history.problem is None
 

@@ -1,4 +1,4 @@
-"""A history of an earlier version is brought to the tables that the code uses; one of a later version is refused."""
+"""A history of an earlier version is migrated to the current tables; one of a later version is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm_node.dashboard.history.store import VERSIONS, HistoryError, Store, op
 
 
 def columns(connection: Connection) -> dict[str, dict[str, str]]:
-    """The type and nullability of every column, in words, by table."""
+    """Return the type and nullability of every column by table, as text."""
     found = inspect(connection)
     return {
         table: {
@@ -38,7 +38,7 @@ def test_new_database_has_exactly_the_tables(place: Path | str) -> None:  # noqa
     store.close()
 
 
-def test_first_version_with_data_is_brought_forward(place: Path | str) -> None:  # noqa: F811
+def test_first_version_with_data_is_migrated(place: Path | str) -> None:  # noqa: F811
     store = opened(place)
     with store.writing() as connection:
         newest = columns(connection)
@@ -68,7 +68,7 @@ def test_later_version_is_refused_with_one_line(place: Path | str) -> None:  # n
     assert "\n" not in str(told.value)
 
 
-def test_file_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+def test_file_of_another_program_is_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "bookmarks.sqlite"
     with closing(sqlite3.connect(file)) as other:
         other.execute("CREATE TABLE bookmarks (url TEXT)")

@@ -22,7 +22,7 @@ def test_thirty_days_of_nodes_that_come_and_go_stay_small_and_fast(tmp_path: Pat
     check_month(tmp_path, num_nodes=150)
 
 
-def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
+def test_history_over_its_size_limit_shortens_all_ages_until_it_fits(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     limits = RetentionLimits(max_bytes=2**20)
     store, _ = open_store(file)
@@ -30,7 +30,7 @@ def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
     num_days = 12
     for hour in range(24 * num_days):
         began = START + hour * HOUR_S
-        # strangers by the hundred, each there for half an hour
+        # hundreds of strangers, each present for half an hour
         strangers = frozenset(f"stranger-{hour}-{number}" for number in range(100))
         commit(store, writing, [PresenceFact(began, strangers), PresenceFact(began + 1800, frozenset())])
         if hour % 6 == 5:
@@ -42,7 +42,7 @@ def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
     assert store.used_bytes() <= limits.max_bytes
     assert file.stat().st_size <= limits.max_bytes * 1.25
     with store.reading(60.0) as connection:
-        # what is left is the newest
+        # the newest rows are left
         assert reader.read_presence(connection, f"stranger-{24 * num_days - 1}-0", START)
         assert not reader.read_presence(connection, "stranger-0-0", START)
     store.close()

@@ -1,4 +1,6 @@
-"""A database that is locked, damaged, read-only, on a full disk, gone or too new: told in a line, and lived through."""
+"""A database that is locked, damaged, read-only, full, gone or too new is reported in a line, and the dashboard goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ DEADLINE_S = 60
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """By another connection, as another process would."""
+    """Lock the database from another connection, as another process would."""
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -39,7 +41,7 @@ def locked(file: Path) -> Iterator[None]:
 
 @contextmanager
 def full_disk(most_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond `most_bytes`."""
+    """Let no file of this process grow beyond `most_bytes`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
@@ -88,7 +90,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
+def test_locked_at_the_start_is_a_warning_and_recorded_data_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BUSY_S", 0.2)
@@ -138,7 +140,7 @@ def test_locked_while_running_is_read_and_written_later(tmp_path: Path, monkeypa
     ]
 
 
-def test_locked_until_the_end_loses_what_waits_and_delays_nothing(
+def test_locked_until_the_end_loses_waiting_data_and_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BUSY_S", 0.2)
@@ -157,7 +159,7 @@ def test_locked_until_the_end_loses_what_waits_and_delays_nothing(
     assert kept(file) == ["one"]
 
 
-def test_file_that_never_was_a_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_refused_and_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("this is no database at all\n")
     with pytest.raises(
@@ -168,7 +170,7 @@ def test_file_that_never_was_a_database_is_refused_and_left_as_it_is(tmp_path: P
     assert file.read_text() == "this is no database at all\n"
 
 
-def test_database_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+def test_unreadable_database_is_moved_aside(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     content = b"SQLite format 3\0" + b"\xff" * 9000
     file.write_bytes(content)
@@ -187,7 +189,7 @@ def test_database_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     assert str(aside) in heard[0].remedy
 
 
-def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -> None:
+def test_database_damaged_while_running_is_moved_aside_and_a_new_one_created(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     begun(file, *("x" * 900 for _ in range(200)))
     heard: list[HistoryError] = []
@@ -208,7 +210,7 @@ def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -
     assert heard
 
 
-def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
+def test_history_goes_on_after_a_full_disk(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     heard: list[HistoryError] = []
 
@@ -225,7 +227,7 @@ def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
     assert "disk" in heard[0].message
 
 
-def test_sqlite_says_full_in_words(tmp_path: Path) -> None:
+def test_full_disk_of_sqlite_is_reported_in_words(tmp_path: Path) -> None:
     store, _ = open_store(tmp_path / "history.sqlite3")
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorname = "SQLITE_FULL"
@@ -269,7 +271,7 @@ def test_directory_in_the_way_is_a_warning(tmp_path: Path) -> None:
     asyncio.run(run(tmp_path / "file" / "history.sqlite3"))
 
 
-def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
+def test_removed_file_is_created_again(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     heard: list[HistoryError] = []
 
@@ -289,7 +291,7 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["nonsense://host/db", "://", "mysql://host/db", "oracle://host/db", "postgresql+nodriver://host/db"]
 )
-def test_place_that_never_can_be_one_is_refused(place: str) -> None:
+def test_impossible_place_is_refused(place: str) -> None:
     with pytest.raises(ConfigError) as told:
         DashboardHistory(place)
     assert told.value.remedy
@@ -311,13 +313,15 @@ def test_unreachable_server_is_a_warning_without_its_password() -> None:
     assert "PostgreSQL runs" in heard[0].remedy
 
 
-def test_driver_that_fails_unexpectedly_is_one_warning_and_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_failure_of_the_driver_is_one_warning_and_retried_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[HistoryError] = []
     asked: list[object] = []
 
     def fail(*about: object) -> None:
         asked.append(about)
-        raise KeyError(b"\0")  # as pg8000 does where another program than PostgreSQL answers
+        raise KeyError(b"\0")  # as pg8000 does when another program than PostgreSQL answers
 
     async def run() -> None:
         monkeypatch.setattr(store, "_opened", fail)
@@ -332,7 +336,7 @@ def test_driver_that_fails_unexpectedly_is_one_warning_and_asked_now_and_then(mo
     assert [each.remedy for each in heard] == ["choose another place for it"]
 
 
-def test_reads_while_the_database_is_away_leave_nothing_behind(tmp_path: Path) -> None:
+def test_reads_while_the_database_is_away_leave_no_task_or_connection(tmp_path: Path) -> None:
     async def run() -> None:
         timing = WriterTiming(patience_s=0.0, again_s=DEADLINE_S)
         async with DashboardHistory(tmp_path, timing=timing) as history:
@@ -348,7 +352,7 @@ def test_reads_while_the_database_is_away_leave_nothing_behind(tmp_path: Path) -
     asyncio.run(run())
 
 
-def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -> None:  # noqa: F811
+def test_server_that_dies_and_returns_gets_all_data(postgres: PostgresServer) -> None:  # noqa: F811
     place = postgres.new_database()
 
     async def run() -> None:
@@ -369,7 +373,7 @@ def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -
     assert kept(place) == ["one", "two", "three"]
 
 
-def test_telling_never_waits_and_the_oldest_samples_go() -> None:
+def test_recording_never_waits_and_drops_the_oldest_samples() -> None:
     queue = WriteQueue()
     for number in range(MAX_OFTEN + 7):
         queue.put(SamplesFact(float(number), (SeriesSample(name="s", unit="", value=1.0),)))
@@ -397,7 +401,7 @@ def test_slow_read_ends_at_its_deadline(tmp_path: Path) -> None:
     store.close()
 
 
-def test_text_without_a_scheme_is_a_path_and_shown_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_place_without_a_scheme_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "history.sqlite3"
     begun(file, "hello")
     assert kept(str(file)) == ["hello"]

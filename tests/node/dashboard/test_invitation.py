@@ -1,4 +1,4 @@
-"""The command to join that a dashboard shows leads to somebody who is there."""
+"""The join command that a dashboard shows names a peer that is reachable."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def invited(nodes: dict[str, NodeRecord], given: tuple[str, ...] = GIVEN) -> str
     return invitation(given, nodes, "swarm")
 
 
-def test_given_seed_is_shown_while_it_is_there_or_nobody_else_is_known() -> None:
+def test_given_seed_is_shown_while_it_is_present_or_no_other_is_known() -> None:
     member = node_record(addrs=(at("ip4/203.0.113.2", MEMBER),))
     assert invited({SEED: node_record(), MEMBER: member}) == command(GIVEN[0])
     assert invited({}) == command(GIVEN[0])
     assert invited({}, ()) == "swarm-node join"
 
 
-def test_name_is_shown_no_matter_who_is_there() -> None:
+def test_given_name_is_shown_whichever_seeds_are_present() -> None:
     name = "/dnsaddr/swarm.example.org"
     assert invited({SEED: node_record()}, (*GIVEN, name)) == command(name)
 
 
-def test_other_seed_takes_the_place_of_those_that_are_gone_and_no_volunteer_is_named() -> None:
+def test_other_seed_replaces_those_that_are_gone_and_no_volunteer_is_named() -> None:
     nodes = {
         SEED: node_record(state="leaving"),
         MEMBER: node_record(addrs=(at("ip4/203.0.113.2", MEMBER),)),
@@ -54,7 +54,7 @@ def test_other_seed_takes_the_place_of_those_that_are_gone_and_no_volunteer_is_n
 @pytest.mark.parametrize(
     "addr",
     [
-        at("ip4/203.0.113.9", OTHER),  # another's
+        at("ip4/203.0.113.9", OTHER),  # another node's
         at("ip4/203.0.113.9", f"{OTHER}/p2p-circuit/p2p/{MEMBER}"),  # through a relay
         at("dns4/a..example", MEMBER),
         "/dnsaddr/evil.example",

@@ -1,4 +1,6 @@
-"""Live events: encoded once, the newest only for a slow reader, bounded in number, and gone with their readers."""
+"""Live events are encoded once, a slow reader gets the newest, streams are bounded in number and end with their
+readers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ NOW = 1_750_000_000.0
 
 
 class Visitor:
-    """An ASGI client of the event stream. `reading` False: it takes nothing more, so sending to it waits."""
+    """An ASGI client of the event stream. With `reading` False it reads no more, so sending to it waits."""
 
     def __init__(self, app: Any, address: str = "203.0.113.9") -> None:
         self.status = 0
@@ -107,7 +109,7 @@ async def over(*visitors: Visitor) -> None:
 
 
 @scene
-async def test_stream_is_as_the_api_describes_it(source: ExampleSource, app: Any) -> None:
+async def test_stream_has_the_form_that_the_api_describes(source: ExampleSource, app: Any) -> None:
     visitor = Visitor(app)
     await asyncio.sleep(live_module.HEARTBEAT_S + 1)
     await over(visitor)
@@ -125,7 +127,9 @@ async def test_stream_is_as_the_api_describes_it(source: ExampleSource, app: Any
 
 
 @scene
-async def test_stream_begins_with_what_is_there_and_goes_on_with_every_change(source: ExampleSource, app: Any) -> None:
+async def test_stream_begins_with_the_current_views_and_continues_with_every_change(
+    source: ExampleSource, app: Any
+) -> None:
     visitor = Visitor(app)
     await asyncio.sleep(0.5)
     assert visitor.status == 200
@@ -141,7 +145,7 @@ async def test_stream_begins_with_what_is_there_and_goes_on_with_every_change(so
 
 
 @scene
-async def test_looks_that_take_unequally_long_are_told_sixty_times_a_minute(source: ExampleSource, app: Any) -> None:
+async def test_stream_has_sixty_events_a_minute_when_lookups_vary_in_length(source: ExampleSource, app: Any) -> None:
     visitors = [Visitor(app) for _ in range(3)]
     await asyncio.sleep(0.5)
     for number in range(60):
@@ -175,7 +179,7 @@ async def test_slow_reader_gets_the_newest_and_costs_nothing(source: ExampleSour
     assert len(quick.events) == 61
     slow.reading.set()
     await asyncio.sleep(3)
-    # what was being sent when it stopped to read, and then what is newest
+    # the event that was in flight when it stopped reading, and then the newest
     assert [data["num_nodes"] for _, data in slow.events[1:]] == [100, 159]
     await over(slow, quick)
 
@@ -212,7 +216,7 @@ async def test_a_thousand_streams_opened_and_forgotten(source: ExampleSource, ap
     assert "live streams of this dashboard are taken" in json.loads(refused[0].body)["error"]["message"]
     assert int(refused[0].headers["retry-after"]) > 0
     for visitor in taken:
-        visitor.reading.clear()  # nobody reads, and nobody says goodbye
+        visitor.reading.clear()  # no client reads, and none closes
     for _ in range(5):
         source.change()
         await asyncio.sleep(2)
@@ -258,7 +262,7 @@ async def test_closing_ends_all_streams_and_opens_none(source: ExampleSource, ap
 
 
 @scene
-async def test_cancelled_stream_leaves_its_seat(source: ExampleSource, app: Any) -> None:
+async def test_cancelled_stream_frees_its_place(source: ExampleSource, app: Any) -> None:
     visitor = Visitor(app)
     await asyncio.sleep(0.5)
     visitor.task.cancel()

@@ -1,4 +1,4 @@
-"""The views of a model: what is assumed of a chain's time, and what is kept from one snapshot to the next."""
+"""The views of a model: assumptions about a chain's time, and what is kept between snapshots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEERS = {name: Identity(bytes([number]) * 32).peer_id for number, name in enumer
         ({"a": 1.0, "b": 1.0}, {"a": 2.0}, 0),
     ],
 )
-def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
+def test_chain_names_the_assumed_time_of_links_without_a_measured_round_trip(
     rtts_ms: dict[str, float], link_ms: dict[str, float], num_ways: int
 ) -> None:
     servers = {
@@ -39,7 +39,7 @@ def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
     assert chain.assumed_ms <= chain.ms_per_token
 
 
-def test_convicted_server_is_listed_as_such_and_counts_for_nothing() -> None:
+def test_convicted_server_is_marked_and_does_not_count() -> None:
     servers = {PEERS["a"]: serve_record(0, 4), PEERS["b"]: serve_record(0, 2)}
     listed = Listed(records=servers, ages_s={})
     detail = model_detail("tiny", listed, {}, {}, RecordMemo(server_view), {}, convicted={PEERS["a"]: "lied"})
@@ -50,7 +50,7 @@ def test_convicted_server_is_listed_as_such_and_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_model_is_shown_with_its_publisher_once_the_manifest_is_here(*, is_known: bool) -> None:
+def test_model_is_shown_with_its_publisher_once_its_manifest_is_known(*, is_known: bool) -> None:
     digest, publisher = bytes(32), PEERS["b"]
     published = serve_record(0, 4, manifest=digest, revision=manifest_revision(digest, "int4"))
     made_up = serve_record(0, 4, manifest=digest)
@@ -76,4 +76,4 @@ def test_memo_makes_a_view_again_only_for_another_record() -> None:
     assert asked == ["ann", "bob", "bob"]
     assert memo.views({}) == {}
     assert memo.views({"ann": ann}) == {"ann": 1}
-    assert asked == ["ann", "bob", "bob", "ann"], "who was away is not kept"
+    assert asked == ["ann", "bob", "bob", "ann"], "a server that was away must not be kept"

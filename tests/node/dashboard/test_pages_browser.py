@@ -1,4 +1,4 @@
-"""Every page in a real browser: empty, small, of 1,000 nodes, and with names that mean harm."""
+"""Every page in a real browser: empty, small, with 1,000 nodes, and with hostile names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Swarms = dict[str, tuple[ExampleSource, Served]]
 
 
 class TracedClient(ScriptedClient):
-    """Answers as the script says, over two hops, of which the second one took over from a server that was lost."""
+    """Answers with the script over two hops, the second of which replaced a lost server."""
 
     def answer(self, request: GenerationRequest) -> ScriptedGeneration:
         self.asked.append(request)
@@ -81,7 +81,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def paths_of(source: ExampleSource) -> list[str]:
-    """A run and a node, and all models: they differ in health."""
+    """Return the paths of a run, a node, and all models, which differ in health."""
     overview = source.overview()
     models = [f"/models/{quote(model.name, safe='')}" for model in overview.models]
     runs = [f"/runs/{run.run}" for run in overview.runs[:1]]
@@ -90,7 +90,9 @@ def paths_of(source: ExampleSource) -> list[str]:
 
 
 @pytest.mark.parametrize("swarm", SWARMS)
-def test_every_page_is_quiet_accessible_narrow_and_light(browser: Browser, swarms: Swarms, swarm: str) -> None:
+def test_every_page_logs_nothing_and_is_accessible_narrow_and_light(
+    browser: Browser, swarms: Swarms, swarm: str
+) -> None:
     """Axe would take seconds for a page of a thousand rows, which are like those of a small swarm."""
     source, served = swarms[swarm]
     context = browser.new_context(viewport=PHONE, color_scheme="dark" if swarm in {"small", "empty"} else "light")
@@ -130,7 +132,7 @@ def test_rows_have_one_line_on_a_phone(browser: Browser, swarms: Swarms) -> None
     assert len(lines) > 20
     assert max(lines) == 1
     assert len(heights) > 5
-    assert max(heights) < 50, "rows of nodes have one line"
+    assert max(heights) < 50, "rows of nodes must have one line"
 
 
 def test_pages_on_a_desk_in_the_light_are_accessible_too(page: Page, swarms: Swarms) -> None:
@@ -152,10 +154,10 @@ def test_pages_of_a_thousand_nodes_paint_within_a_second(page: Page, swarms: Swa
     while not painted or (min(painted) >= MAX_FIRST_PAINT_MS and len(painted) < 10):
         page.goto(swarms["large"][1].url + path)
         painted.append(page.evaluate(FIRST_PAINT))
-    assert min(painted) < MAX_FIRST_PAINT_MS, "not even the best of ten: others use this machine too"
+    assert min(painted) < MAX_FIRST_PAINT_MS, "not even the best of ten, since others use this machine too"
 
 
-def test_names_that_mean_harm_are_shown_as_text(page: Page, swarms: Swarms) -> None:
+def test_hostile_names_are_shown_as_text(page: Page, swarms: Swarms) -> None:
     source, served = swarms["hostile"]
     page.on("dialog", lambda dialog: pytest.fail(f"a dialog opened: {dialog.message}"))
     for path in paths_of(source):
@@ -172,7 +174,7 @@ def test_names_that_mean_harm_are_shown_as_text(page: Page, swarms: Swarms) -> N
     assert "<script>document.title='owned'</script>" in page.locator("main").inner_text()
 
 
-def test_a_change_arrives_and_leaves_what_the_visitor_does_alone(page: Page, swarms: Swarms) -> None:
+def test_a_change_arrives_without_disturbing_the_visitor(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     before = source.overview()
     heard = complaints(page)
@@ -195,7 +197,7 @@ def test_a_change_arrives_and_leaves_what_the_visitor_does_alone(page: Page, swa
     assert not heard
 
 
-def test_a_lost_connection_is_said_and_comes_back(page: Page, swarms: Swarms) -> None:
+def test_a_lost_connection_is_reported_and_restored(page: Page, swarms: Swarms) -> None:
     source, served = swarms["empty"]
     source.change()
     page.goto(served.url)
@@ -229,7 +231,7 @@ SHOWING = """
 """
 
 
-def test_a_page_has_one_stream_while_it_is_looked_at_and_else_none(page: Page, swarms: Swarms) -> None:
+def test_a_page_has_one_stream_while_it_is_visible_and_none_otherwise(page: Page, swarms: Swarms) -> None:
     page.add_init_script(SHOWING)
     page.goto(swarms["small"][1].url)
     expect(page.locator("#live-state")).to_have_text("Paused")
@@ -237,13 +239,13 @@ def test_a_page_has_one_stream_while_it_is_looked_at_and_else_none(page: Page, s
     page.evaluate("show(true)")
     expect(page.locator("#live-state")).to_have_text("Live")
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true})); show(true)")
-    assert page.evaluate("numOpen()") == 1, "it came back from the browser's cache"
+    assert page.evaluate("numOpen()") == 1, "it was restored from the browser's cache"
     page.evaluate("show(false)")
     assert page.evaluate("numOpen()") == 0
     expect(page.locator("#live-state")).to_have_text("Paused")
 
 
-def test_figures_that_nobody_looked_at_are_as_old_as_they_are(page: Page, swarms: Swarms) -> None:
+def test_page_shows_the_age_of_views_until_they_change(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     fresh = source.shown
     source.shown = fresh.model_copy(update={"at": time.time() - 75})
@@ -268,7 +270,7 @@ def test_the_keyboard_reaches_the_content_and_copies_the_command(page: Page, swa
     assert page.evaluate("navigator.clipboard.readText()") == source.overview().join_command
 
 
-def test_without_scripts_everything_is_there(browser: Browser, swarms: Swarms) -> None:
+def test_pages_are_complete_without_scripts(browser: Browser, swarms: Swarms) -> None:
     source, served = swarms["small"]
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -282,8 +284,8 @@ def test_without_scripts_everything_is_there(browser: Browser, swarms: Swarms) -
     context.close()
 
 
-def test_blocks_that_nobody_serves_are_drawn_in_their_places(page: Page) -> None:
-    """Reads the picture's pixels: what a column is styled with can be drawn elsewhere than the column is."""
+def test_blocks_that_no_server_has_are_drawn_in_their_places(page: Page) -> None:
+    """Reads the picture's pixels, since a column's style may be drawn elsewhere than the column is."""
     from matplotlib.image import imread  # noqa: PLC0415 - no other test needs it
 
     source = example_source(12)
@@ -305,14 +307,14 @@ def test_blocks_that_nobody_serves_are_drawn_in_their_places(page: Page) -> None
     for block, num_servers in enumerate(replicas):
         red, green, _ = row[round((block + 0.5) * width)]
         assert (red > green) == (num_servers == 0), f"block {block}"
-        # between two columns is paper
+        # there is paper between two columns
         edge = row[max(0, round(block * width) - 1)]
         assert edge == pytest.approx(paper, abs=0.02), f"before block {block}"
         inside = row[round((block + 0.12) * width) : round((block + 0.88) * width)]
         assert np.ptp(inside, axis=0).max() < 0.02, f"block {block} is of one colour"
 
 
-def test_a_question_is_answered_and_its_way_is_drawn(
+def test_a_prompt_is_answered_and_its_path_is_drawn(
     page: Page, swarms: Swarms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, served = swarms["small"]
@@ -332,9 +334,9 @@ def test_a_question_is_answered_and_its_way_is_drawn(
         assert page.locator("#trace .lead").inner_text().startswith("3 tokens over 2 hops")
         times = ["1", "ms", "10", "ms", "20", "ms", "31", "ms"]
         assert rows.nth(0).inner_text().split() == ["<i>cedar", "…JoWQrV1z", "0:12", *times]
-        assert rows.nth(0).locator("th .nowrap").inner_text() == "…JoWQrV1z", "it is not broken over two lines"
+        assert rows.nth(0).locator("th .nowrap").inner_text() == "…JoWQrV1z", "it must not be broken over two lines"
         ends = [_ends(page, i) for i in range(2)]
-        assert ends[0][1] == pytest.approx(ends[1][0]), "the second hop begins where the first ends"
+        assert ends[0][1] == pytest.approx(ends[1][0]), "the second hop must begin where the first ends"
         assert ends[1][1] == pytest.approx(100)
     assert "Blocks 12:36: …one-peer was lost (timeout), …<b>birch took over" in page.locator("#trace").inner_text()
     found = Axe().run(page)
@@ -343,14 +345,14 @@ def test_a_question_is_answered_and_its_way_is_drawn(
 
 
 def _ends(page: Page, row: int) -> tuple[float, float]:
-    """Where a hop's bar begins and ends, in hundredths."""
+    """Return where a hop's bar begins and ends, in hundredths."""
     fills = page.locator("#trace tbody tr").nth(row).locator("rect.fill")
     first, last = fills.first, fills.last
     end = float(last.get_attribute("x") or 0) + float(last.get_attribute("width") or 0)
     return float(first.get_attribute("x") or 0), end
 
 
-def test_a_refusal_of_the_gateway_is_told_in_its_words(page: Page, swarms: Swarms) -> None:
+def test_a_refusal_of_the_gateway_is_shown_in_its_words(page: Page, swarms: Swarms) -> None:
     _, served = swarms["small"]
     page.goto(f"{served.url}/try")
     page.evaluate("document.querySelector('#model option').value = 'nobody-has-this'")
@@ -360,7 +362,7 @@ def test_a_refusal_of_the_gateway_is_told_in_its_words(page: Page, swarms: Swarm
     assert page.locator("#send").is_enabled()
 
 
-def test_a_refusal_does_not_show_the_way_of_the_answer_before(page: Page, swarms: Swarms) -> None:
+def test_a_refusal_does_not_show_the_path_of_the_answer_before(page: Page, swarms: Swarms) -> None:
     page.goto(f"{swarms['small'][1].url}/try")
     page.locator("#question").fill("Say hello")
     page.locator("#send").click()
@@ -371,7 +373,7 @@ def test_a_refusal_does_not_show_the_way_of_the_answer_before(page: Page, swarms
     expect(page.locator("#trace")).to_contain_text("After an answer, this shows")
 
 
-def test_a_way_over_one_hop_is_written_so(page: Page, swarms: Swarms) -> None:
+def test_a_path_over_one_hop_is_written_in_the_singular(page: Page, swarms: Swarms) -> None:
     page.goto(f"{swarms['small'][1].url}/try")
     trace = {"num_tokens": 1, "hops": [{"peer_id": "a" * 9, "start": 0, "end": 6, "ms_per_step": 3}]}
     script = (

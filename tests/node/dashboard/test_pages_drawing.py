@@ -1,4 +1,4 @@
-"""How pages write numbers and names, and where charts put their lines."""
+"""Tests of how pages write numbers and names, and where charts draw their lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.just(math.nan), st.jus
     ("value", "written"),
     [(0.0, "0"), (0.414, "0.41"), (9.996, "10"), (58.0, "58"), (999.97, "1k"), (3_140.0, "3.14k"), (2.4e6, "2.4M")],
 )
-def test_number_keeps_three_digits_that_matter(value: float, written: str) -> None:
+def test_number_keeps_three_significant_digits(value: float, written: str) -> None:
     assert wording.number(value) == written
 
 
@@ -45,7 +45,7 @@ def test_estimate_of_an_end_is_no_finer_than_a_second() -> None:
     assert {seconds: wording.until(seconds) for seconds in written} == written
 
 
-def test_what_is_not_known_is_said_and_never_zero() -> None:
+def test_unknown_value_is_written_as_unknown_and_never_as_zero() -> None:
     for write in (wording.number, wording.duration, wording.num_bytes, wording.loss, wording.share, wording.count):
         assert "not known" in write(None)
 
@@ -59,13 +59,13 @@ def test_every_number_can_be_written(value: float | None) -> None:
         assert wording.iso(value) is not None
 
 
-def test_all_is_written_only_where_it_is_all() -> None:
+def test_all_is_written_only_for_the_whole() -> None:
     assert wording.share(1.0) == "100 %"
     assert wording.share(0.99999) == "99.9 %"
 
 
 @given(st.one_of(st.text(), st.sampled_from(HOSTILE_NAMES)), st.integers(1, 64))
-def test_plain_text_is_one_line_without_what_hides_or_reorders(text: str, limit: int) -> None:
+def test_plain_text_is_one_line_without_hiding_or_reordering_characters(text: str, limit: int) -> None:
     shown = plain(text, limit)
     assert len(shown) <= limit
     assert not any(unicodedata.category(char)[0] == "C" for char in shown)
@@ -74,13 +74,13 @@ def test_plain_text_is_one_line_without_what_hides_or_reorders(text: str, limit:
     assert not any(all(marks[i : i + 3]) for i in range(len(marks) - 2))
 
 
-def test_a_name_that_shows_nothing_is_the_end_of_the_peer_id() -> None:
+def test_an_invisible_name_is_replaced_by_the_end_of_the_peer_id() -> None:
     assert wording.named("\u200b \x00", "12D3KooWabcdefgh") == "…abcdefgh"
     assert "\u202e" not in wording.named(None, "12D3KooWab\u202ecdefgh"), "an id may come from a database"
     assert wording.named("heron", "12D3KooWabcdefgh") == "heron"
 
 
-def test_the_verdict_is_of_the_worst_that_matters() -> None:
+def test_the_verdict_is_that_of_the_worst_relevant_state() -> None:
     small, large = example_source(9).overview(), example_source(1000).overview()
     broken = tuple(model for model in large.models if model.health == "incomplete")
     assert wording.verdict(example_source(0).overview())[0] == "none"
@@ -124,7 +124,7 @@ def test_no_axis_goes_below_zero_where_no_value_does(values: list[float]) -> Non
     assert drawn.y_ticks[-1] >= 0
 
 
-def test_a_curve_is_broken_where_nothing_is_known() -> None:
+def test_a_curve_is_broken_where_values_are_unknown() -> None:
     drawn = charts.curve([1.0, 2.0, None, 2.0, 1.0])
     assert drawn is not None
     assert drawn.line.count("M") == 2
@@ -152,10 +152,10 @@ def test_presence_is_drawn_as_far_as_the_bar_goes() -> None:
     drawn = charts.presence([(-900.0, 50.0), (90.0, None), (200.0, 300.0)], now=100.0, seconds=100.0)
     assert [(part.x, part.width) for part in drawn] == [(0, 50), (90, 10)]
     [short] = charts.presence([(99.99, None)], now=100.0, seconds=100.0)
-    assert (short.x, short.width) == (pytest.approx(99.7), 0.3), "one that has just come is seen inside the bar"
+    assert (short.x, short.width) == (pytest.approx(99.7), 0.3), "a node that has just come is visible inside the bar"
 
 
-def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:
+def test_neighbouring_blocks_with_equally_many_servers_are_described_together() -> None:
     assert charts.runs_of([2, 2, 0, 1, 1]) == ((0, 2, 2), (2, 3, 0), (3, 5, 1))
     assert charts.marks(0, 36) == (0, 9, 18, 27, 36)
     assert charts.marks(5, 5) == (5, 5)
@@ -164,7 +164,7 @@ def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:
     assert charts.marks(0, 101) == (0, 25, 50, 76, 101)
 
 
-def test_curve_beside_another_shares_its_scale_and_leaves_out_what_is_not_known() -> None:
+def test_curve_beside_another_shares_its_scale_and_leaves_out_unknown_values() -> None:
     drawn = charts.curve([4.0, 3.0, 2.0], beside=[None, 8.0, 6.0])
     assert drawn is not None
     assert drawn.y_ticks[0] >= 8.0

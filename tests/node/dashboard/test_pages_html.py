@@ -1,4 +1,4 @@
-"""The pages as HTTP gives them: complete, bounded, and closed to what does not belong."""
+"""The pages over HTTP: complete, bounded, and closed to anything else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_pages_allow_nothing_but_their_own_files(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/models/nobody", "/runs/nothing", "/nodes/nowhere", "/models/%00%0a", "/static/x.js"]
 )
-def test_what_is_not_known_is_a_page_that_says_so(client: TestClient, path: str) -> None:
+def test_unknown_run_node_or_model_is_a_page_that_says_so(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
     assert "is not here" in answer.text
@@ -71,13 +71,13 @@ def test_what_is_not_known_is_a_page_that_says_so(client: TestClient, path: str)
 @pytest.mark.parametrize(
     "path", ["/static/../pages.py", "/static/%2e%2e/pages.py", "/static/..%2fviews.py", "/static/"]
 )
-def test_no_path_leads_out_of_the_static_folder(client: TestClient, path: str) -> None:
+def test_no_path_reaches_outside_the_static_folder(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
     assert "import" not in answer.text
 
 
-def test_pages_say_plainly_what_was_not_seen_yet() -> None:
+def test_pages_say_what_was_not_observed_yet() -> None:
     source = example_source(8)
     since = source.overview().at - 60
     unseen = {"turnover_since": since, "first_token_p50_s": None, "first_token_p95_s": None}
@@ -149,7 +149,7 @@ def test_a_thousand_nodes_come_in_pages_that_miss_none(client: TestClient, sourc
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "99999", "9" * 400, "x", "٣", ""])
-def test_a_page_that_does_not_exist_is_the_nearest_one(client: TestClient, asked: str) -> None:
+def test_a_page_number_out_of_range_gives_the_nearest_page(client: TestClient, asked: str) -> None:
     answer = client.get("/nodes", params={"page": asked})
     assert answer.status_code == 200
     assert len(rows(answer.text)) == 50
@@ -215,7 +215,7 @@ def test_the_address_of_all_models_or_runs_leads_to_their_section_of_the_overvie
     assert client.get(address, headers={"accept": "application/json"}).status_code == 404
 
 
-def test_an_address_without_a_page_is_told_as_that(client: TestClient) -> None:
+def test_an_address_without_a_page_is_reported_as_such(client: TestClient) -> None:
     assert "No page has this address." in client.get("/checkpoints", headers={"accept": "text/html"}).text
     assert "No page has this address." not in client.get("/nodes/nobody", headers={"accept": "text/html"}).text
 
@@ -268,7 +268,7 @@ def test_contributors_say_since_when_they_are_counted(client: TestClient, source
     assert "which may have trained for longer" in text
 
 
-def test_chain_says_how_much_of_its_time_nobody_has_measured(client: TestClient, source: ExampleSource) -> None:
+def test_chain_says_how_much_of_its_time_is_not_measured(client: TestClient, source: ExampleSource) -> None:
     name, detail = next((name, each) for name, each in source.model_details.items() if each.chains)
     assert "nobody has measured" not in client.get(f"/models/{name}").text
     chain = detail.chains[0].model_copy(update={"ms_per_token": 51.7, "assumed_ms": 50.0})
@@ -315,7 +315,7 @@ def test_model_page_names_the_publisher_or_says_that_there_is_none(source: Examp
     assert "Unpublished: nobody has signed" in text_with(publisher=None, manifest=None)
 
 
-def test_other_weights_under_a_name_are_shown_with_what_to_do(client: TestClient, source: ExampleSource) -> None:
+def test_other_weights_under_a_name_are_shown_with_a_remedy(client: TestClient, source: ExampleSource) -> None:
     model = source.overview().models[0]
     text = client.get(f"/models/{quote(model.name, safe='')}").text
     assert "Different weights are served under this name." in text
@@ -347,7 +347,7 @@ def test_a_run_that_only_the_history_knows_says_when_it_was_last_seen(source: Ex
     assert "Projected end" not in text
 
 
-def test_a_url_that_could_run_something_is_no_link(source: ExampleSource) -> None:
+def test_a_url_that_could_run_a_script_is_no_link(source: ExampleSource) -> None:
     detail = source.run_details[source.overview().runs[0].run]
     harmful = detail.checkpoint[0].model_copy(update={"url": "javascript:alert(1)"})
     mine = example_source(14)
@@ -357,7 +357,7 @@ def test_a_url_that_could_run_something_is_no_link(source: ExampleSource) -> Non
     assert "javascript:" not in answer.text
 
 
-def test_models_say_in_words_which_blocks_nobody_serves(client: TestClient, source: ExampleSource) -> None:
+def test_models_say_in_words_which_blocks_no_server_has(client: TestClient, source: ExampleSource) -> None:
     for model in source.overview().models:
         text = client.get(f"/models/{model.name}").text
         assert model.words in text
@@ -385,7 +385,7 @@ def test_an_empty_swarm_says_what_to_do_next() -> None:
     assert "swarm-node run init" in text
 
 
-def test_an_old_picture_says_how_old_it_is_and_why() -> None:
+def test_outdated_views_say_how_old_they_are_and_why() -> None:
     source = example_source(7, now=lambda: 0.0)
     source.shown = source.shown.model_copy(update={"stale": "no <b>peer</b> answers"})
     text = opened(source).get("/").text
@@ -393,7 +393,7 @@ def test_an_old_picture_says_how_old_it_is_and_why() -> None:
     assert re.search(r"updated <span[^>]*>\d+ days ago", text)
 
 
-def test_pages_and_files_are_packed_for_browsers_that_can_unpack_them(client: TestClient) -> None:
+def test_pages_and_files_are_compressed_for_browsers_that_support_it(client: TestClient) -> None:
     packed = client.get("/nodes", headers={"accept-encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip"
     assert int(packed.headers["content-length"]) < len(packed.content) / 3
@@ -402,7 +402,7 @@ def test_pages_and_files_are_packed_for_browsers_that_can_unpack_them(client: Te
     assert len(plain.content) == int(plain.headers["content-length"])
 
 
-def test_many_visitors_of_one_moment_cost_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_visitors_cost_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     source = example_source(7)
     asked: list[float] = []
     original = source.series
@@ -423,7 +423,7 @@ def test_many_visitors_of_one_moment_cost_one_rendering(monkeypatch: pytest.Monk
 
 
 class SlowSource(ExampleSource):
-    """The history does not tell of one node before `answers` is set."""
+    """A source whose history does not answer for one node before `answers` is set."""
 
     def hold_up(self, peer: str) -> None:
         self.slow, self.num_asked = peer, 0
@@ -437,7 +437,7 @@ class SlowSource(ExampleSource):
         return await super().node(peer_id)
 
 
-def test_a_page_that_takes_long_holds_up_no_other_and_is_made_once_for_all() -> None:
+def test_a_slow_page_delays_no_other_and_is_made_once_for_all() -> None:
     example = example_source(7)
     source = SlowSource(example.shown, node_details=example.node_details)
     slow, other = list(source.node_details)[:2]
@@ -456,15 +456,15 @@ def test_a_page_that_takes_long_holds_up_no_other_and_is_made_once_for_all() -> 
                 source.answers.set()
                 answers = await asyncio.gather(*waiting[1:])
         assert [answer.status_code for answer in answers] == [200] * 4
-        assert source.num_asked == 2, "by the one who left, and by the one who was next"
+        assert source.num_asked == 2, "by the visitor that left, and by the next one"
 
     with pytest.MonkeyPatch.context() as patch:
-        # all of it within the page's second
+        # all within the page's second
         patch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: 1.0, time=time.time))
         asyncio.run(visit())
 
 
-def test_node_that_is_gone_is_not_up_and_does_nothing() -> None:
+def test_node_that_is_gone_is_neither_up_nor_at_work() -> None:
     source = example_source(8)
     peer_id = next(node.peer_id for node in source.nodes() if node.models or node.runs)
     detail = source.node_details[peer_id]
@@ -555,5 +555,5 @@ def test_a_run_says_what_its_author_has_endorsed_and_how_many_are_on_probation(s
     assert "Admission: anyone may join; who was invited." in text_with(entrance="anyone may join; who was invited")
     assert "Admission" not in text_with(entrance=None)
     text = text_with(endorsed_step=None, num_on_probation=None, num_trainers=None)
-    assert "ndorse" not in text, "what is not known is not denied"
+    assert "ndorse" not in text, "an unknown value is not denied"
     assert "on probation" not in text

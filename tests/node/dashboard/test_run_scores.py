@@ -1,4 +1,4 @@
-"""Scores on held-out data as the run's page shows them: what most members with the committed state say."""
+"""Scores on held-out data on the run's page are those that most members with the committed state report."""
 
 from __future__ import annotations
 

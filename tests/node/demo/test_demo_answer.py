@@ -1,4 +1,4 @@
-"""The kill falls in mid-answer however fast the gateway answers."""
+"""The kill comes in mid-answer, however fast the gateway answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PLAN = DemoPlan(min_new_tokens=40)
 
 
 class FastGateway:
-    """Generates `num_early` tokens before the client has read one, then waits for the kill, if it `misses` the node."""
+    """Generates `num_early` tokens before the client has read one, and then waits for the kill.
+
+    `misses` says whether it notices.
+    """
 
     def __init__(self, *, num_early: int, misses: bool = True) -> None:
         self.killed = asyncio.Event()

@@ -17,7 +17,7 @@ def _console() -> Console:
     return Console(file=io.StringIO())
 
 
-def test_home_is_gone_after_success_and_interruption() -> None:
+def test_home_is_deleted_after_success_and_interruption() -> None:
     with command.home_root(None, _console()) as root:
         assert root.is_dir()
     assert not root.exists()
@@ -36,7 +36,7 @@ def test_home_is_kept_after_a_failure_and_named(tmp_path: Path, monkeypatch: pyt
     assert str(root) in console.file.getvalue().replace("\n", "")
 
 
-def test_home_is_kept_where_it_was_asked_to_be(tmp_path: Path) -> None:
+def test_home_is_kept_in_the_given_directory(tmp_path: Path) -> None:
     with command.home_root(tmp_path / "a" / "b", _console()) as root:
         pass
     assert root == tmp_path / "a" / "b"

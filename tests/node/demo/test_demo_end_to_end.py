@@ -1,4 +1,4 @@
-"""The main job for real: processes, libp2p, training, serving, OpenAI's client, kill -9. Short, but all of it."""
+"""The whole demo, short, with real processes: libp2p, training, serving, OpenAI's client, kill -9."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm_node.events import emitter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "2", "--min-tokens", "40", "--json")
-GREEDY = ("--temperature", "0")  # so that transformers' own generate can be asked for the same
+GREEDY = ("--temperature", "0")  # so that transformers' own generate can be compared
 
 
 WITH_SCRIPTS = """
@@ -55,8 +55,10 @@ os.execv(sys.executable, [sys.executable, "-m", "swarm_node", *words])
 
 @contextmanager
 def _demo(*arguments: str, script: str = "", is_signed: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A demo that is stopped if the test fails. Its nodes are processes of `script`, if that is given, and its run is
-    then signed where `is_signed`."""
+    """Start a demo that is stopped if the test fails.
+
+    Its nodes run `script`, if given, and its run is signed if `is_signed`.
+    """
     program = ["-c", WITH_SCRIPTS if is_signed else UNSIGNED + WITH_SCRIPTS, script] if script else ["-m", "swarm_node"]
     with subprocess.Popen(
         [sys.executable, *program, "demo", *arguments],
@@ -74,7 +76,7 @@ def _demo(*arguments: str, script: str = "", is_signed: bool = False) -> Iterato
 
 
 def _descendants(root: Path) -> list[psutil.Process]:
-    """Every process that works below `root`: nodes, and libp2p daemons with an identity there."""
+    """Return every process that works below `root`: nodes, and libp2p daemons with an identity there."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -84,10 +86,10 @@ def _descendants(root: Path) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str, Path]:
-    """The events and the human text of one whole demo, and what it kept."""
+    """Return the events and the text of one whole demo, and the directory that it kept."""
     root = tmp_path_factory.mktemp("demo") / "kept"
     with _demo(*SHORT, *GREEDY, "--keep", str(root)) as demo:
-        out, err = demo.communicate(timeout=290)  # 30 on an idle machine; this is for one that is not
+        out, err = demo.communicate(timeout=290)  # 30 on an idle machine; this bound is for a busy one
     assert demo.returncode == 0, f"{err}\n{out[-2000:]}"
     return [json.loads(line) for line in out.splitlines()], err, root
 
@@ -109,7 +111,7 @@ def test_summary_says_what_happened(finished: Any) -> None:
     assert summary["digests_equal"]
     assert all(step["digests_equal"] for step in steps)
     assert summary["loss_last"] < summary["loss_first"] - 0.1
-    assert 5 < summary["loss_first"] < 6, "an untrained byte-level model is about ln 256 = 5.5 nats from the truth"
+    assert 5 < summary["loss_first"] < 6, "an untrained byte-level model has a loss of about ln 256 = 5.5 nats"
     # int8 both ways, and each owner's copy for its backup: 2 * 3/4 + 1/4 bytes among four members, 2 * 2/3 + 1/3 among
     # three; scales and votes add 2 %
     assert 1.6 < summary["bytes_per_param_per_step"] < 1.9
@@ -117,14 +119,14 @@ def test_summary_says_what_happened(finished: Any) -> None:
     assert summary["seconds"] > 0
 
 
-def test_answer_is_whole_although_a_node_was_killed(finished: Any) -> None:
+def test_answer_is_whole_when_a_node_is_killed(finished: Any) -> None:
     events, _, _ = finished
     summary = events[-1]
     names = [event["event"] for event in events]
     killed = names.index("killed")
     tokens = [event["text"] for event in events if event["event"] == "token"]
     assert "token" in names[:killed], "it was killed before it had done anything"
-    assert "token" in names[killed:], "nothing was left to lose"
+    assert "token" in names[killed:], "there was nothing left to lose"
     assert "".join(tokens) == summary["completion"]
     assert summary["tokens"] == len(tokens) >= 40
     assert summary["killed"] == events[killed]["name"]
@@ -144,20 +146,20 @@ def test_checkpoint_is_kept_and_says_the_same(finished: Any) -> None:
     assert tokenizer.decode(out[0, ids.shape[1] :]) == summary["completion"]
 
 
-def test_people_are_told_the_same_on_stderr(finished: Any) -> None:
+def test_text_on_stderr_says_the_same_as_the_events(finished: Any) -> None:
     events, err, root = finished
     assert "outer step 2/2" in err
     assert events[-1]["prompt"] + events[-1]["completion"][:5] in err
     assert str(root) in err
 
 
-def test_nobody_is_left(finished: Any) -> None:
+def test_demo_leaves_no_process(finished: Any) -> None:
     _, _, root = finished
     assert _descendants(root) == []
 
 
 def _long(root: Path) -> tuple[str, ...]:
-    """A demo of a seed and two nodes that does not end by itself."""
+    """Start a demo of a seed and two nodes that does not end by itself."""
     return ("--nodes", "2", "--outer-steps", "1000", "--interval-steps", "1", "--json", "--keep", str(root))
 
 
@@ -169,9 +171,9 @@ def _long(root: Path) -> tuple[str, ...]:
 def test_interrupted_demo_leaves_nothing(
     tmp_path: Path, number: signal.Signals, stage: int, num_processes: int, script: str
 ) -> None:
-    """That real nodes leave nothing either, those of the whole demo show, which ends them in the same way."""
+    """The whole demo's test shows that real nodes leave nothing either, since it ends them in the same manner."""
     root = tmp_path / "kept"
-    with _demo(*_long(root), script=script, is_signed=stage == 1) as demo:  # in stage 1 torch is just being imported
+    with _demo(*_long(root), script=script, is_signed=stage == 1) as demo:  # torch is just being imported in stage 1
         assert demo.stdout is not None
         for line in demo.stdout:
             if json.loads(line).get("number") == stage:
@@ -187,7 +189,7 @@ def test_interrupted_demo_leaves_nothing(
 def test_killed_demo_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "kept"
     with _demo(*_long(root), script=LIGHT_NODE) as demo:
-        # a seed that is up, with its libp2p, and two nodes that have hardly begun: none may be missed
+        # a seed that is up, with its libp2p, and two nodes that have hardly begun: none may remain
         until = time.monotonic() + 60
         while len(left := _descendants(root)) < 5 and time.monotonic() < until:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The demo's processes: none is left, however the demo or they end."""
+"""None of the demo's processes is left, however the demo or they end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_node_is_gone_when_the_demo_is_cancelled_twice(tmp_path: Path) -> None:
     assert _is_gone(pids[0])
 
 
-def test_node_that_ends_early_ends_the_wait_with_its_last_words(tmp_path: Path) -> None:
+def test_node_that_ends_early_ends_the_wait_with_its_last_output(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
         with pytest.raises(DemoError, match=r"node-1 ended early \(exit 3\): no room left.*node-1\.log"):
             await _ready(fleet)
@@ -90,7 +90,7 @@ def test_node_that_ends_early_is_quoted_by_its_error_event(tmp_path: Path) -> No
     _with_fleet(tmp_path, script, use)
 
 
-def test_node_that_prints_no_events_is_found_out(tmp_path: Path) -> None:
+def test_node_that_prints_no_events_is_detected(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
         with pytest.raises(DemoError, match="not an event: b'hello"):
             await _ready(fleet)
@@ -107,7 +107,7 @@ def test_wait_that_takes_too_long_says_what_it_waited_for(tmp_path: Path) -> Non
     _with_fleet(tmp_path, FOREVER, use)
 
 
-def test_killed_node_is_no_surprise(tmp_path: Path) -> None:
+def test_node_that_the_demo_killed_is_no_error(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
         await _ready(fleet)
         fleet.kill("node-1")
@@ -118,7 +118,7 @@ def test_killed_node_is_no_surprise(tmp_path: Path) -> None:
     _with_fleet(tmp_path, READY + FOREVER, use)
 
 
-def test_nodes_are_spared_the_terminal_and_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_get_neither_the_terminal_nor_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_NAME", "another")
     script = (
         "import os, sys\n"

@@ -1,4 +1,4 @@
-"""The demo's stages: what waits for what."""
+"""The demo's stages: which of them run at the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm_node.demo.nodes import DemoError, DemoState, NodeState
 
 
 def test_seed_starts_while_the_run_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signing imports torch, for seconds; a seed that waited for that would start later by as much."""
+    """Signing imports torch for seconds, which would delay a seed that waited for it."""
     seed_starts = threading.Event()
 
     def sign(*_arguments: object) -> int:
@@ -33,7 +33,7 @@ def test_seed_starts_while_the_run_is_signed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_gateway_starts_while_nodes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node waits seconds for what others propose to serve, in which a gateway can import what it needs."""
+    """Each node waits seconds for the others' proposals, and a gateway can import its modules meanwhile."""
     gateway_starts = asyncio.Event()
 
     async def start(_demo: stages.Demo, name: str, *_arguments: object) -> NodeState:
@@ -58,7 +58,7 @@ def test_gateway_starts_while_nodes_wait_for_each_other(tmp_path: Path, monkeypa
 
 
 def _demo(root: Path) -> stages.Demo:
-    """Return a demo without processes, which shows nothing."""
+    """Return a demo that has no processes and shows nothing."""
     fleet: Any = SimpleNamespace(root=root)
     reporter: Any = SimpleNamespace(stage=lambda _text: None, display=SimpleNamespace(note=lambda _text: None))
     return stages.Demo(plan=DemoPlan(), state=DemoState(num_nodes=4), fleet=fleet, reporter=reporter)

@@ -50,7 +50,7 @@ def test_step_counts_only_when_every_node_has_committed_it() -> None:
     assert state.digests_equal()
 
 
-def test_one_different_digest_at_any_step_is_told() -> None:
+def test_one_different_digest_at_any_step_is_reported() -> None:
     state = _state(("node-1", _step(1)), ("node-2", _step(1, "bb")), ("node-1", _step(2)), ("node-2", _step(2)))
     assert not state.digests_equal()
 
@@ -134,13 +134,13 @@ def test_terminal_gets_a_live_panel_that_leaves_it_as_it_was() -> None:
     display.token("def f():\n    [red]")
     display.killed("node-1")
     display.close()
-    assert "\x1b[?25l" in out.getvalue(), "the cursor is hidden while the panel is live"
+    assert "\x1b[?25l" in out.getvalue(), "the cursor must be hidden while the panel is live"
     assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
-    assert "[red]" in out.getvalue(), "what a model writes is no markup"
+    assert "[red]" in out.getvalue(), "a model's text must not be markup"
 
 
 def _screen(written: str) -> str:
-    """What is left on a terminal, after the few control codes that a panel uses."""
+    """Return what remains on a terminal, after the few control codes that a panel uses."""
     lines, row, column = [""], 0, 0
     for code, char in re.findall(r"\x1b\[([?0-9;]*[A-Za-z])|(.)", written, flags=re.DOTALL):
         if code.endswith("A"):
@@ -163,11 +163,11 @@ def test_terminal_keeps_no_panel_of_a_stage_without_an_outer_step() -> None:
     display = make_display(Console(file=out, force_terminal=True, width=120))
     display.stage("start")
     display.update(DemoState(num_nodes=2))
-    assert "node" not in _screen(out.getvalue()), "nothing is shown of nodes that are not there"
+    assert "node" not in _screen(out.getvalue()), "nothing is shown of nodes that have not started"
     state = _state()
     display.update(state)
     display.stage("train")
-    assert "ready" in out.getvalue(), "those who watch see them start"
+    assert "ready" in out.getvalue(), "the starting nodes are shown"
     assert _screen(out.getvalue()).splitlines() == ["▸ start", "▸ train"]
     state.apply("node-1", _step(1))
     display.update(state)
@@ -195,11 +195,11 @@ def test_impossible_plan_is_refused(wrong: dict[str, Any]) -> None:
         DemoPlan(**wrong)
 
 
-def test_run_is_the_plans() -> None:
+def test_run_has_the_values_of_the_plan() -> None:
     run = run_of(DemoPlan(num_nodes=2, outer_steps=3))
     assert (run.outer_steps, run.max_group) == (3, 2)
 
 
 @pytest.mark.parametrize(("num_nodes", "blocks"), [(2, 6), (3, 6), (4, 3), (16, 3)])
-def test_nodes_take_blocks_such_that_one_of_them_may_die(num_nodes: int, blocks: int) -> None:
+def test_nodes_serve_blocks_such_that_one_of_them_may_die(num_nodes: int, blocks: int) -> None:
     assert DemoPlan(num_nodes=num_nodes).blocks_per_node == blocks

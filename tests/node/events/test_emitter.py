@@ -1,4 +1,6 @@
-"""The contract in code, docs/reference/events.md and the output of an Emitter agree; the live line is drawn right."""
+"""The contract in code, docs/reference/events.md and an Emitter's output agree, and the live line is drawn
+correctly.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_emit_each_event_prints_json_for_programs_and_text_for_people(with_nulls
         assert emitted(event, as_json=False, **fields) == ("", err), f"{event}: stdout is left to results"
 
 
-def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
+def test_tokens_per_second_name_the_node_or_the_run() -> None:
     def line(event: str) -> str:
         return emitted(event, as_json=False, **sample(event))[1]
 
@@ -58,14 +60,14 @@ def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
 
 
 @pytest.mark.parametrize(("num", "said"), [(0, "0 trainers"), (1, "1 trainer"), (2, "2 trainers")])
-def test_counts_in_a_message_are_in_the_number_of_their_word(num: int, said: str) -> None:
+def test_counts_in_a_message_agree_with_singular_and_plural(num: int, said: str) -> None:
     fields = sample("outer_step") | {"num_trainers": num}
     assert f", {said}, " in emitted("outer_step", as_json=False, **fields)[1]
     peers = sample("resume_delivered") | {"peers": ["peer"] * num}
     assert f"with {said.replace('trainer', 'member')}: " in emitted("resume_delivered", as_json=False, **peers)[1]
 
 
-def test_emit_beside_the_contract_is_a_bug() -> None:
+def test_emit_of_an_event_outside_the_contract_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="unknown event"):
         emitted("no_such", as_json=True)
     with pytest.raises(AssertionError, match="ready lacks addrs"):
@@ -95,7 +97,7 @@ def test_error_prints_one_line_and_its_remedy() -> None:
     }
 
 
-def test_emit_to_a_reader_that_is_gone_goes_on() -> None:
+def test_emit_continues_when_its_reader_is_gone() -> None:
     class Gone(io.StringIO):
         def write(self, _text: str) -> int:
             raise BrokenPipeError
@@ -108,7 +110,7 @@ class Terminal(io.StringIO):
         return True
 
     def screen(self) -> list[str]:
-        """What a person sees: the lines that stayed, and the last one."""
+        """Return what a person sees: the finished lines, and the last one."""
         lines = self.getvalue().replace("\r\x1b[K", "\x00").split("\n")
         return [line.rpartition("\x00")[2].rstrip("\r") for line in lines]
 
@@ -125,7 +127,7 @@ def able_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_line_on_a_terminal_is_drawn_over_itself_and_stays_below_others() -> None:
+def test_live_line_on_a_terminal_replaces_itself_and_stays_below_others() -> None:
     terminal = Terminal()
     line = LiveLine(terminal)
     line.show("a", "one")
@@ -145,7 +147,7 @@ def test_line_is_cut_to_the_terminal_and_cleaned() -> None:
     assert "\x1b" not in shown
 
 
-def test_line_without_a_terminal_is_printed_now_and_then_for_each_kind() -> None:
+def test_live_line_without_a_terminal_is_printed_now_and_then_for_each_kind() -> None:
     log, clock = io.StringIO(), Clock()
     line = LiveLine(log, clock=clock)
     for text in ("a 1", "a 2"):
@@ -173,7 +175,7 @@ def test_emitter_draws_a_download_over_itself_and_wipes_it_when_it_stops() -> No
     emitter.emit("step", number=6, of=8, title="weights", detail="all here")
     assert terminal.screen()[0] == "[6/8] weights: all here"
     emitter.emit("stopped", reason="done", clean=True)
-    assert WIPE not in terminal.getvalue().rpartition("stopped")[2], "nothing is drawn after the last word"
+    assert WIPE not in terminal.getvalue().rpartition("stopped")[2], "nothing may be drawn after the last event"
 
 
 def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
@@ -187,7 +189,7 @@ def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
         "step 3, attempt 9 failed: waited 9.5 s (10 times so far)",
         "step 3, attempt 25 failed: the owner is gone",
     ]
-    assert len(out.getvalue().splitlines()) == 26, "programs are told each time"
+    assert len(out.getvalue().splitlines()) == 26, "programs must get each event"
 
 
 @pytest.mark.parametrize(
@@ -199,14 +201,14 @@ def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
         ("leaving", 0.0, "the daemon (pid 7) leaves at once"),
     ],
 )
-def test_time_to_leave_below_a_second_is_at_once(event: str, seconds: float, said: str) -> None:
+def test_time_to_leave_of_less_than_a_second_is_written_as_at_once(event: str, seconds: float, said: str) -> None:
     err = io.StringIO()
     fields: dict[str, object] = {"reason": "drain"} if event == "draining" else {"pid": 7}
     Emitter(json=False, err=err).emit(event, seconds=seconds, **fields)
     assert err.getvalue() == f"{said}\n"
 
 
-def test_line_that_cannot_be_written_is_let_go() -> None:
+def test_line_that_cannot_be_written_is_dropped() -> None:
     class Gone(Terminal):
         def write(self, _text: str) -> int:
             raise BrokenPipeError

@@ -62,7 +62,7 @@ def test_recorded_without_the_library_says_what_to_install(tmp_path: Path, monke
     assert "swarm-node[tensorboard]" in caught.value.remedy
 
 
-def test_recorded_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+def test_recorded_in_an_unwritable_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--tensorboard"), recorded(emitter(), tmp_path / "file", RUN, "x"):
         pass

@@ -30,7 +30,7 @@ COPIES: defaultdict[int, Callable[[Path, int, int, ServerOptions], LoadedSpan]] 
 
 
 def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
-    """Return `load` for the servers of one swarm: each has a span to itself, which those of earlier swarms had."""
+    """Return `load` for the servers of one swarm. Each gets its own span, which those of earlier swarms had before."""
     num_loaded = Counter[tuple[Path, int, int]]()
 
     def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
@@ -67,7 +67,7 @@ class Swarm:
         return server
 
     async def known(self) -> None:
-        """Wait until the gateway can see all servers."""
+        """Wait until the gateway sees all servers."""
         async with asyncio.timeout(60):
             while not (
                 len(await self.membership.servers("small")) == len(self.servers) and await self.membership.models()
@@ -76,7 +76,7 @@ class Swarm:
 
 
 async def gateway(stack: AsyncExitStack, client: AsyncClient) -> AsyncOpenAI:
-    """A gateway over the client, and somebody who asks it."""
+    """Return a gateway over the client, and an HTTP client of it."""
     url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
     return await stack.enter_async_context(openai_client(url, timeout_s=60))
 
@@ -89,7 +89,7 @@ async def gateway_swarm(
     tokenizers: TokenizerLimits | None = None,
     used: UsedRevisions | None = None,
 ) -> AsyncIterator[Swarm]:
-    """With `tokenizers`, which limit them, tokenizers are processes of their own."""
+    """With `tokenizers`, tokenizers are separate processes with these limits."""
     internet = MemoryInternet()
     async with AsyncExitStack() as stack:
         stack.enter_context(patch("swarm.serving.server.deployment.load", loads()))

@@ -1,5 +1,7 @@
-"""Loaded by schemathesis: rules between fields that an OpenAPI description cannot say. What breaks one is refused, as
-`test_gateway_fields.py` shows, and is no finding."""
+"""Rules between fields that an OpenAPI description cannot express, loaded by schemathesis.
+
+A request that breaks one is refused, as `test_gateway_fields.py` shows, and must not count as a finding.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A client of a swarm that says what it is told to, and a gateway over it on a real port: for what is about HTTP alone.
+"""A scripted client of a swarm, and a gateway over it on a real port, for tests of HTTP alone.
 
-`test_gateway_swarm.py` runs the same routes over the real client.
+`test_gateway_swarm.py` uses the same routes with the real client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScriptedToken:
 
 
 class Hang:
-    """Where the script stops for ever."""
+    """Marks where the script stops for ever."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class ScriptedModel:
 
 
 class ScriptedGeneration:
-    """Yields the script's tokens; an exception in it is raised, an awaitable one's result is awaited first."""
+    """Yields the script's tokens.
+
+    An exception in the script is raised, and the result of an awaitable is awaited first.
+    """
 
     num_prompt_tokens = 3
 
@@ -124,7 +127,7 @@ class ScriptedClient:
         return ScriptedGeneration(self, script)
 
     async def tokenize(self, text: Prompt, *, model: str) -> list[int]:
-        """A byte is a token; a message is its content."""
+        """Return a token for each byte; a message is its content."""
         self.tokenized.append(text)
         if text.prompt is None:
             return list("".join(str(message["content"]) for message in text.messages).encode(errors="replace"))
@@ -144,7 +147,7 @@ Conversation = Callable[[AsyncOpenAI], Awaitable[None]]
 
 
 def openai_client(url: str, *, timeout_s: float) -> AsyncOpenAI:
-    """OpenAI's client of the gateway at `url`. It reads no certificates, which are for https and take 15 ms."""
+    """Return OpenAI's client for the gateway at `url`. It skips https certificates, which take 15 ms to read."""
     http_client = DefaultAsyncHttpxClient(verify=False)
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=timeout_s, http_client=http_client)
 
@@ -157,7 +160,7 @@ def converse(
     max_connections: int = 100,
     within_s: float = 30,
 ) -> None:
-    """Run `conversation(openai)` against a gateway over `client`. Nothing may be left afterwards."""
+    """Run `conversation(openai)` against a gateway over `client`, and check that nothing is left afterwards."""
 
     async def main() -> None:
         with no_leaks():

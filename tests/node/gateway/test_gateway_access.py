@@ -1,4 +1,4 @@
-"""Keys and rates: who is let in, how much each may ask, and what they are told."""
+"""Keys and rates: which callers are let in, how much each may request, and the refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _ring(tmp_path: Path, text: str) -> KeyRing:
     return KeyRing(_file(tmp_path, text), Clock())
 
 
-def test_key_lets_in_and_its_absence_or_another_does_not(tmp_path: Path) -> None:
+def test_request_needs_a_valid_key(tmp_path: Path) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         answer = await openai.with_options(api_key=ANNE).completions.create(model="tiny", prompt="hi")
         assert answer.choices[0].text == "hello!"
@@ -86,7 +86,7 @@ def test_each_key_has_its_own_rate_of_requests(tmp_path: Path) -> None:
     converse(ScriptedClient(), conversation, GatewayOptions(keys=keys))
 
 
-def test_tokens_are_reserved_and_what_was_not_used_is_given_back() -> None:
+def test_tokens_are_reserved_and_unused_ones_freed() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         # 3 of the prompt and 3 of the answer, of 100 that were reserved
         for _ in range(2):
@@ -100,7 +100,7 @@ def test_tokens_are_reserved_and_what_was_not_used_is_given_back() -> None:
     converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
 
 
-def test_answer_that_fails_gives_its_reserve_back() -> None:
+def test_failed_answer_frees_its_reserved_tokens() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for _ in range(3):
             with pytest.raises(api.InternalServerError):
@@ -136,7 +136,7 @@ def test_bucket_fills_with_time_up_to_a_minutes_worth() -> None:
     assert limiter.headers()["x-ratelimit-reset-requests"] == "0ms"
 
 
-def test_overdrawn_tokens_are_paid_with_time() -> None:
+def test_overdrawn_tokens_delay_the_next_request() -> None:
     clock = Clock()
     limiter = RateLimiter(Rates(tokens_per_min=60), clock)
     limiter.settle(limiter.reserve(10), 120)
@@ -150,7 +150,7 @@ def test_overdrawn_tokens_are_paid_with_time() -> None:
     limiter.reserve(1)
 
 
-def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "MAX_CALLERS", 2)
     limiters = RateLimiters(Clock())
     rates = Rates(requests_per_min=1)
@@ -176,7 +176,7 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
     told: list[str] = []
     ring.on_unusable = lambda message, remedy: told.append(f"{message} → {remedy}")
     path.write_text(f"bert {BERT} 5 7\n")
-    assert ring.find(BERT) is None, "it is not looked at all the time"
+    assert ring.find(BERT) is None, "the file is not read all the time"
     clock.now_s += http_limits.KEYS_FRESH_S
     found = ring.find(BERT)
     assert found is not None
@@ -210,7 +210,7 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
         (f"anne {ANNE}\nbert {ANNE}", "the same key twice"),
     ],
 )
-def test_bad_file_of_keys_is_told_without_the_key(tmp_path: Path, text: str, match: str) -> None:
+def test_bad_file_of_keys_is_reported_without_the_key(tmp_path: Path, text: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match) as error:
         _ring(tmp_path, text)
     assert ANNE not in str(error.value)
@@ -226,7 +226,7 @@ def test_file_of_keys_that_others_can_read_or_that_is_none_is_refused(tmp_path: 
         KeyRing(tmp_path / "pipe", Clock())
 
 
-def test_streams_tell_their_rates_too() -> None:
+def test_streams_have_rate_headers_too() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         async with openai.completions.with_streaming_response.create(
             model="tiny", prompt="hi", stream=True

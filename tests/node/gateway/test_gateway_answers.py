@@ -1,4 +1,4 @@
-"""Answers as the official client sees them, whole and streamed."""
+"""Answers as OpenAI's own client sees them, whole and streamed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_sampling_fields_reach_the_client() -> None:
     ]
 
 
-def test_chat_fields_are_flattened() -> None:
+def test_chat_fields_are_passed_on_flattened() -> None:
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -125,7 +125,7 @@ def test_models_are_listed_and_shown() -> None:
     converse(ScriptedClient(served=[ScriptedModel(), ScriptedModel(name="org/other")]), conversation)
 
 
-def test_request_looks_up_its_own_model_alone() -> None:
+def test_request_looks_up_only_its_own_model() -> None:
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -145,7 +145,7 @@ def test_request_looks_up_its_own_model_alone() -> None:
         ([], 503),
     ],
 )
-def test_health_is_ok_while_one_model_is_whole_and_names_what_is_missing(
+def test_health_is_ok_while_one_model_is_whole_and_names_missing_blocks(
     served: list[ScriptedModel], status: int
 ) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:

@@ -1,4 +1,6 @@
-"""Several choices and several prompts: numbered, seeded apart, freed together, and a prompt computed once."""
+"""Several choices and several prompts: they are numbered, have different seeds, are freed together, and share a
+computed prompt.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def test_two_choices_are_numbered_and_the_prompt_is_counted_once() -> None:
     converse(ScriptedClient(scripts=ANSWERS), conversation)
 
 
-def test_streamed_choices_come_as_they_are_ready_each_with_its_role_and_reason() -> None:
+def test_streamed_choices_arrive_as_they_are_ready_each_with_its_role_and_reason() -> None:
     go_on = asyncio.Event()
     client = ScriptedClient(
         scripts=[
@@ -54,14 +56,14 @@ def test_streamed_choices_come_as_they_are_ready_each_with_its_role_and_reason()
     converse(client, conversation)
 
 
-def test_further_choices_begin_with_the_firsts_token_so_that_they_find_its_prompt_cached() -> None:
+def test_further_choices_begin_after_the_first_token_so_that_their_prompt_is_cached() -> None:
     release = asyncio.Event()
     client = ScriptedClient(scripts=[[release, ScriptedToken("a", "stop")], *[[ScriptedToken("b", "stop")]] * 3])
 
     async def conversation(openai: AsyncOpenAI) -> None:
         asking = asyncio.create_task(openai.completions.create(model="tiny", prompt=["x", "y"], n=2))
         async with asyncio.timeout(10):
-            while client.num_finished < 2:  # both of the second prompt, of which the first waits for nobody
+            while client.num_finished < 2:  # both of the second prompt, of which the first waits for no other
                 await asyncio.sleep(0.001)
         assert client.num_open == 1
         release.set()
@@ -70,7 +72,7 @@ def test_further_choices_begin_with_the_firsts_token_so_that_they_find_its_promp
     converse(client, conversation)
 
 
-def test_seeds_of_choices_differ_follow_from_the_requests_and_the_first_is_it() -> None:
+def test_seeds_of_choices_differ_and_follow_from_the_request_s_seed() -> None:
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -117,7 +119,7 @@ def test_each_choice_takes_a_slot() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_failure_of_one_choice_ends_and_frees_all(stream: bool) -> None:
+def test_failure_of_one_choice_ends_and_frees_all_choices(stream: bool) -> None:
     client = ScriptedClient(
         scripts=[[ScriptedToken("a"), Hang()], [ScriptedToken("b"), SessionError("nobody is left")]]
     )

@@ -1,4 +1,4 @@
-"""Bad requests, lost servers and clients that leave: each has its status and shape, and nothing stays open."""
+"""Bad requests, lost servers and clients that leave: each has its status and form, and nothing stays open."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import openai as api
@@ -40,7 +41,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _refusal(client: ScriptedClient, path: str, request: dict[str, Any]) -> api.APIStatusError:
-    """The error that `request` gives."""
+    """Return the error of the response to `request`."""
     caught: list[api.APIStatusError] = []
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -57,10 +58,15 @@ def _refusal(client: ScriptedClient, path: str, request: dict[str, Any]) -> api.
 
 @pytest.mark.parametrize("field", ["n", "stop", "seed", "temperature", "logprobs", "stream_options", "max_tokens"])
 def test_completion_with_a_null_field_takes_its_default(field: str) -> None:
-    async def conversation(openai: AsyncOpenAI) -> None:
-        await openai.post("/completions", body={"model": "tiny", "prompt": "hi", field: None}, cast_to=object)
+    client = ScriptedClient()
 
-    converse(ScriptedClient(), conversation)
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for more in ({}, {field: None}):
+            await openai.post("/completions", body={"model": "tiny", "prompt": "hi", **more}, cast_to=object)
+
+    converse(client, conversation)
+    without, with_null = [replace(each, sampling=replace(each.sampling, seed=1)) for each in client.asked]
+    assert with_null == without
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: A
     assert f"{param}: {message}" in error.message
 
 
-def test_message_of_an_unknown_role_is_refused_with_all_roles_and_what_is_no_object_by_its_place() -> None:
+def test_message_of_an_unknown_role_or_that_is_no_object_is_refused_by_its_place() -> None:
     def refused(body: Any) -> tuple[str | None, str]:
         error = _refusal(ScriptedClient(), "/chat/completions", body)
         assert (error.status_code, error.code) == (400, "invalid_value")
@@ -165,7 +171,7 @@ def test_unknown_route_and_trace_are_not_found() -> None:
     converse(ScriptedClient(), conversation)
 
 
-def test_request_to_the_responses_api_says_what_the_client_must_use() -> None:
+def test_request_to_the_responses_api_is_refused_with_the_api_to_use() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.NotFoundError, match="no Responses API: set the client to chat completions"):
             await openai.responses.create(model="tiny", input="hi")
@@ -174,7 +180,7 @@ def test_request_to_the_responses_api_says_what_the_client_must_use() -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/responses"])
-def test_base_url_without_v1_is_what_the_error_names(path: str) -> None:
+def test_error_names_a_base_url_without_v1(path: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.NotFoundError, match="a base URL that ends with /v1"):
             await openai.with_options(base_url=str(openai.base_url).removesuffix("v1/")).post(
@@ -261,7 +267,7 @@ async def _collect(stream: api.AsyncStream[Completion], texts: list[str]) -> Non
         texts.append(chunk.choices[0].text)
 
 
-def test_request_beyond_the_capacity_is_told_to_come_back() -> None:
+def test_request_beyond_the_capacity_is_refused_with_a_retry_time() -> None:
     client = ScriptedClient(script=[ScriptedToken("a"), Hang()])
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -303,7 +309,7 @@ def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: p
 def test_body_of_too_many_values_is_refused_before_it_is_parsed(
     monkeypatch: pytest.MonkeyPatch, values: list[str], is_refused: bool
 ) -> None:
-    """Else 4 MB of `[],` or of small tool calls would take hundreds of megabytes, or a second of the loop."""
+    """Otherwise 4 MB of `[],` or of small tool calls would take hundreds of megabytes, or a second of the loop."""
     monkeypatch.setattr(http_limits, "MAX_HTTP_VALUES", 100)
     content = f'{{"metadata": [{",".join(values)}]}}'
 
@@ -322,7 +328,7 @@ def test_body_of_too_many_values_is_refused_before_it_is_parsed(
 
 @asynccontextmanager
 async def two_large_bodies(openai: AsyncOpenAI) -> AsyncIterator[tuple[asyncio.Future[bytes], asyncio.StreamWriter]]:
-    """Send two bodies all but their last byte; one is refused. Yields the other's status and writer."""
+    """Send two bodies except for their last byte; one is refused. Yield the other's status and writer."""
     begun = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(2)]
     for _, writer in begun:
         writer.write(LARGE[:-1])
@@ -350,7 +356,7 @@ def test_large_bodies_that_arrive_at_the_same_time_are_bounded(monkeypatch: pyte
 
 
 def test_large_bodies_of_one_address_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one caller that sends them slowly would have the gateway refuse everybody else's."""
+    """Otherwise a caller that sends them slowly would make the gateway refuse those of all others."""
     monkeypatch.setattr(http_limits, "MAX_ARRIVING_BYTES", 4000)
     monkeypatch.setattr(http_limits, "MAX_ADDRESS_ARRIVING_BYTES", 2000)
     monkeypatch.setattr(http_limits, "SMALL_HTTP_BODY_BYTES", 1000)
@@ -367,7 +373,7 @@ def test_large_bodies_of_one_address_leave_room_for_those_of_others(monkeypatch:
     converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)
 
 
-def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_does_not_arrive_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "HTTP_BODY_TIMEOUT_S", 0.05)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -447,7 +453,7 @@ def test_occupied_port_names_the_port_and_the_remedy() -> None:
     asyncio.run(main())
 
 
-def test_trace_store_forgets_the_oldest_beyond_its_capacity() -> None:
+def test_trace_store_drops_the_oldest_beyond_its_capacity() -> None:
     store = TraceStore(capacity=2)
     for name in ("a", "b", "c"):
         store.begin(name, lambda name=name: {"is": name})
@@ -466,7 +472,7 @@ def test_trace_store_keeps_a_finished_trace_as_it_was() -> None:
     assert store.get("a") == {"tokens": 1}
 
 
-def test_failure_to_hear_of_the_client_ends_the_answer_and_is_raised() -> None:
+def test_failure_to_watch_the_client_ends_the_answer_and_is_raised() -> None:
     ended = asyncio.Event()
 
     async def broken() -> Message:

@@ -1,4 +1,4 @@
-"""Each field is honoured or refused by its name: none is taken with a 200 and without an effect."""
+"""Each field is honoured or refused by its name: none is accepted with a 200 and without an effect."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def _sent(openai: AsyncOpenAI, path: str, more: dict[str, Any]) -> httpx.R
 
 
 def _errors(path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is wrong with each; nothing was asked for any of them."""
+    """Return the error for each body, and check that the swarm got no request."""
     errors = []
     client = ScriptedClient()
 
@@ -90,7 +90,7 @@ def _errors(path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _asked(path: str, more: dict[str, Any]) -> Any:
-    """The request that reaches the swarm's client."""
+    """Return the request that reaches the swarm's client."""
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -140,7 +140,7 @@ def test_unknown_field_of_a_message_is_refused_and_an_echoed_answer_is_not() -> 
 
 
 @pytest.mark.parametrize("path", PLAIN)
-def test_fields_that_change_nothing_are_taken(path: str) -> None:
+def test_fields_without_an_effect_on_the_answer_are_accepted(path: str) -> None:
     more = {
         "user": "someone",
         "safety_identifier": "s",
@@ -177,7 +177,7 @@ def test_fields_that_change_nothing_are_taken(path: str) -> None:
     ],
     ids=",".join,
 )
-def test_sampling_field_reaches_those_who_draw(path: str, sent: dict[str, Any], drawn: dict[str, Any]) -> None:
+def test_sampling_field_reaches_the_swarm_s_client(path: str, sent: dict[str, Any], drawn: dict[str, Any]) -> None:
     assert _asked(path, sent).sampling == Sampling(temperature=1.0, seed=1, **drawn)
 
 
@@ -210,7 +210,7 @@ def test_sampling_field_out_of_its_bounds_is_named(sent: dict[str, Any], param: 
 
 
 @pytest.mark.parametrize("key", ["a", "-1", "01", "1.0", "5\n", "1000000", ""])
-def test_bias_of_what_is_no_token_id_says_so_without_a_pattern(key: str) -> None:
+def test_bias_with_an_invalid_token_id_is_refused_without_showing_a_pattern(key: str) -> None:
     [error] = _errors("/completions", [{"logit_bias": {key: 1}}])
     assert error["message"].endswith(f"it is {key!r}, and not a token id, such as 50256"), error
     assert error["code"] == "invalid_value"
@@ -223,13 +223,13 @@ def _chat(**more: Any) -> Any:
     return _asked("/chat/completions", {"tools": [WEATHER, CLOCK], **more})
 
 
-def test_tools_without_a_demand_need_no_grammar() -> None:
+def test_optional_tools_need_no_grammar() -> None:
     for more in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
         assert _chat(**more).sampling.grammar is None
     assert _chat(tool_choice="none", parallel_tool_calls=False).sampling.stop_after == ()
 
 
-def test_tool_choice_that_is_forced_is_a_grammar_of_calls() -> None:
+def test_forced_tool_choice_becomes_a_grammar_of_calls() -> None:
     named = _chat(tool_choice={"type": "function", "function": {"name": "weather"}}).sampling.grammar
     assert named.kind == "lark"
     assert "weather" in named.text
@@ -241,7 +241,7 @@ def test_tool_choice_that_is_forced_is_a_grammar_of_calls() -> None:
     assert "*" not in _chat(tool_choice="required", parallel_tool_calls=False).sampling.grammar.text.splitlines()[0]
 
 
-def test_strict_tool_is_kept_to_where_it_may_be_called() -> None:
+def test_strict_tool_becomes_a_grammar_when_it_may_be_called() -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
     free = _asked("/chat/completions", {"tools": [strict, CLOCK]}).sampling.grammar
     assert free.text.startswith("start: (opened call)* TEXT")
@@ -250,7 +250,7 @@ def test_strict_tool_is_kept_to_where_it_may_be_called() -> None:
     assert "| answer" in both.text
 
 
-def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
+def test_one_call_ends_the_answer_without_parallel_tool_calls() -> None:
     assert _chat(parallel_tool_calls=False).sampling.stop_after == ("</tool_call>",)
     assert _chat(parallel_tool_calls=True).sampling.stop_after == ()
     assert _chat(parallel_tool_calls=False, tool_choice="required").sampling.stop_after == (), "the grammar ends it"
@@ -270,7 +270,7 @@ def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
     ],
     ids=str,
 )
-def test_tool_choice_that_cannot_be_is_refused(more: dict[str, Any], why: str) -> None:
+def test_invalid_tool_choice_is_refused(more: dict[str, Any], why: str) -> None:
     [error] = _errors("/chat/completions", [{"tools": [WEATHER], **more}])
     assert why in error["message"]
 
@@ -312,7 +312,7 @@ def test_field_that_takes_a_string_and_a_list_names_both(path: str, more: dict[s
         ({"stop": ["a", ""]}, "stop.1"),
     ],
 )
-def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param: str) -> None:
+def test_error_names_the_place_in_the_request(more: dict[str, Any], param: str) -> None:
     [error] = _errors("/completions", [more])
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
@@ -358,12 +358,12 @@ def test_error_is_blamed_on_the_place_that_was_sent(more: dict[str, Any], param:
         ),
     ],
 )
-def test_errors_are_in_words_of_the_gateway(path: str, more: dict[str, Any], message: str) -> None:
+def test_errors_use_the_gateway_s_own_words(path: str, more: dict[str, Any], message: str) -> None:
     [error] = _errors(path, [more])
     assert error["message"] == message
 
 
-def test_list_that_is_no_string_names_the_list_alone() -> None:
+def test_error_of_a_list_in_place_of_a_string_names_only_the_list() -> None:
     [messages, item] = _errors("/chat/completions", [{"messages": 5}, {"stop": [5]}])
     assert messages["message"] == "messages: it is 5, and not a list"
     assert item["message"] == "stop.0: it is 5, and not a string"
@@ -427,8 +427,8 @@ UNREADABLE = {f"\ud800{number}": 1 for number in range(MANY)}
         (DetokenizeRequest, {"model": "tiny", "tokens": [-1] * MANY}),
     ],
 )
-def test_few_errors_are_found_in_a_body_with_many(kind: type[StrictBody], body: dict[str, Any]) -> None:
-    """Else one body of some megabytes would take a gateway's loop for half a minute, and gigabytes of memory."""
+def test_only_a_few_errors_are_reported_for_a_body_with_many(kind: type[StrictBody], body: dict[str, Any]) -> None:
+    """Otherwise one body of some megabytes would take a gateway's loop for half a minute, and gigabytes of memory."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() <= 4
@@ -446,10 +446,10 @@ def test_too_many_biases_are_refused_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeChat])
-def test_arguments_of_too_many_values_are_refused_as_such_bodies_are(
+def test_tool_arguments_with_too_many_values_are_refused(
     kind: type[StrictBody], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Templates take them parsed: 4 MB of empty lists would take the loop for a second, and a hundred megabytes."""
+    """Templates get them parsed: 4 MB of empty lists would take the loop for a second, and a hundred megabytes."""
     monkeypatch.setattr(http_limits, "MAX_HTTP_VALUES", 100)
 
     def check(arguments: str) -> None:

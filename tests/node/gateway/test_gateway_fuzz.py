@@ -1,4 +1,4 @@
-"""Whatever a client sends: an answer or a refusal in OpenAI's shape, never a failure of the gateway's own."""
+"""Any request gets an answer or a refusal in OpenAI's form, and never an internal error of the gateway."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ Post = Callable[[str, bytes, str], httpx.Response]
 
 @pytest.fixture(scope="module")
 def post() -> Iterator[Post]:
-    """`post("completions", content, "application/json")`: what one gateway answers to all requests of these tests."""
+    """`post("completions", content, "application/json")` returns a response of one gateway, which serves all these
+    tests.
+    """
     transport = httpx.ASGITransport(create_app(ScriptedClient()), raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://gateway/v1")
     with asyncio.Runner() as runner:
@@ -125,7 +127,7 @@ def test_hostile_body_is_a_bad_request(content: bytes) -> None:
     converse(ScriptedClient(), conversation)
 
 
-def test_refusals_of_http_itself_are_in_shape_too() -> None:
+def test_refusals_of_http_itself_have_openai_s_form() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         url = f"{openai.base_url}completions"
         put = await openai._client.put(url, json={})

@@ -1,4 +1,4 @@
-"""Probabilities in the shapes of both endpoints, whole and streamed: bytes, offsets, and what is no part of a text."""
+"""Probabilities in the forms of both endpoints, whole and streamed: bytes, offsets, and tokens outside the text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_chat_tokens_have_their_exact_bytes_and_the_likeliest() -> None:
     assert client.asked[0].num_logprobs == 2
 
 
-def test_chat_without_top_logprobs_asks_for_the_tokens_own() -> None:
+def test_chat_without_top_logprobs_requests_only_the_token_s_own_probability() -> None:
     client = ScriptedClient(script=SPLIT)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -73,7 +73,7 @@ def test_completion_offsets_point_into_the_text() -> None:
     converse(ScriptedClient(script=SPLIT), conversation)
 
 
-def test_completion_tokens_that_are_no_text_are_told_apart_and_counted_as_they_are_shown() -> None:
+def test_completion_tokens_without_text_are_distinguished_and_counted_as_shown() -> None:
     parts = [bytes([number]) for number in range(0x80, 0x85)]
     likely = [ScriptedLikely(part, -1.0 - number) for number, part in enumerate(parts)]
     script = [
@@ -82,7 +82,7 @@ def test_completion_tokens_that_are_no_text_are_told_apart_and_counted_as_they_a
         _token(b":", "\ufffd:"),
         _token(EURO[:2], ""),
         _token(b"7", "\ufffd7"),
-        _token(b"ab", "a"),  # what may begin a stop string is held back
+        _token(b"ab", "a"),  # the possible beginning of a stop string is held back
         _token(b"c", "bc", reason="length"),
     ]
 
@@ -98,7 +98,7 @@ def test_completion_tokens_that_are_no_text_are_told_apart_and_counted_as_they_a
     converse(ScriptedClient(script=script), conversation)
 
 
-def test_streamed_probabilities_come_with_the_text_they_are_of() -> None:
+def test_streamed_probabilities_come_with_their_text() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         stream = await openai.completions.create(model="tiny", prompt="hi", logprobs=0, stream=True)
         chunks = [chunk.choices[0] async for chunk in stream]
@@ -112,7 +112,7 @@ def test_streamed_probabilities_come_with_the_text_they_are_of() -> None:
     converse(ScriptedClient(script=SPLIT), conversation)
 
 
-def test_tokens_of_a_stop_string_are_not_told_but_those_of_a_cut_answer_are() -> None:
+def test_tokens_of_a_stop_string_are_left_out_and_those_of_a_cut_answer_are_not() -> None:
     stopped = [_token(b"a", "a"), _token(b"E", ""), _token(b"ND", "", reason="stop")]
     cut = [_token(b"a", "a"), _token(EURO[:1], "", reason="length")]
 

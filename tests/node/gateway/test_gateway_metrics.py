@@ -1,4 +1,4 @@
-"""What a gateway records of its requests."""
+"""The metrics that a gateway records of its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm_node.node import FirstTokenWait
 
 
 async def _read(openai: AsyncOpenAI) -> dict[str, float]:
-    """Samples by name and the values of their labels, in these names' order."""
+    """Return samples by name and the values of their labels, in the order of the labels' names."""
     response = await openai._client.get(str(openai.base_url).replace("/v1/", "/metrics"))
     assert response.headers["content-type"].startswith("text/plain")
     return {
@@ -69,7 +69,7 @@ async def _until(openai: AsyncOpenAI, *, waiting: int, running: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_refusals_are_counted_by_reason_and_what_a_client_sends_makes_no_label() -> None:
+def test_refusals_are_counted_by_reason_and_no_label_has_text_of_a_client() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for model, prompt in (("nobody", "hi"), ("gap", "hi"), ("tiny", 5)):
             with pytest.raises(api.APIStatusError):
@@ -115,13 +115,13 @@ def test_first_tokens_are_the_median_and_the_95th_percentile() -> None:
     assert waits.newest() == FirstTokenWait(p50_s=0.5, p95_s=0.95)
 
 
-def test_first_tokens_of_one_request_are_its_own() -> None:
+def test_first_token_times_of_one_request_are_its_own() -> None:
     waits = FirstTokenWaits(Clock())
     waits.add(0.7)
     assert waits.newest() == FirstTokenWait(p50_s=0.7, p95_s=0.7)
 
 
-def test_first_tokens_forget_what_is_older_than_their_window() -> None:
+def test_first_tokens_drop_requests_older_than_their_window() -> None:
     clock = Clock()
     waits = FirstTokenWaits(clock)
     waits.add(9.0)
@@ -134,7 +134,7 @@ def test_first_tokens_forget_what_is_older_than_their_window() -> None:
     assert waits.newest() is None
 
 
-def test_first_tokens_of_very_many_requests_are_of_the_newest() -> None:
+def test_first_tokens_are_of_the_newest_when_there_are_very_many_requests() -> None:
     waits = FirstTokenWaits(Clock())
     for _ in range(MAX_WAITS):
         waits.add(9.0)
@@ -144,7 +144,7 @@ def test_first_tokens_of_very_many_requests_are_of_the_newest() -> None:
 
 
 @given(st.lists(st.floats(0, 3600), min_size=1, max_size=50))
-def test_first_tokens_of_any_requests_lie_among_them(seconds: list[float]) -> None:
+def test_first_tokens_lie_among_the_times_of_any_requests(seconds: list[float]) -> None:
     waits = FirstTokenWaits(Clock())
     for each in seconds:
         waits.add(each)

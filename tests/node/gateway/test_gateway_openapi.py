@@ -1,4 +1,4 @@
-"""What `/openapi.json` says holds: schemathesis asks the real routes, over a scripted swarm, some 1,000 times."""
+"""`/openapi.json` is correct: schemathesis sends about 1,000 requests to the real routes over a scripted swarm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
-    """It prints the command that reproduces what it finds."""
+    """It prints the command that reproduces a finding."""
     told = bytearray()
     hooks = {"SCHEMATHESIS_HOOKS": "node.gateway.openapi_rules", "PYTHONPATH": str(HERE.parents[1])}
 
@@ -36,7 +36,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     assert b"Tested: 10" in told
 
 
-def test_every_method_that_is_not_there_is_told_those_that_are() -> None:
+def test_unsupported_method_is_refused_with_the_supported_ones() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for path, methods in (("models", "GET, HEAD"), ("chat/completions", "POST"), ("../health", "GET, HEAD")):
             response = await openai._client.request("TRACE", f"{openai.base_url}{path}")
@@ -45,8 +45,8 @@ def test_every_method_that_is_not_there_is_told_those_that_are() -> None:
     converse(ScriptedClient(), conversation)
 
 
-def test_bounds_are_described_where_null_is_taken() -> None:
-    """They were not, so that `n: 0` looked right and was refused."""
+def test_bounds_are_described_for_fields_that_accept_null() -> None:
+    """Without that, a description allows `n: 0`, which is refused."""
 
     async def conversation(openai: AsyncOpenAI) -> None:
         schemas: dict[str, Any] = (await openai._client.get(_described(openai))).json()["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""Servers of several weights under one name, behind a gateway: which answers, also after a restart."""
+"""Servers of several weights under one name, behind a gateway: which of them answer, also after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN, OTHER = "5c819ed1" * 4, "0d1e2f3a" * 4
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of other weights each, the greater digest last."""
+    """Return two checkpoints with other weights for each, the one with the greater digest last."""
     directories = []
     for seed in (1, 2):
         run = RunConfig(name="small", model=SMALL, seed=seed)
@@ -41,15 +41,15 @@ async def ask(openai: AsyncOpenAI, model: str = "small") -> str:
 
 
 async def restarted(swarm: Swarm, stack: AsyncExitStack, used: UsedRevisions | None) -> AsyncOpenAI:
-    """Another gateway in its place."""
+    """Start another gateway in its place."""
     client = AsyncClient(network=swarm.network, membership=swarm.membership, options=ClientOptions(used=used))
     return await gateway(stack, await stack.enter_async_context(aclosing(client)))
 
 
-def test_gateway_stays_with_the_weights_that_it_has_used_also_after_a_restart(
+def test_gateway_keeps_the_weights_that_it_has_used_also_after_a_restart(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
-    """Two newcomers of a greater digest took the name over."""
+    """Two newcomers with a greater digest would otherwise take the name over."""
     honest, other = checkpoints
     own_revision, other_revision = (open_model(checkpoint).revision() for checkpoint in checkpoints)
 
@@ -113,7 +113,7 @@ def test_gateway_model_with_a_gap_names_the_other_weights_that_are_whole() -> No
         b" " * 10**6,
     ],
 )
-def test_used_models_file_that_is_broken_costs_the_memory_and_a_warning(
+def test_broken_file_of_used_models_is_a_warning_and_ignored(
     tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "revisions.json"

@@ -1,4 +1,4 @@
-"""How a gateway starts: bound before the node is ready, and open to others only if that is meant."""
+"""Tests of how a gateway starts: it listens before the node is ready, and is open to others only on purpose."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "203.0.113.7"])
-def test_gateway_that_others_can_reach_needs_keys_or_to_be_told(host: str, keys: Path) -> None:
+def test_gateway_that_others_can_reach_needs_keys_or_an_explicit_option(host: str, keys: Path) -> None:
     with pytest.raises(ConfigError, match="would need no key: give --api-keys FILE, or --open-to-all"):
         options(_config(host=host))
     assert options(_config(host=host, open_to_all=True)).rates == Rates(requests_per_min=http_limits.REQUESTS_PER_MIN)
@@ -53,19 +53,19 @@ def test_gateway_that_others_can_reach_needs_keys_or_to_be_told(host: str, keys:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_gateway_on_this_machine_alone_needs_none(host: str) -> None:
+def test_gateway_on_this_machine_alone_needs_no_keys(host: str) -> None:
     found = options(_config(host=host))
     assert found.keys is None
     assert found.rates == Rates()
     assert options(_config(host=host, requests_per_min=7)).rates == Rates(requests_per_min=7)
 
 
-def test_host_that_is_none_is_told() -> None:
+def test_invalid_host_is_refused() -> None:
     with pytest.raises(StartError, match="not an address of this machine"):
         options(_config(host="nobody.invalid"))
 
 
-def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
+def test_port_is_bound_with_the_role_before_the_node_starts() -> None:
     bound = GatewayRole(_config(port=0))
     host, port = bound._listener.getsockname()
     with socket.create_connection((host, port), timeout=5), pytest.raises(StartError, match=f"port {port}"):
@@ -74,7 +74,7 @@ def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
 
 
 @pytest.mark.parametrize("role_class", [GatewayRole, DashboardRole])
-def test_history_in_a_directory_that_is_missing_is_refused_before_there_is_a_node(
+def test_history_in_a_missing_directory_is_refused_before_the_node_starts(
     role_class: type[NodeRole], tmp_path: Path
 ) -> None:
     config = _config(port=0, history=str(tmp_path / "none" / "history.sqlite"))
@@ -82,7 +82,7 @@ def test_history_in_a_directory_that_is_missing_is_refused_before_there_is_a_nod
         role_class(config)  # type: ignore[call-arg]
 
 
-def test_directory_to_keep_text_at_home_that_is_missing_is_refused_before_there_is_a_node(tmp_path: Path) -> None:
+def test_missing_directory_for_text_at_home_is_refused_before_the_node_starts(tmp_path: Path) -> None:
     config = resolve({"port": "0", "text_at_home": [f"story={tmp_path}/none"]}, env={})
     with pytest.raises(ConfigError, match=f"^--text-at-home: there is no directory {tmp_path}/none to keep story from"):
         GatewayRole(config)
@@ -95,7 +95,7 @@ def test_pins_are_one_for_each_model() -> None:
         pins(resolve({"pin_model": ["tiny@1a2b3c4d", "tiny@1a2b3c4e"]}, env={}))
 
 
-def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
+def test_gateway_uses_its_pins_and_the_models_that_its_home_has_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -134,13 +134,13 @@ def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
     asyncio.run(main())
     options = asked[0]["options"]
     assert options.pins == {"tiny": "1a2b3c4d"}
-    assert options.session.checks.share == 0.01, "a hundredth of the answers, unless it is told otherwise"
+    assert options.session.checks.share == 0.01, "a hundredth of the answers by default"
     assert list(options.used.of("tiny")) == ["r"]
     options.used.add("other", "s")
     assert list(used_in(Home(tmp_path).revisions, "net").of("other")) == ["s"]
 
 
-def test_answers_that_run_when_the_node_leaves_get_the_time_of_work_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_answers_get_the_grace_period_when_the_node_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"port": "0", "dashboard": "false", "drain_s": "70"}, env={})
     gateway, graces_s = GatewayRole(config), list[float]()
 

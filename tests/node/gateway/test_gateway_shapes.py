@@ -1,4 +1,4 @@
-"""Every object that leaves is one of OpenAI's own types, strictly, with no field that these do not have."""
+"""Every object in a response is one of OpenAI's own types, strictly, without any other field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHATS = [{}, {"logprobs": True, "top_logprobs": 1}, {"tools": [TOOL]}, {"tools":
 
 
 def _check(kind: type[BaseModel], written: str) -> BaseModel:
-    """`written` as `kind`, and back."""
+    """Parse `written` as `kind`, and compare it with what it serializes to."""
     found = kind.model_validate_json(written, strict=True)
     _no_extra(found)
     assert found.model_dump(exclude_unset=True, mode="json") == json.loads(written)
@@ -44,7 +44,7 @@ def _no_extra(value: Any) -> None:
 
 
 def _sent(path: str, body: dict[str, Any]) -> list[str]:
-    """The objects that answer, and without the end of a stream, which must be there."""
+    """Return the objects of a response; the end of a stream, which must be there, is left out."""
     texts: list[str] = []
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -79,7 +79,7 @@ def test_completion_and_its_chunks_are_openais_type(more: dict[str, Any]) -> Non
     [written] = _sent("completions", {**PLAIN, "prompt": "hi", **more})
     _check(Completion, written)
     for event in _sent("completions", {**PLAIN, "prompt": "hi", "stream": True, **more}):
-        # OpenAI streams these with a null reason, which its own type does not allow for
+        # OpenAI streams these with a null reason, which its own type does not allow
         _no_extra(Completion.model_construct(**json.loads(event)))
         assert set(json.loads(event)) == {"id", "object", "created", "model", "choices", "usage"}
 
@@ -99,7 +99,7 @@ def test_model_is_openais_type_and_its_time_is_when_it_was_first_seen(monkeypatc
             found = Model.model_validate_json(response.text)
             assert found.created == 1_700_000_000
             ours = {"revision", "other_revisions", "publisher", "manifest", "standing"}
-            assert set(found.model_extra or ()) == ours, "which OpenAI's have not"
+            assert set(found.model_extra or ()) == ours, "a field that OpenAI's objects lack"
             now_s[0] += 100
 
     converse(ScriptedClient(), conversation)

@@ -1,4 +1,4 @@
-"""The gateway over the real client and real servers, on a simulated internet: what no scripted client can show."""
+"""The gateway over the real client and real servers on a simulated internet: what a scripted client cannot show."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_streamed_tokens_are_the_models_own_also_when_a_server_dies(checkpoint: Path) -> None:
+def test_streamed_tokens_are_those_of_the_model_also_when_a_server_dies(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 2), (0, 2), (2, 4), (2, 4)) as swarm:
             stream = await swarm.openai.completions.create(
@@ -74,7 +74,7 @@ def test_client_that_disconnects_frees_every_server(checkpoint: Path, stream: bo
             await _until(lambda: swarm.num_sessions() == 2)
             asking.cancel()
             await asyncio.wait([asking])
-            # a step that runs keeps its pages until it has
+            # a running step keeps its pages until it ends
             await _until(lambda: swarm.num_sessions() == 0 and swarm.num_free_tokens() == before)
             answer = await swarm.openai.completions.create(model="small", prompt=PROMPT, max_tokens=5, temperature=0)
             assert answer.choices[0].text == await asyncio.to_thread(
@@ -115,7 +115,7 @@ BAD_BODIES = [
 ]
 
 
-def test_bad_requests_are_refused_and_the_session_beside_them_goes_on(checkpoint: Path) -> None:
+def test_bad_requests_are_refused_and_another_session_goes_on(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 4)) as swarm:
             before = swarm.num_free_tokens()
@@ -143,13 +143,13 @@ def test_bad_requests_are_refused_and_the_session_beside_them_goes_on(checkpoint
     asyncio.run(counted())
 
 
-def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside_it_goes_on(checkpoint: Path) -> None:
-    """One that fits in no server ever, and one that does not while another session is there."""
+def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_goes_on(checkpoint: Path) -> None:
+    """One prompt fits in no server ever, and one does not fit while another session is there."""
 
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
             budget = min(server.max_kv_tokens for server in swarm.servers.values())
-            assert 200 < budget < 900  # under the context of 1024, or the refusal would be another
+            assert 200 < budget < 900  # under the context of 1024, which would give another refusal
             before = swarm.num_free_tokens()
             honest = await swarm.openai.completions.create(
                 model="small", prompt=PROMPT, max_tokens=400, temperature=0, stream=True
@@ -167,7 +167,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside
                 assert "not available" in error["message"]
                 assert swarm.num_sessions() == 2
                 assert swarm.num_free_tokens() == during
-            # a refusal for want of room says nothing of who needs less
+            # a refusal for lack of room says nothing about smaller requests
             small = await swarm.openai.completions.create(model="small", prompt="y", max_tokens=2, temperature=0)
             assert small.usage is not None
             assert small.usage.completion_tokens == 2
@@ -232,7 +232,7 @@ def test_probabilities_are_the_models_own_with_exact_bytes(checkpoint: Path) -> 
 
 
 def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[float]:
-    """Return those of the greedy tokens, by transformers alone. A byte is the token of its own number."""
+    """Return the log probabilities of the greedy tokens by transformers alone. A byte is the token of its number."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     ids, found = list(prompt.encode()), []
     with torch.inference_mode():
@@ -243,7 +243,7 @@ def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[floa
     return found
 
 
-def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(checkpoint: Path) -> None:
+def test_choices_differ_and_repeat_with_the_seed_also_for_a_prompt_of_token_ids(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             texts = []
@@ -294,10 +294,8 @@ TEMPLATE = (
 )
 
 
-def test_tools_calls_and_their_results_are_put_before_the_model_by_its_template(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    """A byte is a token, so the prompt's length tells what the template made of it."""
+def test_template_renders_tools_calls_and_results_into_the_prompt(checkpoint: Path, tmp_path: Path) -> None:
+    """A byte is a token, so the prompt's length shows what the template made of it."""
     templated = tmp_path / "small"
     shutil.copytree(checkpoint, templated)
     (templated / "chat_template.jinja").write_text(TEMPLATE)
@@ -323,8 +321,10 @@ def test_tools_calls_and_their_results_are_put_before_the_model_by_its_template(
     asyncio.run(main())
 
 
-def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkpoint: Path, tmp_path: Path) -> None:
-    """Random weights, so that nothing but the grammar makes them fit."""
+def test_constrained_answers_fit_their_grammar_also_when_the_server_that_draws_dies(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The weights are random, so that only the grammar makes the answers fit."""
     templated = tmp_path / "small"
     shutil.copytree(checkpoint, templated)
     (templated / "chat_template.jinja").write_text(TEMPLATE)
@@ -450,7 +450,7 @@ LOOP = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(99
 
 
 def test_chat_template_without_an_end_is_refused_and_other_requests_go_on(checkpoint: Path, tmp_path: Path) -> None:
-    """It took a thread of the gateway for good with each request."""
+    """Otherwise each such request would take a thread of the gateway for good."""
     looping = shutil.copytree(checkpoint, tmp_path / "looping")
     (looping / "chat_template.jinja").write_text(LOOP)
 
@@ -460,7 +460,7 @@ def test_chat_template_without_an_end_is_refused_and_other_requests_go_on(checkp
             before = await ask(model="small", prompt=PROMPT, max_tokens=8, temperature=0)
             message = {"role": "user", "content": "hi"}
             chat = asyncio.create_task(swarm.openai.chat.completions.create(model="small", messages=[message]))
-            # its tokens are decoded although the tokenizer's process is busy
+            # its tokens are decoded while the tokenizer's process is busy
             stream = await ask(model="small", prompt=[1, 2, 3], max_tokens=8, temperature=0, stream=True)
             assert [event async for event in stream]
             with pytest.raises(api.BadRequestError) as refused:

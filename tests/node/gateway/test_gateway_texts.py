@@ -1,4 +1,4 @@
-"""Embeddings, tokens and their texts over HTTP; `test_gateway_swarm.py` has them over real servers."""
+"""Embeddings, tokens and their texts over HTTP; `test_gateway_swarm.py` tests them over real servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_embeddings_of_several_inputs_come_in_their_order_and_in_both_encodings(
     ],
     ids=str,
 )
-def test_embeddings_refuse_what_they_do_not_offer_by_name(more: dict[str, Any], param: str) -> None:
+def test_embeddings_refuse_unsupported_fields_by_name(more: dict[str, Any], param: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.BadRequestError) as error:
             await openai.post("/embeddings", body={"model": "tiny", "input": "a", **more}, cast_to=object)
@@ -70,7 +70,7 @@ def test_embeddings_count_as_tokens_and_take_a_slot() -> None:
     converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(tokens_per_min=100)))
 
 
-def test_tokens_and_back_as_vllm_has_them() -> None:
+def test_tokenize_and_detokenize_have_vllm_s_form() -> None:
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -110,8 +110,8 @@ def test_tokens_and_back_as_vllm_has_them() -> None:
         ("/detokenize", {"tokens": [1]}),
     ],
 )
-def test_request_takes_a_slot_and_gives_it_back_when_its_client_leaves(path: str, body: dict[str, Any]) -> None:
-    """What was asked of the swarm is cancelled, too."""
+def test_request_takes_a_slot_and_frees_it_when_its_client_leaves(path: str, body: dict[str, Any]) -> None:
+    """The request to the swarm is cancelled, too."""
     client = Stuck()
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -133,7 +133,7 @@ def test_request_takes_a_slot_and_gives_it_back_when_its_client_leaves(path: str
 
 @dataclass
 class Stuck(ScriptedClient):
-    """Its servers and its tokenizer do not answer."""
+    """A client whose servers and tokenizer do not answer."""
 
     is_stuck: bool = True
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

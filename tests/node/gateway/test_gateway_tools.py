@@ -1,4 +1,4 @@
-"""Calls of tools: found in a model's text, and enforced by a grammar."""
+"""Tool calls: found in a model's text, and enforced by a grammar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _said(*texts: str) -> ScriptedClient:
     return ScriptedClient(script=[*map(ScriptedToken, most), ScriptedToken(last, "stop")])
 
 
-def test_call_becomes_openais_and_the_reason_says_so() -> None:
+def test_call_becomes_openai_s_tool_call_with_its_finish_reason() -> None:
     client = _said("Let me see.\n", CALL[:5], CALL[5:30], CALL[30:])
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -77,7 +77,7 @@ def test_message_that_openais_client_parsed_is_accepted_as_it_is() -> None:
     assert client.asked[2].prompt.messages[1] == {"role": "assistant", "content": '{"city": "Paris"}'}
 
 
-def test_call_is_not_closed_by_what_an_argument_says() -> None:
+def test_call_is_not_closed_by_a_closing_tag_in_an_argument() -> None:
     city = 'a "quoted" ' + CLOSING + " \\"
     call = OPENING + json.dumps({"name": "weather", "arguments": {"city": city}}) + CLOSING
     for texts in ([call, CALL], list(call + CALL)):
@@ -88,7 +88,7 @@ def test_call_is_not_closed_by_what_an_argument_says() -> None:
 
 
 def test_number_that_is_too_large_leaves_the_call_a_call() -> None:
-    """The grammar of a forced call lets a model write it."""
+    """The grammar of a forced call lets a model write such a number."""
     largest, numbers = sys.float_info.max, f"[6e+4358, -1e999, {'9' * 5000}, 2.5, 7]"
     [call] = ToolCallFinder({"weather"}).push(CALL.replace('"Paris"', numbers))
     assert isinstance(call, ToolCall)
@@ -142,7 +142,7 @@ def test_malformed_call_stays_text(text: str) -> None:
         (["if a < b", " "], "if a < b ", 0),
     ],
 )
-def test_call_that_the_limit_cuts_is_not_shown(texts: list[str], shown: str, num_calls: int) -> None:
+def test_call_that_the_token_limit_cuts_is_not_returned(texts: list[str], shown: str, num_calls: int) -> None:
     *most, last = texts
     script = [*map(ScriptedToken, most), ScriptedToken(last, "length")]
 
@@ -158,7 +158,7 @@ def test_call_that_the_limit_cuts_is_not_shown(texts: list[str], shown: str, num
     converse(ScriptedClient(script=script), conversation)
 
 
-def test_call_is_text_where_no_tools_were_offered() -> None:
+def test_call_stays_text_when_no_tools_were_offered() -> None:
     client = _said(CALL)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -225,7 +225,7 @@ def test_incomplete_message_is_refused(message: dict[str, object]) -> None:
     st.lists(st.sampled_from([CALL, OPENING, CLOSING, "<tool", "a", " ", "\n", "<", "{}", '"', "\\"]), max_size=8),
     st.data(),
 )
-def test_finder_says_the_same_however_the_text_is_cut(parts: list[str], data: st.DataObject) -> None:
+def test_finder_gives_the_same_calls_however_the_text_is_split(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -233,7 +233,7 @@ def test_finder_says_the_same_however_the_text_is_cut(parts: list[str], data: st
 
 
 def _found(pieces: list[str]) -> list[str]:
-    """Calls by their place, and the text between them."""
+    """Return the calls by their place, and the text between them."""
     finder = ToolCallFinder({"weather"})
     found = [part for piece in pieces for part in finder.push(piece)] + finder.flush(is_cut=False)
     joined = [""]
@@ -252,8 +252,8 @@ def test_finder_gives_up_a_call_that_does_not_end(monkeypatch: pytest.MonkeyPatc
     assert finder.push("on") == ["on"]
 
 
-def test_finder_looks_once_at_what_a_held_call_says() -> None:
-    """Else each token of a long call would cost a gateway what the whole call does."""
+def test_finder_reads_each_part_of_a_held_call_once() -> None:
+    """Otherwise each token of a long call would cost a gateway as much as the whole call."""
     finder = ToolCallFinder({"weather"})
     finder.push(OPENING + '{"name": "weather", "arguments": {"city": "')
     assert finder.push("x") == []
@@ -265,7 +265,7 @@ def test_finder_looks_once_at_what_a_held_call_says() -> None:
     assert call.arguments == f'{{"city": "xx{CLOSING * 1000}x"}}'
 
 
-# as pydantic's models say it
+# in the form of pydantic's models
 CITY = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/City"}},
@@ -325,7 +325,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarForkS
     ],
     ids=lambda value: " ".join(f"{name}={on}" for name, on in value.items()) if isinstance(value, dict) else "",
 )
-def test_grammar_of_calls_allows_what_fits_and_nothing_else(
+def test_grammar_of_calls_allows_exactly_valid_calls(
     processes: GrammarForkServer, how: dict[str, Any], fit: list[str], unfit: list[str]
 ) -> None:
     found = {text: _is_allowed(processes, how, text) for text in (*fit, *unfit)}
@@ -333,7 +333,7 @@ def test_grammar_of_calls_allows_what_fits_and_nothing_else(
 
 
 def _is_allowed(processes: GrammarForkServer, how: dict[str, Any], text: str) -> bool:
-    """Return whether it can be written, and may end there."""
+    """Return whether the text can be written, and may end there."""
     process = GrammarProcess(processes, calls_grammar(TOOLS, **how))
     token_ids = list(byte_tokenizer()(text)["input_ids"])
     try:

@@ -1,4 +1,4 @@
-"""What a gateway knows of servers comes back after a restart; a file that is none costs the memory only."""
+"""A gateway's knowledge of servers returns after a restart; an invalid file costs only that knowledge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reputation_in(path: Path, network_id: str) -> Reputation | None:
     return reputation_memory(path, network_id).read(Reputation.from_dict)
 
 
-def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
+def test_reputation_is_restored_only_in_its_own_network(tmp_path: Path) -> None:
     path = tmp_path / "reputation.json"
     known = Reputation()
     known.note(PEER, "failed", NOW)
@@ -41,13 +41,13 @@ def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"network_id": "swarm", "servers": {"x": [1]}}', '{"network_id": "swarm", "servers": 7}']
 )
-def test_broken_file_costs_the_memory_only(tmp_path: Path, text: str) -> None:
+def test_broken_file_costs_only_the_stored_reputation(tmp_path: Path, text: str) -> None:
     path = tmp_path / "reputation.json"
     path.write_text(text)
     assert reputation_in(path, "swarm") is None
 
 
-def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:
+def test_evidence_of_a_wrong_answer_is_kept_with_the_server_s_reputation(tmp_path: Path) -> None:
     node = SimpleNamespace(
         metrics=Registry(),
         home=Home(tmp_path),

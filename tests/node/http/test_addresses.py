@@ -1,4 +1,4 @@
-"""Host names that a server answers to, and the addresses of callers behind proxies."""
+"""The host names that a server answers to, and the addresses of callers behind proxies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def asked(host: str, *, listened: str = "127.0.0.1", allowed: str = "") -> httpx
         *("gateway:8000", "attic.lan", "attic.lan.:80"),
     ],
 )
-def test_addresses_names_of_the_neighbourhood_and_its_own_are_let_in(host: str) -> None:
+def test_addresses_local_names_and_own_names_are_accepted(host: str) -> None:
     assert asked(host, listened="Attic.lan").text == "in"
 
 
@@ -90,11 +90,11 @@ def test_long_and_strange_names_are_not_repeated_whole() -> None:
         ("*", "whatever.example", 200),
     ],
 )
-def test_names_that_are_given_are_let_in(allowed: str, host: str, status: int) -> None:
+def test_configured_names_are_accepted(allowed: str, host: str, status: int) -> None:
     assert asked(host, allowed=allowed).status_code == status
 
 
-def test_what_is_no_name_cannot_be_given(tmp_path: Path) -> None:
+def test_invalid_configured_name_is_refused(tmp_path: Path) -> None:
     for name in ("https://swarm.example.org", "swarm.example.org:443", "a/b", "*x.org", "-x.org"):
         with pytest.raises(ConfigError, match="is not a host name"):
             resolve({"allowed_hosts": [name]}, env={}, file=None)
@@ -138,7 +138,9 @@ X = "x-forwarded-for"
         ("127.0.0.1", [(X, "," * 5000)], "127.0.0.1"),
     ],
 )
-def test_visitor_is_whom_a_trusted_proxy_names(client: str, headers: list[tuple[str, str]], visitor: str) -> None:
+def test_visitor_is_the_address_that_a_trusted_proxy_names(
+    client: str, headers: list[tuple[str, str]], visitor: str
+) -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
@@ -147,7 +149,7 @@ def test_visitor_is_whom_a_trusted_proxy_names(client: str, headers: list[tuple[
     scope = {"type": "http", "client": (client, 1), "headers": [(n.encode(), v.encode()) for n, v in headers]}
     for trusted in (TRUSTED, ()):
         asyncio.run(TrustedProxies(app, trusted)(scope, None, None))  # type: ignore[arg-type]
-    assert seen == [visitor, client], "without trusted proxies no header is believed"
+    assert seen == [visitor, client], "without trusted proxies no header counts"
 
 
 @pytest.mark.parametrize(("trusted", "statuses"), [(["127.0.0.1"], [200, 200, 429]), ([], [200, 429, 429])])
@@ -179,7 +181,7 @@ async def no_collector(_node: object) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("kind", [GatewayRole, DashboardRole])
-def test_what_gateways_and_dashboards_serve_is_behind_the_checks(
+def test_gateways_and_dashboards_check_names_and_addresses(
     kind: type[GatewayRole | DashboardRole], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = resolve({"trusted_proxies": ["127.0.0.1"], "port": "0"}, env={}, file=None)

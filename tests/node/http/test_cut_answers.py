@@ -1,4 +1,6 @@
-"""What a client is sent of an answer that is cancelled as its server ends, where it does not read or has it all."""
+"""Tests of what a client receives of an answer that is cancelled as its server ends, if the client does not read or has
+it all.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ def test_client_that_has_the_whole_answer_is_sent_nothing_more(headers: list[tup
     async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"all", "more_body": False})
-        await asyncio.Event().wait()  # as one that frees what it held
+        await asyncio.Event().wait()  # as a task that frees its resources
 
     assert [message["type"] for message in cut(answer)] == ["http.response.start", "http.response.body"]
 
 
-def test_client_that_does_not_read_is_waited_for_briefly_and_is_no_error() -> None:
+def test_client_that_does_not_read_is_waited_for_only_briefly_and_without_an_error() -> None:
     async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": STREAM})
         await asyncio.Event().wait()
@@ -32,7 +34,10 @@ def test_client_that_does_not_read_is_waited_for_briefly_and_is_no_error() -> No
 
 
 def cut(answer: object, *, reads: int = 10) -> list[Message]:
-    """Cancel the answer in its midst, and return what the client took. Fails if that ends with an error, or late."""
+    """Cancel the answer in the middle, and return what the client received.
+
+    Fails if that ends with an error, or late.
+    """
     taken: list[Message] = []
 
     async def send(message: Message) -> None:

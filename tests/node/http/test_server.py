@@ -1,4 +1,4 @@
-"""Connections that say nothing, too little or read nothing: closed in time, while others are answered."""
+"""Connections that send nothing or too little, or read nothing, are closed in time, while others are answered."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def _until_closed(opened: list[Streams], num: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_many_that_say_nothing_keep_nobody_out_and_the_oldest_give_way() -> None:
+def test_many_silent_connections_keep_nobody_out_and_the_oldest_are_closed() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         await openai.models.list()
         async with _connections(openai, 150) as opened:
-            # one of the 20 is the client's own, which is kept for having asked before
+            # one of the 20 is the client's own, which is kept since it has sent a request before
             await _until_closed(opened[:131], 131)
             assert await _num_closed(opened[131:]) == 0
             answer = await openai.completions.create(model="tiny", prompt="hi")
@@ -65,7 +65,7 @@ def test_connection_without_a_whole_head_is_closed_in_time(monkeypatch: pytest.M
     converse(ScriptedClient(), conversation)
 
 
-def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_with_a_dripping_second_head_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.2)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -81,7 +81,7 @@ def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest
 @pytest.mark.parametrize(
     "said", [b"no request\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: any\r\n\r\n"]
 )
-def test_what_strangers_say_is_not_logged(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_of_strangers_are_not_logged(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         async with _connections(openai, 3, said) as opened, asyncio.timeout(10):
             for reader, _ in opened:
@@ -108,7 +108,10 @@ def test_answer_longer_than_the_time_for_a_head_is_not_cut(monkeypatch: pytest.M
 def test_reader_that_stops_is_cut_off_and_everyone_else_answered(
     monkeypatch: pytest.MonkeyPatch, stream: bytes
 ) -> None:
-    """In a stream and in the middle of a long whole answer. The test's own buffer takes 128 KiB and no more."""
+    """The reader stops in a stream, or in the middle of a long whole answer.
+
+    The test's own buffer takes at most 128 KiB.
+    """
     monkeypatch.setattr(server, "HTTP_WRITE_TIMEOUT_S", 0.1)
     cut_off = asyncio.Event()
     lost = server.BoundedHttp.connection_lost
@@ -171,7 +174,7 @@ async def _is_listening(address: tuple[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_answers_that_run_when_the_server_ends_are_told_so_and_have_ended_with_it(
+def test_running_answers_are_ended_with_an_error_when_the_server_ends(
     is_cancelled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = ScriptedClient(scripts=[[ScriptedToken("a"), Hang()]] * 2)
@@ -230,7 +233,7 @@ def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.Mo
     assert server.default_max_connections() == server.MAX_CONNECTIONS
 
 
-def test_listen_on_a_name_that_leads_nowhere_says_what_the_resolver_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listen_on_a_name_that_does_not_resolve_reports_the_resolver_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_arguments: object, **_options: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -240,7 +243,7 @@ def test_listen_on_a_name_that_leads_nowhere_says_what_the_resolver_said(monkeyp
 
 
 @pytest.mark.parametrize("host", ["x" * 64, "attic..lan"])
-def test_name_that_no_name_server_can_be_asked_for_is_no_address(host: str) -> None:
+def test_name_that_dns_cannot_encode_has_no_address(host: str) -> None:
     for look_up in (server.is_local, lambda name: server.listen(name, 0)):
         with pytest.raises(StartError, match=f"^--host {host} is not an address of this machine: "):
             look_up(host)

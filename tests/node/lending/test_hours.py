@@ -1,4 +1,4 @@
-"""Hours of the day: which windows there are, whether a time lies in one, and when that changes."""
+"""Hours of the day: valid windows, whether a time is in one, and when that changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm_node.lending.lending import DAY_MIN, Window, is_open, next_change, pa
 
 @pytest.fixture(autouse=True, scope="module")
 def _berlin() -> Iterator[None]:
-    """A place with daylight saving time."""
+    """Let the machine be in a place with daylight saving time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Europe/Berlin")
         time.tzset()
@@ -43,9 +43,7 @@ NIGHT, NOON = parse_window("22:00-07:00"), parse_window("12:00-13:30")
         ("2026-10-25T14:00:00", False, "2026-10-25T22:00:00"),
     ],
 )
-def test_windows_over_midnight_and_at_noon_open_and_close_by_the_clock_on_the_wall(
-    at: str, open_: bool, until: str
-) -> None:
+def test_windows_over_midnight_and_at_noon_open_and_close_by_local_time(at: str, open_: bool, until: str) -> None:
     assert is_open((NIGHT, NOON), _at(at)) is open_
     assert next_change((NIGHT, NOON), _at(at)) == _at(until)
 
@@ -64,13 +62,13 @@ def test_window_in_the_hour_that_comes_twice_is_open_twice() -> None:
 @pytest.mark.parametrize(
     ("window", "at", "until"),
     [
-        ("02:30-06:00", "2026-03-29T01:45:00", "2026-03-29T03:00:00"),  # 02:30 is left out
+        ("02:30-06:00", "2026-03-29T01:45:00", "2026-03-29T03:00:00"),  # 02:30 does not exist
         ("01:00-02:30", "2026-03-29T01:45:00", "2026-03-29T03:00:00"),
         ("02:30-06:00", "2026-10-25T02:40:00", "2026-10-25T02:00:00"),  # 02:00 comes again
         ("01:00-02:15", "2026-10-25T02:40:00", "2026-10-25T02:00:00"),
     ],
 )
-def test_clock_that_is_changed_opens_and_closes_a_window(window: str, at: str, until: str) -> None:
+def test_change_of_the_clock_opens_and_closes_a_window(window: str, at: str, until: str) -> None:
     windows, change = [parse_window(window)], datetime.fromisoformat(until).replace(fold=1).timestamp()
     assert next_change(windows, _at(at)) == change
     assert is_open(windows, change) != is_open(windows, change - 1)
@@ -95,7 +93,7 @@ def test_next_change_is_the_first_minute_that_differs(pairs: list[tuple[int, int
     assert at < change <= at + 2 * 86_400 + 3600
     assert is_open(windows, change) != is_open(windows, at)
     for share in (0.1, 0.5, 0.9):
-        if change - at < 3000:  # within an hour no clock is changed twice
+        if change - at < 3000:  # no clock is changed twice within an hour
             assert is_open(windows, at + share * (change - at) // 60 * 60) == is_open(windows, at)
 
 
@@ -115,7 +113,7 @@ def test_next_change_is_the_first_minute_that_differs(pairs: list[tuple[int, int
         "٢٢:00-07:00",
     ],
 )
-def test_what_is_no_time_of_the_day_is_refused(text: str) -> None:
+def test_invalid_time_of_the_day_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^is (not a|an empty) range"):
         parse_window(text)
 

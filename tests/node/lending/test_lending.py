@@ -50,7 +50,7 @@ def test_month_is_counted_over_restarts_and_begins_anew_with_the_next(tmp_path: 
 
 
 @pytest.mark.parametrize("wrong", ["1970-01-01T12:00:00", "2026-12-01T00:00:01", "2038-01-19T00:00:00"])
-def test_clock_that_is_wrong_for_a_while_has_no_month_counted_anew(tmp_path: Path, wrong: str) -> None:
+def test_month_is_not_counted_anew_when_the_clock_is_wrong_for_a_while(tmp_path: Path, wrong: str) -> None:
     path = tmp_path / "traffic.json"
     lending, traffic = _lending(path, 10 * GB)
     traffic.sent_in_turn("peer", 2 * GB)
@@ -68,7 +68,7 @@ def test_clock_that_is_wrong_for_a_while_has_no_month_counted_anew(tmp_path: Pat
     assert _lending(path, 10 * GB)[0].month.num_bytes == 3 * GB
 
 
-def test_last_save_waits_for_the_one_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_save_waits_for_the_running_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, log = tmp_path / "traffic.json", list[str]()
     is_writing, may_write = threading.Event(), threading.Event()
 
@@ -97,7 +97,7 @@ def test_last_save_waits_for_the_one_that_is_under_way(tmp_path: Path, monkeypat
     assert list(json.loads(path.read_text())["months"].values()) == [GB]
 
 
-def test_only_the_months_that_were_counted_last_are_remembered(tmp_path: Path) -> None:
+def test_only_the_last_months_are_kept(tmp_path: Path) -> None:
     lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
     traffic.sent_in_turn("peer", GB)
     for year in range(2000, 2026):
@@ -161,7 +161,7 @@ def test_broken_file_is_counted_anew_with_a_warning(
     assert "the month's traffic is lost" in caplog.text
 
 
-def test_disk_that_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     MonthlyTraffic(tmp_path / "nowhere" / "traffic.json", NOW).save()
     assert "the month's traffic" in caplog.text
 

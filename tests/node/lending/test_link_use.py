@@ -1,4 +1,4 @@
-"""The rates at which a node sends and receives of late."""
+"""The rates at which a node has sent and received lately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm.testing import virtual_time
 from swarm_node.lending.traffic_count import NUM_SAMPLES, SAMPLE_S, LinkUse, keep_sampling
 
 
-def test_use_is_what_passed_since_the_oldest_sample_with_what_the_wire_adds() -> None:
+def test_use_is_the_traffic_since_the_oldest_sample_with_protocol_overhead() -> None:
     traffic = Traffic()
     use = LinkUse(traffic)
     traffic.sent_in_turn("peer", 10**9)
@@ -23,7 +23,7 @@ def test_use_is_what_passed_since_the_oldest_sample_with_what_the_wire_adds() ->
     assert use.bytes_per_s(7.0) == pytest.approx((1_500 * OVERHEAD, 500 * OVERHEAD))
 
 
-def test_what_is_relayed_comes_in_and_goes_out() -> None:
+def test_relayed_bytes_count_in_both_directions() -> None:
     async def main() -> None:
         traffic = Traffic()
         use = LinkUse(traffic)
@@ -34,7 +34,7 @@ def test_what_is_relayed_comes_in_and_goes_out() -> None:
     asyncio.run(main())
 
 
-def test_use_of_long_ago_is_forgotten() -> None:
+def test_old_use_is_dropped() -> None:
     async def main() -> tuple[float, float]:
         traffic = Traffic()
         use = LinkUse(traffic)

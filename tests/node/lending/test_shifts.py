@@ -1,4 +1,4 @@
-"""A role works while its node lends, ends as when it leaves, and begins again by itself; on virtual time."""
+"""A role works while its node lends, ends as when the node leaves, and begins again by itself, in virtual time."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_th
 
 def test_steps_of_a_shift_follow_those_of_the_shift_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Helper(Work):
-        """Does its steps once it has found work, as a node that looks for work does; in the second shift."""
+        """Reports its steps only once it has found work, in the second shift, as a node that looks for work does."""
 
         async def run(self, node: Node) -> None:
             if self.log:

@@ -1,4 +1,4 @@
-"""The share of a memory limit that the model gets; the bench for memory checks the sum on a real node."""
+"""The share of a memory limit that the model gets; the memory bench checks the sum on a real node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize("told", [700 * MIB, 2**30, 6 * 2**30, 2**40])
-def test_share_of_told_memory_leaves_what_is_held_and_what_is_worked_with(told: int) -> None:
+def test_share_of_a_memory_limit_leaves_the_held_and_the_working_memory(told: int) -> None:
     held = 480 * MIB
     share = share_of_limit(told, held)
     assert share.cache_bytes == share.model_bytes
     assert 0 < share.model_bytes <= told - held - WORKING_BYTES
-    assert share.waiting_bytes >= limits.MAX_MESSAGE_BYTES  # else no message of the largest kind is ever taken
+    assert share.waiting_bytes >= limits.MAX_MESSAGE_BYTES  # otherwise no message of the largest kind is ever accepted
     assert share_of_limit(told + MIB, held).model_bytes > share.model_bytes
 
 
@@ -40,6 +40,6 @@ def test_share_of_free_memory_leaves_some_to_the_owner() -> None:
 
 def test_held_memory_grows_with_what_is_allocated() -> None:
     before = resident_bytes()
-    with mmap.mmap(-1, 64 * MIB) as kept:  # not of the heap, which may have as much to spare
+    with mmap.mmap(-1, 64 * MIB) as kept:  # not from the heap, which may have free room
         kept.write(b"x" * (64 * MIB))
         assert resident_bytes() - before > 48 * MIB

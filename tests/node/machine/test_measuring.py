@@ -1,4 +1,4 @@
-"""A machine that was measured while it was busy is measured again when its node is idle."""
+"""A machine that was busy when it was measured is measured again when its node is idle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEST = Speeds(prefill_tokens_per_s=9000.0, decode_tokens_per_s=1890.0, training_
 
 
 def node_of(folder: Path) -> Any:
-    """All of a node that measuring needs."""
+    """Return a stand-in for the parts of a node that measuring needs."""
     announced: list[Speeds] = []
 
     async def announce() -> None:
@@ -48,7 +48,9 @@ def node_of(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("drawn", [1.0, 1.5, 2.0])
-def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_node_announces_the_better_measurement(
+    drawn: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def measured(_node: object) -> Speeds:
         return FAST
 
@@ -62,7 +64,7 @@ def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkey
         await asyncio.sleep(2 * probe.FIRST_S)
         assert node.announced == [FAST]
         await asyncio.sleep(probe.AGAIN_S - 2 * probe.FIRST_S)
-        assert node.announced == [FAST], "that was not long ago"
+        assert node.announced == [FAST], "the last measurement was not long ago"
         await asyncio.sleep(probe.AGAIN_S + 2 * probe.FIRST_S)
         assert len(node.announced) > 1
         task.cancel()
@@ -73,7 +75,7 @@ def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("num_sessions", "tokens_per_s", "idle"), [(0, 0.0, True), (1, 0.0, False), (0, 3.0, False)])
-def test_server_is_idle_while_it_answers_nobody(
+def test_server_is_idle_while_it_answers_no_request(
     tmp_path: Path, num_sessions: int, tokens_per_s: float, idle: bool
 ) -> None:
     node = node_of(tmp_path)
@@ -83,14 +85,14 @@ def test_server_is_idle_while_it_answers_nobody(
     assert probe.is_idle(node) is idle
 
 
-def test_measured_again_the_better_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_better_measurement_is_kept_when_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for found, told in ((SLOW, SLOW), (FAST, BEST), (SLOW, BEST)):
         monkeypatch.setattr(probe, "measure", lambda _device, found=found: found)
         assert probe.measure_again("cpu", tmp_path, 0) == told
     assert probe.examine("cpu", tmp_path, probe="auto", threads=0).speeds == BEST
 
 
-def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
+def test_measurement_runs_in_a_separate_process(tmp_path: Path) -> None:
     speeds = asyncio.run(probe.measured_apart(node_of(tmp_path)))
     assert speeds is not None
     assert min(speeds.prefill_tokens_per_s, speeds.decode_tokens_per_s, speeds.training_tokens_per_s) > 0
@@ -108,7 +110,7 @@ def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
         ("""print('{"prefill_tokens_per_s": -1}')""", "-1 is not a speed"),
     ],
 )
-def test_a_process_that_fails_or_answers_without_sense_is_no_measurement(
+def test_process_that_fails_or_returns_invalid_values_is_no_measurement(
     program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(probe, "_PROGRAM", program)
@@ -118,7 +120,7 @@ def test_a_process_that_fails_or_answers_without_sense_is_no_measurement(
     assert reason in line
 
 
-def test_a_process_that_cannot_be_started_is_no_measurement(
+def test_process_that_cannot_be_started_is_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(probe.sys, "executable", str(tmp_path / "gone"))
@@ -136,7 +138,7 @@ class Looks(SeedRole):
 
 
 @pytest.mark.parametrize(("probe_flag", "num_measured"), [("auto", 1), ("off", 0)])
-def test_daemon_measures_again_unless_it_is_told_not_to(
+def test_daemon_measures_again_unless_the_setting_forbids_it(
     probe_flag: str, num_measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[Node] = []

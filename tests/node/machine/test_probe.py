@@ -26,7 +26,7 @@ def test_examine_measures_once_and_remembers(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"key": 1}', "not json"])
-def test_examine_with_a_damaged_memory_measures_again(
+def test_examine_measures_again_when_the_stored_result_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     (tmp_path / "probe.json").write_text(damage)
@@ -35,7 +35,9 @@ def test_examine_with_a_damaged_memory_measures_again(
     assert json.loads((tmp_path / "probe.json").read_text())["speeds"]["prefill_tokens_per_s"] == 1
 
 
-def test_examine_remembered_nonsense_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examine_measures_again_when_the_stored_values_are_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(probe, "measure", lambda device: Speeds(prefill_tokens_per_s=1.0))
     probe.examine("cpu", tmp_path, probe="auto", threads=0)
     kept = json.loads((tmp_path / "probe.json").read_text())
@@ -44,7 +46,7 @@ def test_examine_remembered_nonsense_is_measured_again(tmp_path: Path, monkeypat
     assert probe.examine("cpu", tmp_path, probe="auto", threads=0).speeds.prefill_tokens_per_s == 1
 
 
-def test_examine_that_remembers_says_since_when(
+def test_examine_says_when_a_stored_result_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(probe, "measure", lambda device: Speeds(prefill_tokens_per_s=1.0))
@@ -54,7 +56,7 @@ def test_examine_that_remembers_says_since_when(
         assert caplog.text.count("; --probe fresh measures again") == num_told
 
 
-def test_examine_fresh_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examine_measures_when_fresh_and_never_when_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([Speeds(decode_tokens_per_s=1.0), Speeds(decode_tokens_per_s=2.0)])
     monkeypatch.setattr(probe, "measure", lambda device: next(speeds))
     for decode in (1, 2):
@@ -69,7 +71,7 @@ def test_measure_is_bounded_in_time() -> None:
     assert time.perf_counter() - since < 3 * probe.BUDGET_S + 10
 
 
-def test_choose_device_that_is_not_there_names_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_device_names_the_present_devices_when_the_given_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="there is no cuda device") as error:
         probe.choose_device("cuda")

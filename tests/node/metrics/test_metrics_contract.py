@@ -12,12 +12,12 @@ from swarm_node.metrics.metric_contract import METRICS
 from swarm_node.metrics.metric_registry import Reading, Registry
 
 
-def test_docs_of_metrics_are_what_the_code_says() -> None:
+def test_docs_of_metrics_equal_the_code() -> None:
     page = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
     assert page.read_text(encoding="utf-8") == script("contracts").metrics_page(), "run docs/contracts.py"
 
 
-def test_each_metric_is_named_as_prometheus_does_and_says_when_it_moves() -> None:
+def test_each_metric_has_a_prometheus_name_and_says_when_it_changes() -> None:
     for name, spec in METRICS.items():
         assert re.fullmatch(r"(swarm|process)(_[a-z0-9]+)+", name)
         assert name.endswith("_total") == (spec.kind == "counter"), name
@@ -45,7 +45,7 @@ def test_source_is_read_at_each_exposition_and_only_while_its_context_lasts() ->
     assert _sample(registry, "swarm_node_num_peers") is None
 
 
-def test_what_is_not_in_the_contract_is_a_bug() -> None:
+def test_metric_outside_the_contract_is_a_bug() -> None:
     registry = Registry()
     with pytest.raises(AssertionError, match="not in the contract"):
         registry.counter("swarm_new_total")

@@ -1,4 +1,4 @@
-"""Requests and rounds as spans: in memory, and received by a real collector's HTTP end."""
+"""Requests and rounds as spans, in memory and received by a real collector's HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_request_has_a_span_for_each_hop_and_each_loss_laid_end_to_end() -> None
     assert request.resource.attributes["service.instance.id"] == "me"
 
 
-def test_request_that_failed_says_so_and_has_a_trace_of_its_own() -> None:
+def test_failed_request_is_marked_and_has_its_own_trace() -> None:
     traces, exporter = collected()
     for number in range(2):
         traces.request(f"r{number}", "tiny", began_at=1.0, ended_at=2.0, choices=[], error=TimeoutError("secret"))
@@ -97,7 +97,7 @@ def test_round_has_its_phases_and_the_attempts_that_failed_before() -> None:
     assert later.events == ()
 
 
-def test_without_a_collector_nothing_is_done_or_imported() -> None:
+def test_tracing_does_and_imports_nothing_without_a_collector() -> None:
     assert open_traces("", {}) is NO_TRACES
     NO_TRACES.request("r", "tiny", began_at=1.0, ended_at=2.0, choices=[TRACE], error=None)
     NO_TRACES.outer_step("run", OUTER_STEP, PHASES_S, 1.0)
@@ -105,7 +105,7 @@ def test_without_a_collector_nothing_is_done_or_imported() -> None:
     NO_TRACES.close()
 
 
-def test_without_the_extra_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_names_the_missing_package_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def lacking(name: str, *arguments: Any, **more: Any) -> Any:
@@ -119,7 +119,7 @@ def test_without_the_extra_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Collector(HTTPServer):
-    """OTLP over HTTP, as far as it takes to read what comes."""
+    """An OTLP endpoint over HTTP that can read the spans it receives."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, ExportTraceServiceRequest]] = []
@@ -176,7 +176,7 @@ def test_spans_reach_a_real_collector_before_close_returns(by: str, monkeypatch:
         assert collector.names == [*PHASES_S, "outer step"]
 
 
-def test_gateway_sends_a_span_of_each_request_that_it_answered() -> None:
+def test_gateway_sends_a_span_for_each_answered_request() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         await openai.completions.create(model="tiny", prompt="hi")
         with pytest.raises(APIStatusError):

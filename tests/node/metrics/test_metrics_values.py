@@ -14,7 +14,7 @@ SUFFIXES = re.compile(r"_(bucket|count|sum|created)$")
 def test_every_metric_of_the_contract_is_exposed_and_no_other() -> None:
     found = {sample.name for sample in whole_exposition()}
     families = {name if name in METRICS else SUFFIXES.sub("", name) for name in found}
-    # what counts the time of a counter's birth is prometheus_client's own
+    # prometheus_client adds the time of a counter's creation itself
     known = {name.removesuffix("_total") for name in METRICS} | set(METRICS)
     assert families <= known
     assert {name for name in METRICS if name not in families} == set()
@@ -84,7 +84,7 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
 ]
 
 
-def test_values_are_the_sources() -> None:
+def test_values_equal_those_of_their_sources() -> None:
     found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in whole_exposition()}
     wrong = {
         (name, *labels.values()): found.get((name, tuple(sorted(labels.items()))))

@@ -1,4 +1,4 @@
-"""The needs of a network, computed from its records: thinnest first."""
+"""The needs of a network, computed from its records, the thinnest first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def look(
     )
 
 
-def test_a_model_with_a_gap_comes_before_a_run_of_one_and_that_before_two_servers() -> None:
+def test_needs_rank_a_model_with_a_gap_before_a_run_of_one_and_that_before_two_servers() -> None:
     whole = {"a": server(0, 4), "b": server(0, 4)}
     found = needs(
         look({"gap": {"a": server(0, 3)}, "thin": {"a": server(0, 4)}, "whole": whole}, {"story": {"a": trainer()}}),
@@ -54,14 +54,14 @@ def test_a_model_with_a_gap_comes_before_a_run_of_one_and_that_before_two_server
     ]
 
 
-def test_only_who_stays_counts_and_never_this_node_itself() -> None:
+def test_needs_count_only_nodes_that_stay_and_never_this_one() -> None:
     servers = {"a": server(0, 2), "b": server(2, 4, state="draining"), "me": server(2, 4)}
     [need] = needs(look({"tiny": servers}, {"done": {"a": trainer("finished"), "b": trainer("leaving")}}), "me")
     assert (need.name, need.num_helpers) == ("tiny", 0)
     assert needs(look({"tiny": {"me": server(0, 4)}}, {"mine": {"me": trainer()}}), "me") == []
 
 
-def test_a_model_is_what_most_of_its_servers_have_with_the_sources_that_these_name() -> None:
+def test_need_for_a_model_has_the_revision_and_sources_of_most_servers() -> None:
     servers = {
         "a": server(0, 4),
         "b": server(0, 2),
@@ -76,7 +76,7 @@ def test_a_model_is_what_most_of_its_servers_have_with_the_sources_that_these_na
     assert need.num_helpers == 3
 
 
-def test_a_run_counts_those_that_join_it() -> None:
+def test_need_for_a_run_counts_nodes_that_are_joining() -> None:
     [need] = needs(look({}, {"story": {"a": trainer("joining"), "b": trainer(), "c": trainer("leaving")}}), "me")
     assert isinstance(need, RunNeed)
     assert need.num_helpers == 2

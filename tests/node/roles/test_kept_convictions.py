@@ -1,4 +1,4 @@
-"""A node keeps evidence about servers in its home, and tells of it: event, status, `swarm-node evidence`."""
+"""A node keeps evidence about servers in its home, and reports it: event, status, `swarm-node evidence`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Events(list[dict[str, Any]]):
         self.append({"event": name, **fields})
 
 
-def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
+def test_convicted_server_is_reported_shown_counted_and_kept_over_a_restart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events, registry = Events(), Registry()
@@ -65,14 +65,14 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
     assert "lied: it signed a wrong proof that it holds weights of tiny" in capsys.readouterr().err
 
 
-def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_convicts_nobody_is_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ConvictedServersFolder(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
     (path,) = files_of_networks(tmp_path)
     assert cli.run(["evidence", "verify", str(path)]) == 1
     assert "proves nothing: the statement is correct" in capsys.readouterr().err
 
 
-def test_folder_gives_what_it_kept_of_its_network_and_removes_what_a_crash_left(tmp_path: Path) -> None:
+def test_folder_returns_its_network_s_evidence_and_removes_what_a_crash_left(tmp_path: Path) -> None:
     folder, data = ConvictedServersFolder(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
     folder.keep(LIAR.peer_id, data)
     (kept,) = files_of_networks(tmp_path / "here")
@@ -87,14 +87,14 @@ def test_folder_gives_what_it_kept_of_its_network_and_removes_what_a_crash_left(
     assert sorted(path.name for path in kept.parent.iterdir()) == ["another.evidence", "broken.evidence"]
 
 
-def test_evidence_of_another_network_takes_no_place_and_is_listed(
+def test_evidence_of_another_network_displaces_none_and_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server may lie in both, under one key; one network's evidence is not displaced by the other's."""
+    """A server may lie in both with one key, and evidence of one network must not displace that of the other."""
     monkeypatch.setattr(limits, "MAX_SERVER_BANS", 4)
     full, here = ConvictedServersFolder(tmp_path, "another"), ConvictedServersFolder(tmp_path, "test")
     theirs, ours = against(LIAR, "another", 1e9), against(LIAR, "test", 1e9)
-    for name in "ABCD":  # before the liar's, by name
+    for name in "ABCD":  # sorts before the liar's name
         full.keep(name, theirs)
     here.keep(LIAR.peer_id, ours)
     full.keep(LIAR.peer_id, theirs)

@@ -1,4 +1,4 @@
-"""The decisions of the roles without a network: names, rates, relays, invitations and reachability."""
+"""The roles' decisions without a network: names, rates, relays, invitations and reachability."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
 
 
 @pytest.mark.parametrize("relay", ["auto", "use", "none"])
-def test_volunteer_is_relayed_as_its_setting_says_and_a_seed_relays(relay: str) -> None:
+def test_volunteer_uses_relays_as_its_setting_says_and_a_seed_relays(relay: str) -> None:
     told = config(peers=(FAR,), relay=relay)
     assert VolunteerRole(told).relay(told) == StandbyRole(told).relay(told) == relay
     assert SeedRole(told).relay(told) == "serve"
@@ -59,7 +59,7 @@ def test_volunteer_is_relayed_as_its_setting_says_and_a_seed_relays(relay: str) 
     ("rights", "way"),
     [(("join", "ask"), "ask the network's owner"), (RIGHTS, "restart this node without --take, or with")],
 )
-def test_node_without_work_says_only_what_leads_to_work(rights: tuple[Right, ...], way: str) -> None:
+def test_node_without_work_prints_only_what_leads_to_work(rights: tuple[Right, ...], way: str) -> None:
     node = MagicMock(config=config(invite=Owner().invite(*rights), origins={"take": "--take"}), work_end=Shutdown())
     node.work_end.request("Ctrl-C")
     asyncio.run(StandbyRole(node.config).run(node))
@@ -74,13 +74,13 @@ def test_token_rate_is_over_the_last_seconds() -> None:
     assert rate.update(7.0, 10) == 0
 
 
-def test_model_name_is_the_directorys() -> None:
+def test_model_name_is_that_of_its_directory() -> None:
     assert model_name(Path("/models/tiny-1")) == "tiny-1"
     with pytest.raises(ConfigError, match="cannot be served under its own name"):
         model_name(Path("/models/tiny one"))
 
 
-def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_serving_ends_the_node_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     volunteer = AsyncMock(failure=None, server=MagicMock(start_block=0, end_block=1, sessions=(), num_tokens=0))
     monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", lambda *_, **__: volunteer)
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
@@ -100,7 +100,7 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     virtual_time.run(scene())
 
 
-def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
+def test_finished_training_says_for_whom_and_how_long_it_stays() -> None:
     err = io.StringIO()
 
     async def scene() -> None:
@@ -159,7 +159,9 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
         ("relay", [FAR], "behind a NAT or a firewall: direct paths to peers that allow them"),
     ],
 )
-def test_explain_says_what_is_in_the_way_and_how_to_open_it(found: Reachability, addrs: list[str], words: str) -> None:
+def test_explain_says_what_blocks_connections_and_how_to_allow_them(
+    found: Reachability, addrs: list[str], words: str
+) -> None:
     assert words in str(reachability.explain(found, addrs, listens=True, is_symmetric=False))
 
 
@@ -171,5 +173,5 @@ def test_explain_names_a_symmetric_nat_and_a_node_without_a_listener() -> None:
         assert "--listen" in explained.remedy
 
 
-def test_explain_of_a_node_that_all_reach_has_no_remedy() -> None:
+def test_explain_of_a_reachable_node_has_no_remedy() -> None:
     assert reachability.explain("public", [FAR], listens=True, is_symmetric=True).remedy == ""

@@ -1,4 +1,4 @@
-"""A run is refused at the start only where its members would refuse this node for certain."""
+"""A run is refused at the start only if its members would certainly refuse this node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE, EXPIRED = "takes only nodes with an invitation, and this node has none", "
 
 
 def told(home: Path, run_id: str = "", *lifetimes_s: float) -> Config:
-    """Return the settings of a node with invitations to the run that end after so many seconds."""
+    """Return the settings of a node whose invitations to the run expire after these seconds."""
     if not lifetimes_s:
         return resolve({"home": str(home)}, env={})
     begun = time.time() - 3600.0
@@ -45,10 +45,10 @@ def told(home: Path, run_id: str = "", *lifetimes_s: float) -> Config:
         ((-60.0,), False, True, ""),
     ],
 )
-def test_run_that_requires_invitations_is_refused_by_a_node_that_cannot_enter(
+def test_run_that_requires_invitations_is_refused_at_a_node_that_cannot_enter(
     lifetimes_s: tuple[float, ...], is_listed: bool, has_trained: bool, refusal: str, tmp_path: Path
 ) -> None:
-    """It would follow the run for as long as this lasts, and no step would count its work."""
+    """It would follow the run for all that time, and no step would count its work."""
     listed = (NODE.peer_id,) if is_listed else ()
     run = sign_run(RunConfig(name="story", invitations="required", admission=listed), AUTHOR, issued_at=1)
     if has_trained:
@@ -63,7 +63,7 @@ def test_run_that_requires_invitations_is_refused_by_a_node_that_cannot_enter(
     check_may_enter(open_run, config, NODE.peer_id)
 
 
-def test_run_of_named_peers_is_refused_by_others_whatever_they_were_given(tmp_path: Path) -> None:
+def test_run_of_named_peers_is_refused_at_others_with_any_invitation(tmp_path: Path) -> None:
     run = sign_run(RunConfig(name="story", admission=(NODE.peer_id, AUTHOR.peer_id)), AUTHOR, issued_at=1)
     keep_copy(Home(tmp_path), run)
     config = told(tmp_path, run.run_id, 60.0)

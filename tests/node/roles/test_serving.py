@@ -19,7 +19,7 @@ from swarm_node.shutdown import Shutdown
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_reports_its_blocks_before_it_loads_them(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     err = io.StringIO()
     emitter = Emitter(json=False, err=err)
     node = MagicMock(work_end=Shutdown(), emitter=emitter, steps=StartupSteps(emitter, VolunteerRole.num_steps))
@@ -30,7 +30,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
         server.record.num_blocks, server.record.revision = 32, "ab"
 
         async def start() -> None:
-            await asyncio.to_thread(options.bring, 15, 16)  # to be measured
+            await asyncio.to_thread(options.bring, 15, 16)  # the time of a measurement
             decision = PlacementDecision(start=12, end=20, reason="as told")
             on_choice(decision)
             await asyncio.to_thread(options.bring, 12, 20)
@@ -59,7 +59,9 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
 
 
 def test_serving_goes_on_while_the_server_moves_and_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has none where there is no memory for both spans, and loading one takes longer than a status stays."""
+    """A server without memory for both spans has no record meanwhile, and loading takes longer than a status
+    is valid.
+    """
     err = io.StringIO()
     node = MagicMock(work_end=Shutdown(), emitter=Emitter(json=False, err=err))
     node.network.network_id = "test"

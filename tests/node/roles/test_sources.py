@@ -1,4 +1,4 @@
-"""Models of a hub: which files are loaded and what is reported; and the copies of run files in a home."""
+"""Models of a hub: which files are loaded and reported. Copies of run files in a home."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_parse_model_tells_directories_from_ids(text: str, model: Path | HubId) 
     assert model_name(model) == model.name
 
 
-def test_parse_model_of_a_directory_that_is_there_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parse_model_of_an_existing_directory_is_that_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "someone" / "tiny").mkdir(parents=True)
     assert parse_model("someone/tiny") == tmp_path / "someone" / "tiny"
@@ -73,7 +75,7 @@ def test_every_dtype_of_a_server_can_be_chosen() -> None:
         resolve({"dtype": "float8"}, env={})
 
 
-def test_source_on_a_hub_brings_what_is_asked_for_and_says_so(hub: Hub, tmp_path: Path) -> None:
+def test_source_on_a_hub_downloads_what_is_requested_and_reports_it(hub: Hub, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     source = find_source(HubId(MODEL), Home(tmp_path / "home"), lambda *progress: seen.append(progress))
     assert source.directory == tmp_path / "home" / "cache" / "models" / MODEL.replace("/", "--") / COMMIT
@@ -85,24 +87,24 @@ def test_source_on_a_hub_brings_what_is_asked_for_and_says_so(hub: Hub, tmp_path
     assert seen[-1][0] == seen[-1][1] > 0
 
 
-def test_source_that_no_hub_has_could_have_been_a_directory(hub: Hub, tmp_path: Path) -> None:
+def test_error_of_an_unknown_hub_model_mentions_a_missing_directory(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the hub has no model modles/tiny: check its name") as caught:
         find_source(HubId("modles/tiny"), Home(tmp_path / "home"), lambda *_: None)
     assert caught.value.remedy.endswith("there is no directory modles/tiny here either")
 
 
-def test_source_on_this_machine_is_used_as_it_is(tmp_path: Path) -> None:
+def test_source_on_this_machine_is_used_without_a_download(tmp_path: Path) -> None:
     source = find_source(tmp_path, Home(tmp_path / "home"), lambda *_: pytest.fail("nothing is brought"))
     source.fetch_blocks(0, 1)
     assert source.directory == tmp_path
 
 
-def test_reports_say_the_beginning_the_end_and_little_in_between() -> None:
+def test_download_reports_its_beginning_its_end_and_little_in_between() -> None:
     seen: list[int] = []
     now_s = 0.0
     reports = ProgressReports(lambda num_bytes, _total: seen.append(num_bytes), clock=lambda: now_s)
     reports(100, 100)
-    assert not seen, "all was there"
+    assert not seen, "all files were there"
     for num_bytes in range(0, 101, 10):
         now_s += REPORT_S / 4
         reports(num_bytes, 100)
@@ -115,7 +117,7 @@ Scene = Callable[[VolunteerOptions, Path], None]
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> None:
-    """Let `ModelServing` serve MODEL, with `scene` in place of the volunteer's start; it is left right after."""
+    """Let `ModelServing` serve MODEL, with `scene` in place of the volunteer's start, and leave at once."""
 
     def volunteer(*arguments: object, options: VolunteerOptions, **_others: object) -> AsyncMock:
         directory = arguments[2]
@@ -143,7 +145,7 @@ def node_in(tmp_path: Path) -> MagicMock:
 
 
 @pytest.mark.usefixtures("hub")
-def test_serving_a_model_of_a_hub_has_its_blocks_and_tells_of_the_download(
+def test_serving_a_model_of_a_hub_reports_its_blocks_and_the_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = node_in(tmp_path)
@@ -196,7 +198,7 @@ def test_plan_of_a_model_of_a_hub_needs_no_weights_and_knows_their_dtype(
     assert "the hub has no model no/such" in capsys.readouterr().err
 
 
-def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path: Path) -> None:
+def test_serving_uses_no_more_memory_than_the_machine_has_whatever_the_setting(tmp_path: Path) -> None:
     node = node_in(tmp_path)
     node.hardware.memory_bytes = 2**33
     assert _options(node, "float32", None).max_bytes < 2**33
@@ -207,7 +209,7 @@ def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path
 RUN = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_000)
 
 
-def test_copy_is_the_run_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+def test_copy_of_a_run_is_equal_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert kept_copy(home, RUN.run_id) is None
     keep_copy(home, RUN)

@@ -1,4 +1,4 @@
-"""What a node reports and saves of its training: events for scripts, and the members that it waits for."""
+"""Tests of what a node reports and saves of its training: events for scripts, and the members that it waits for."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_status_names_a_few_of_those_that_the_run_waits_for(waiting: Waiting | N
     assert (status.waits_for, status.waits_s) == (waits_for, waiting.seconds if waiting else 0.0)
 
 
-def test_status_is_told_for_whom_the_trainer_waits_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_the_members_that_a_trainer_waits_for_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing() -> None: ...
 
     async def made() -> Any:
@@ -159,12 +159,12 @@ def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]
 
 
 def test_state_that_the_run_goes_on_from_is_saved_again_with_the_resume_order(tmp_path: Path) -> None:
-    """A member that forgets the order at a restart has promised votes that it then cannot keep."""
+    """Otherwise a member that forgets the order at a restart could not keep the votes that it has promised."""
     saved: list[PendingCheckpoint] = []
     training = make_training(tmp_path, io.StringIO(), saved)
     training._tell(Admitted(step=5, group=("a", "b")))
     training._tell(Admitted(step=5, group=("a", "b")))
-    assert [each.certificate for each in saved] == [b"before"], "the same state again is not written again"
+    assert [each.certificate for each in saved] == [b"before"], "the same state must not be written again"
     cast("Any", training._trainer).certificate = b"order"
     training._tell(RESUMED)
     assert [each.certificate for each in saved] == [b"before", b"order"]
@@ -177,7 +177,7 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
     assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step
 
 
-def test_invitation_that_does_not_count_is_a_warning_and_the_steps_of_probation_are_told_in_words(
+def test_invalid_invitation_is_a_warning_and_the_steps_of_probation_are_reported(
     tmp_path: Path,
 ) -> None:
     out = io.StringIO()
@@ -218,7 +218,7 @@ def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(
     assert (status.endorsed_step, status.endorses_other) == (8, True)
 
 
-def test_newcomer_that_waits_for_what_the_author_has_endorsed_does_not_train_yet(tmp_path: Path) -> None:
+def test_newcomer_does_not_train_while_it_waits_for_the_endorsed_state(tmp_path: Path) -> None:
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
     training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, has_joined=False))
@@ -231,7 +231,7 @@ def test_newcomer_that_waits_for_what_the_author_has_endorsed_does_not_train_yet
     assert "training" in [json.loads(line)["event"] for line in out.getvalue().splitlines()]
 
 
-def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> None:
+def test_convicted_member_is_reported_counted_and_in_the_status(tmp_path: Path) -> None:
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
     reason = "it signed a wrong result of part 1"
@@ -251,7 +251,7 @@ def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> N
     assert b"swarm_trainer_convicted_total 1" in training._node.metrics.exposition()
 
 
-def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
+def test_slow_link_is_reported_once_while_it_lasts_and_is_in_the_status() -> None:
     sender, other = (f"12D3KooW{index:08}" for index in (1, 2))
     slow = SlowLink(kind="link", sender=sender, receiver=other, slowdown=7.0)
     named = iter([(slow,), (slow,), (), (slow,)])
@@ -277,7 +277,7 @@ def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
     virtual_time.run(main())
 
 
-def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_model(
+def test_member_s_own_data_and_tokenizer_are_used_for_training_and_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books, words = tmp_path / "books", tmp_path / "words.json"
@@ -303,7 +303,7 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
     assert seen == [(books, words), words]
 
 
-def test_finished_run_is_told_by_the_digest_of_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_is_reported_with_the_digest_of_the_state_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that end with equal digests hold equal bits."""
     exported = list[ReplicaState]()
 
@@ -373,10 +373,10 @@ def test_model_of_an_earlier_state_stays_until_the_next_is_written(
     assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
-def test_member_that_is_started_again_has_its_state_certificate_promises_and_evidence(
+def test_restarted_member_has_its_state_certificate_promises_and_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its promises it could vote twice for one step, and a run have two histories."""
+    """Without its promises it could vote twice for one step, and the run could have two histories."""
     training = make_training(tmp_path, io.StringIO(), [])
     node, folder = training._node, tmp_path / "checkpoints" / RUN.run_id
     node.membership = node.identity = cast("Any", None)
@@ -403,7 +403,7 @@ def test_member_that_is_started_again_has_its_state_certificate_promises_and_evi
 def test_training_that_is_cancelled_while_it_prepares_leaves_no_worker_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node goes on, where only the hours in which it lends are over."""
+    """The node may go on, if only the hours in which it lends are over."""
     training = make_training(tmp_path, io.StringIO(), [])
     began, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
 
@@ -426,9 +426,7 @@ def test_training_that_is_cancelled_while_it_prepares_leaves_no_worker_process(
     assert closed.wait(30.0)
 
 
-def test_node_whose_training_was_ended_does_not_show_it_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_no_longer_shows_its_training_when_that_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = make_training(tmp_path, io.StringIO(), [])
     node, trainer = training._node, training._trainer
 
@@ -450,7 +448,7 @@ def test_node_whose_training_was_ended_does_not_show_it_any_more(
     assert node.activity.training is None
 
 
-def test_checkpoints_are_kept_as_the_node_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_kept_as_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[Path, int, int]] = []
 
     def writer(folder: Path, *, keep: int, keep_every: int, **_: object) -> None:

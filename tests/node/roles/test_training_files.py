@@ -36,7 +36,7 @@ def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> Ch
     return CheckpointWriter(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
 
 
-def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
+def test_soon_skips_to_the_newest_state_while_one_is_written_and_always_saves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, begun, write = threading.Event(), threading.Event(), training_files.save_checkpoint
@@ -65,7 +65,7 @@ def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
     assert not list(tmp_path.glob(".moments-*"))
 
 
-def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_was_too_slow_for(
+def test_soon_keeps_permanent_checkpoints_until_their_turn_and_reports_those_skipped_by_a_slow_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, begun, write = threading.Event(), threading.Event(), training_files.save_checkpoint
@@ -96,7 +96,7 @@ def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_wa
     assert not list(tmp_path.glob(".moments-*"))
 
 
-def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path) -> None:
+def test_soon_saves_the_next_state_after_a_failed_write(tmp_path: Path) -> None:
     async def main() -> None:
         saved: list[int] = []
         failed: list[ConfigError] = []
@@ -114,7 +114,7 @@ def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(tmp_path: Path) -> None:
+def test_soon_warns_once_of_a_full_disk_and_again_after_it_was_freed(tmp_path: Path) -> None:
     async def main() -> None:
         saved: list[int] = []
         failed: list[ConfigError] = []
@@ -157,7 +157,7 @@ def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Pat
 
 
 def test_work_submitted_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
-    """In the thread that trains, so that copying moments neither holds up the loop nor sees them change."""
+    """It runs in the thread that trains, so that copying moments neither delays the loop nor sees them change."""
     inner, seen = SyntheticInner(), list[tuple[int, bool]]()
 
     def copy() -> None:
@@ -181,7 +181,7 @@ NUM_VALUES = 1 << 20
 NUM_CHUNKS = 8
 
 
-def test_chunks_are_there_for_the_next_process_and_gone_when_done(tmp_path: Path) -> None:
+def test_chunks_are_kept_for_the_next_process_and_deleted_when_done(tmp_path: Path) -> None:
     ChunkFolder(tmp_path / "chunks", max_bytes=1 << 20).keep(DIGEST, CHUNK)
     folder = ChunkFolder(tmp_path / "chunks", max_bytes=1 << 20)
     assert list(folder.resume([DIGEST, bytes(32)])) == [CHUNK]
@@ -190,7 +190,7 @@ def test_chunks_are_there_for_the_next_process_and_gone_when_done(tmp_path: Path
     assert list(folder.resume([DIGEST])) == []
 
 
-def test_resume_forgets_what_is_of_another_state(tmp_path: Path) -> None:
+def test_resume_drops_chunks_of_another_state(tmp_path: Path) -> None:
     folder = ChunkFolder(tmp_path, max_bytes=1 << 20)
     folder.keep(DIGEST, CHUNK)
     (tmp_path / "foreign").write_bytes(b"x")
@@ -209,9 +209,7 @@ def test_keep_stays_within_its_bytes_over_restarts(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
 
 
-def test_folder_that_cannot_be_used_is_one_warning_and_no_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_folder_is_one_warning_and_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_bytes(b"")
     folder = ChunkFolder(tmp_path / "file", max_bytes=1 << 20)
     for _ in range(3):
@@ -221,8 +219,8 @@ def test_folder_that_cannot_be_used_is_one_warning_and_no_failure(
     assert caplog.text.count("after a restart the state must be fetched anew") == 1
 
 
-def test_download_that_was_killed_goes_on_with_what_it_had(tmp_path: Path) -> None:
-    """The second fetcher is another one: all that the two share is the folder."""
+def test_killed_download_continues_with_its_stored_chunks(tmp_path: Path) -> None:
+    """The second fetcher is a new one, and shares only the folder with the first."""
     asked: list[int] = []
 
     async def first() -> None:

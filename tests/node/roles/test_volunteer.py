@@ -53,7 +53,7 @@ def need(*sources: str, revision: str = hub_revision(COMMIT, "bfloat16")) -> Mod
     return ModelNeed(name="tiny", revision=revision, sources=sources, manifest=b"", holders=(), num_helpers=0, why="")
 
 
-def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_it_names(tmp_path: Path) -> None:
+def test_model_comes_from_the_hub_and_in_the_dtype_that_match_its_revision(tmp_path: Path) -> None:
     wrong = ("someone/other@" + COMMIT, "someone/tiny@main", "no-hub", "/etc/tiny", "someone/tiny")
     found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none", None)
     assert found == (HubId("someone/tiny", COMMIT), "bfloat16")
@@ -64,7 +64,7 @@ def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_i
                 volunteer._origin(nothing, tmp_path / "none", None)
 
 
-def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) -> None:
+def test_model_that_this_node_has_trained_is_served_from_its_home(tmp_path: Path) -> None:
     place = write_model(tmp_path / "tiny", FAMILIES["llama"]())
     revision = open_model(place).revision("float16")
     assert volunteer._origin(need(revision=revision), place, None) == (place, "float16")
@@ -72,7 +72,7 @@ def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) 
         volunteer._origin(need(), place, None)
 
 
-def test_a_published_model_comes_from_a_hub_under_any_name_in_the_dtype_of_its_servers(tmp_path: Path) -> None:
+def test_published_model_comes_from_a_hub_under_any_name_in_the_dtype_of_its_servers(tmp_path: Path) -> None:
     """Its files are checked against the manifest while they are loaded."""
     published = open_manifest(manifest_examples.SIGNED)
     wanted = need("/etc/tiny", f"someone/other@{COMMIT}", revision=published.revision("int4"))
@@ -83,7 +83,7 @@ def test_a_published_model_comes_from_a_hub_under_any_name_in_the_dtype_of_its_s
 
 
 def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
-    """Play `test` with a node, and another one's network and membership, on virtual time."""
+    """Run `test` with a node, and with the network and membership of another, in virtual time."""
 
     async def scene() -> None:
         internet = MemoryInternet()
@@ -142,7 +142,7 @@ def told(tmp_path: Path) -> Config:
         "huge steps",
     ],
 )
-def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
+def test_unsuitable_run_is_postponed_with_the_reason(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
     async def scene(node: Node, other: Network, others: Membership) -> None:
         signed = sign_run(run, Identity(bytes(32)), issued_at=1)
         others.announce(TrainerRecord(run=signed.run_id, outer_step=0, state="training"))
@@ -153,7 +153,7 @@ def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, t
     in_a_network(scene, tmp_path, told)
 
 
-def test_memory_for_a_run_is_that_of_what_one_device_computes_at_a_time() -> None:
+def test_memory_for_a_run_is_that_of_the_replicas_that_one_device_computes_at_a_time() -> None:
     run = replace(RUN, inner=InnerConfig(batch_windows=64))
 
     def activations(**settings: Value) -> int:
@@ -185,10 +185,10 @@ def test_first_member_without_the_checkpoint_of_its_run_is_refused_before_it_pre
     ("failure", "told_as"),
     [(SessionError("it broke"), "it broke"), (TypeError("it broke"), "unexpected TypeError: it broke")],
 )
-def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
+def test_node_without_work_waits_takes_new_work_and_avoids_work_that_failed(
     failure: Exception, told_as: str, told: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that a stranger describes may have a model that raises whatever it likes."""
+    """The model of a stranger's run may raise any error."""
     done: list[str] = []
 
     async def prepared(_node: Node, what: RunNeed) -> volunteer.Work:
@@ -207,7 +207,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         for run in ("bad", "good"):
             others.announce(TrainerRecord(run=run, outer_step=0, state="training"))
         await asyncio.sleep(60)
-        assert done == ["bad", "good"], "each once"
+        assert done == ["bad", "good"], "each must run once"
         await asyncio.sleep(300)
         assert done == ["bad", "good", "bad"]
         node.shutdown.request("Ctrl-C")
@@ -216,7 +216,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         assert [event["event"] for event in events[:5]] == ["waiting", "step", "warning", "step", "waiting"]
         steps = [(event["number"], event["of"]) for event in events if event["event"] == "step"]
         first = HelperRole.num_steps
-        assert steps == [(1, first), (2, first + 1), (3, first + 2)], "what was given up left steps out"
+        assert steps == [(1, first), (2, first + 1), (3, first + 2)], "work that was given up leaves steps out"
         assert events[0]["reason"].startswith("nobody serves a model or trains a run")
         assert events[1]["detail"] == "run bad has only 1 member"
         assert events[4]["reason"] == f"bad: {told_as}; good: it is finished here"
@@ -238,7 +238,7 @@ def _named_node() -> NodeRecord:
     )
 
 
-def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_short_line() -> None:
+def test_made_up_work_is_remembered_in_bounds_and_reported_with_one_short_line() -> None:
     out = io.StringIO()
     node = MagicMock(emitter=Emitter(json=True, out=out, err=io.StringIO()))
     helper = HelperRole(MagicMock())
@@ -254,14 +254,14 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
     asyncio.run(main())
     assert len(helper._postponed) == MAX_POSTPONED
     reason, news = (json.loads(line)["reason"] for line in out.getvalue().splitlines())
-    assert news == "done: it is finished here", "what was told before is not told again"
+    assert news == "done: it is finished here", "what was reported before must not be reported again"
     assert f"made-up-{2 * MAX_POSTPONED - 1}: nobody gives its file" in reason
     assert reason.endswith(f"; and {MAX_POSTPONED - 3} more")
     assert len(reason) < 200
 
 
 def test_run_with_a_local_tokenizer_is_refused_before_training_where_none_is_named() -> None:
-    """Prepared tokens on the machine do not help: the finished model is written with its tokenizer."""
+    """Prepared tokens on the machine do not help, since the finished model is written with its tokenizer."""
     config = replace(RUN, data=DataConfig(tokenizer="local"))
     with pytest.raises(ConfigError, match="tokenizer is each member's own"):
         volunteer.check_run(config, resolve({}))

@@ -30,7 +30,7 @@ def told(error: pytest.ExceptionInfo[ConfigError]) -> str:
     return f"{error.value.message} → {error.value.remedy}"
 
 
-def test_resolve_later_sources_win_and_are_remembered(tmp_path: Path) -> None:
+def test_resolve_prefers_later_sources_and_names_them(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('name = "file"\nthreads = 1\ndrain_s = 2.5\nthen_serve = true\n')
     env = {"SWARM_HOME": str(tmp_path), "SWARM_NAME": "env", "SWARM_THREADS": "2"}
     found = resolve({"name": "flag", "device": None}, env=env)
@@ -45,7 +45,7 @@ def test_resolve_without_a_home_uses_the_platforms(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sys.platform", "linux")
     found = resolve({}, env={})
     assert found.home == tmp_path / "swarm-node"
-    assert found.name, "a node has a name"
+    assert found.name, "a node must have a name"
 
 
 def test_resolve_for_a_user_without_a_home_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_resolve_bad_file_names_file_and_fault(tmp_path: Path, toml: str, expect
     assert str(tmp_path / "config.toml") in told(error)
 
 
-def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+def test_resolve_fails_when_a_named_file_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no config file"):
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path / "no.toml")
     with pytest.raises(ConfigError, match="there is no config file"):
@@ -106,7 +106,7 @@ def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
 
 
-def test_resolve_file_that_may_be_there_and_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+def test_resolve_fails_when_the_default_file_cannot_be_read(tmp_path: Path) -> None:
     for name, why in (("n" * 300, "name too long"), ("n\0", "null byte")):
         with pytest.raises(ConfigError, match=f"cannot read .*{why}"):
             resolve({"home": str(tmp_path)}, env={}, file=tmp_path / name)
@@ -157,7 +157,7 @@ def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str]
     assert error.value.remedy
 
 
-def test_resolve_long_bad_value_is_told_in_a_line() -> None:
+def test_resolve_reports_a_long_bad_value_in_one_line() -> None:
     with pytest.raises(ConfigError) as error:
         resolve({"name": "A" * 10_000}, env={})
     assert len(error.value.message) < 300
@@ -181,7 +181,7 @@ def test_resolve_endpoint_is_host_and_port(text: str, host: str, port: int) -> N
     assert (found.host, found.port) == (host, port)
 
 
-def test_default_text_is_empty_where_it_says_nothing() -> None:
+def test_default_text_is_empty_when_there_is_no_default() -> None:
     assert {
         name: config.default_text(name)
         for name in (
@@ -219,7 +219,7 @@ def test_help_says_what_0_means_wherever_it_is_allowed() -> None:
     assert [name for name in ZEROS if not re.search(r"(;|\bport|Port) 0: \S", SETTINGS[name].about)] == []
 
 
-def test_0_is_no_limit_for_every_limit() -> None:
+def test_0_means_no_limit_for_every_limit() -> None:
     limits = {name for name in ZEROS if name.startswith("max_")} | {"monthly_traffic", "tokens_per_min"}
     limits |= {"requests_per_min", "threads", "micro_batch"}
     assert {name for name in ZEROS if "0: no limit" in SETTINGS[name].about} == limits
@@ -281,7 +281,7 @@ def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
         ("hours", "08:00-08:00", "--hours: '08:00-08:00' is an empty range"),
     ],
 )
-def test_limits_that_make_no_sense_are_one_clear_line(name: str, value: str, says: str, tmp_path: Path) -> None:
+def test_contradictory_limits_are_refused_with_one_clear_line(name: str, value: str, says: str, tmp_path: Path) -> None:
     given = [value] if name == "hours" else value
     with pytest.raises(ConfigError) as error:
         resolve({"home": str(tmp_path), name: given}, env={})

@@ -1,4 +1,4 @@
-"""All seeds of a network die for an hour: the real way in, DHT, membership and memory of peers, in virtual time."""
+"""All seeds of a network die for an hour: the real joining, DHT, membership and memory of peers, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR_S = 3600.0
 
 
 class DialledHost:
-    """What the way in and the watch use of a libp2p host, over a simulated one."""
+    """The part of a libp2p host that joining and the watch use, over a simulated one."""
 
     def __init__(self, host: SimulatedHost, network: SimulatedNetwork) -> None:
         self.peer_id = host.peer_id
@@ -52,7 +52,7 @@ class DialledHost:
 
 
 class Node:
-    """One node, with the home that it comes back to."""
+    """One node, with the home from which it restarts."""
 
     def __init__(self, town: Town, number: int) -> None:
         self.seed = hashlib.sha256(str(number).encode()).digest()
@@ -164,7 +164,7 @@ async def begin(seeds: Sequence[Node], members: Sequence[Node]) -> None:
 
 
 async def come_back(nodes: Sequence[Node], seeds: Sequence[Node]) -> None:
-    """Start again, through remembered peers, for the seeds do not answer."""
+    """Start again through remembered peers, since the seeds do not answer."""
     for node in nodes:
         entry = await node.start(seeds)
         assert entry.given == ()
@@ -179,7 +179,7 @@ def test_network_lives_on_for_an_hour_without_its_seeds(tmp_path: Path) -> None:
         died_at = asyncio.get_running_loop().time()
         for seed in seeds:
             await seed.crash()
-        await asyncio.sleep(150)  # records of the dead last two minutes
+        await asyncio.sleep(150)  # records of the dead are valid for two minutes
         await all_see_until(died_at + HOUR_S / 2, members)
 
         restarted = members[:NUM_RESTARTED]
@@ -191,7 +191,7 @@ def test_network_lives_on_for_an_hour_without_its_seeds(tmp_path: Path) -> None:
             assert (await newcomer.start([acquaintance])).given == (acquaintance.peer_id,)
         await all_see_until(died_at + HOUR_S, [*members, *newcomers])
 
-        # the seeds come back with nothing but their keys, and are found again by those who were given them
+        # the seeds return with only their keys, and the nodes that know their addresses find them again
         everyone = [*members, *newcomers, *seeds]
         for seed in seeds:
             seed.home.unlink()

@@ -38,14 +38,14 @@ def test_create_makes_private_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/proc/no-such", "/sys/kernel", "/dev/null", "/dev/null/home"])
-def test_create_where_nothing_can_be_written_says_what_to_do(place: str) -> None:
+def test_create_in_an_unwritable_place_says_what_to_do(place: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot use the home directory") as error:
         Home(Path(place)).create()
     assert place.split("/")[1] in error.value.message
     assert "--home" in error.value.remedy
 
 
-def test_locked_twice_names_the_daemon_that_has_it(tmp_path: Path) -> None:
+def test_locked_twice_names_the_daemon_that_holds_it(tmp_path: Path) -> None:
     home = made(tmp_path)
     assert home.owner() is None
     with home.locked():
@@ -58,7 +58,7 @@ def test_locked_twice_names_the_daemon_that_has_it(tmp_path: Path) -> None:
     assert home.owner() is None
 
 
-def test_command_that_looks_whose_home_it_is_keeps_no_daemon_and_no_other_command_out(
+def test_command_that_reads_who_holds_the_home_blocks_no_daemon_and_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = made(tmp_path)
@@ -81,7 +81,7 @@ def test_locked_after_its_owner_was_killed_is_free(tmp_path: Path) -> None:
         (tmp_path / "control.sock").touch()
         holder.kill()
     with home.locked():
-        assert not home.socket.exists(), "a dead daemon's socket is cleared"
+        assert not home.socket.exists(), "a dead daemon's socket must be removed"
         assert home.owner() == os.getpid()
 
 
@@ -94,7 +94,7 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
 
 
 def test_write_that_does_not_fit_names_its_place() -> None:
-    """The system names none: the file is open already."""
+    """The system names no path, since the file is open already."""
     full = Path("/dev/full")
     with (
         pytest.raises(ConfigError, match=r"^cannot write /dev/full: no space left on device"),
@@ -103,9 +103,7 @@ def test_write_that_does_not_fit_names_its_place() -> None:
         full.write_text("something")
 
 
-def test_create_where_nothing_can_be_written_names_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_create_names_the_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**place: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(place["dir"] / "tmpzf_z3dht"))
 

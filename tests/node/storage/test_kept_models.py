@@ -1,4 +1,4 @@
-"""Which models a client keeps both ends of, from the settings of a chat or a gateway."""
+"""The models of which a client keeps both ends, from the settings of a chat or a gateway."""
 
 from __future__ import annotations
 

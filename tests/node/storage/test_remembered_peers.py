@@ -1,4 +1,4 @@
-"""The peers that a home remembers; a broken or hostile file costs only the memory."""
+"""The peers that a home remembers; a broken or hostile file costs only this memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def as_json(**changes: Any) -> dict[str, Any]:
     return {"peer_id": peer(1), "addrs": [ADDR], "first_seen": NOW, "last_seen": NOW, "relays": False, **changes}
 
 
-def test_client_joins_through_remembered_addresses_that_are_worth_a_dial(
+def test_client_joins_through_the_remembered_addresses_that_can_be_dialled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dial_policy, "own_subnets", lambda: subnets("192.168.1.2/24"))
@@ -61,7 +61,7 @@ def test_client_joins_through_remembered_addresses_that_are_worth_a_dial(
     assert join_addrs(config) == tuple(f"{addr}/p2p/{peer(1)}" for addr in announced[:2])
 
 
-def test_what_is_written_is_read_again_by_its_network_alone(tmp_path: Path) -> None:
+def test_remembered_peers_are_read_only_by_their_network(tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     peers = (entry(1, relays=True), entry(2))
     write(path, "net", peers)
@@ -85,16 +85,14 @@ def test_what_is_written_is_read_again_by_its_network_alone(tmp_path: Path) -> N
     ],
     ids=["empty", "cut off", "binary", "a list", "no peers", "a table", "deep", "large"],
 )
-def test_file_that_is_broken_costs_the_memory_and_a_warning(
-    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_file_is_a_warning_and_ignored(tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(text)
     assert read(path, "net", NOW) == ()
     assert "is lost" in caplog.text
 
 
-def test_place_that_is_no_file_is_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_place_that_is_no_file_gives_no_peers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert read(tmp_path / "none", "net", NOW) == ()
     (tmp_path / "peers.json").mkdir()
     assert read(tmp_path / "peers.json", "net", NOW) == ()
@@ -130,7 +128,7 @@ def test_entry_that_no_node_writes_is_left_out(tmp_path: Path, bad: dict[str, An
     assert [each.peer_id for each in read(path, "net", NOW)] == [peer(3)]
 
 
-def test_flood_of_newcomers_pushes_out_nobody_who_was_seen_within_a_day() -> None:
+def test_flood_of_newcomers_displaces_nobody_seen_within_a_day() -> None:
     friends = [entry(number, first_seen=NOW - 10, last_seen=NOW - RECENT_S + 60) for number in range(10)]
     flood = {peer(number): (ADDR,) for number in range(100, 300)}
     remembered = select_peers(friends, flood, (), NOW)
@@ -138,7 +136,7 @@ def test_flood_of_newcomers_pushes_out_nobody_who_was_seen_within_a_day() -> Non
     assert {each.peer_id for each in friends} <= {each.peer_id for each in remembered}
 
 
-def test_peer_that_is_not_seen_gives_way_and_is_forgotten() -> None:
+def test_peer_that_is_not_seen_is_displaced_and_dropped() -> None:
     stale, gone = entry(1, last_seen=NOW - RECENT_S), entry(2, last_seen=NOW - MAX_AGE_S)
     assert select_peers([stale, gone], {}, (), NOW) == (stale,)
     newcomers = {peer(number): (ADDR,) for number in range(10, 10 + MAX_PEERS)}
@@ -169,7 +167,7 @@ def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
 
 
 class Network:
-    """Its tables change in the loop's thread, so that only this one may read them."""
+    """A network whose tables change in the loop's thread, so that only this thread may read them."""
 
     network_id = "net"
     revocations = b""
@@ -185,7 +183,7 @@ class Network:
         return self.contacts
 
 
-def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path) -> None:
+def test_peers_are_saved_soon_and_when_the_node_leaves(tmp_path: Path) -> None:
     home = Home(tmp_path)
 
     def kept_peers() -> list[str]:
@@ -203,7 +201,7 @@ def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path) -> None:
             await asyncio.sleep(2 * remembered_peers.SAVE_S)
             network.contacts = (*network.contacts, Contact(peer_id=peer(3), addrs=(ADDR,)))
             await asyncio.sleep(remembered_peers.SAVE_S / 2)
-            assert len(kept_peers()) == 2, "a node that has been there for a while saves once a minute"
+            assert len(kept_peers()) == 2, "a node that has been up for a while saves once a minute"
         assert kept_peers() == [peer(1), peer(2), peer(3)]
 
     virtual_time.run(main())
@@ -218,21 +216,21 @@ ON_LOOPBACK, EVERYWHERE = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/0",)
     ("peers", "listen"),
     [([], ON_LOOPBACK), ([LOCAL], ON_LOOPBACK), ([PUBLIC], EVERYWHERE), (["swarm.example.org"], EVERYWHERE)],
 )
-def test_node_listens_beyond_its_machine_if_a_given_peer_is_there(
+def test_node_listens_on_all_interfaces_when_a_given_peer_is_on_another_machine(
     monkeypatch: pytest.MonkeyPatch, peers: list[str], listen: tuple[str, ...], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: False)
     assert choose_listen(resolve({"home": str(tmp_path), "peers": peers}, env={})).listen == listen
 
 
-def test_node_listens_where_it_was_told_to(tmp_path: Path) -> None:
+def test_node_listens_at_the_given_addresses(tmp_path: Path) -> None:
     given = resolve({"home": str(tmp_path), "peers": [PUBLIC], "listen": list(ON_LOOPBACK)}, env={})
     assert choose_listen(given).listen == ON_LOOPBACK
     (tmp_path / "config.toml").write_text("listen = []\n")
     assert choose_listen(resolve({"home": str(tmp_path), "peers": [PUBLIC]}, env={})).listen == ()
 
 
-def test_node_without_given_peers_listens_as_those_need_that_it_remembers(
+def test_node_without_given_peers_listens_for_its_remembered_peers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(libp2p_options, "has_public_ip6", lambda: False)

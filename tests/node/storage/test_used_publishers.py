@@ -1,4 +1,4 @@
-"""The publishers that a home remembers survive a restart; a broken or foreign file costs the memory only."""
+"""The publishers that a home remembers survive a restart; a broken or foreign file costs only this memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_publisher_is_remembered_for_its_network_and_a_pin_comes_first(tmp_path:
         publishers_in(path, "test", ["nobody"])
 
 
-def test_two_processes_with_one_home_forget_nothing_of_each_other(tmp_path: Path) -> None:
+def test_two_processes_with_one_home_keep_each_other_s_publishers(tmp_path: Path) -> None:
     path = tmp_path / "publishers.json"
     gateway, chat = (publishers_in(path, "test", ()) for _ in range(2))
     chat.answered("story", PUBLISHER.peer_id)
@@ -47,7 +47,7 @@ def test_two_processes_with_one_home_forget_nothing_of_each_other(tmp_path: Path
     assert [list(used_in(revisions, "test").of(model)) for model in ("story", "poem")] == [["a", "c"], ["b"]]
 
 
-def test_what_two_processes_remember_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishers_of_two_processes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (publishers, client_models):
         monkeypatch.setattr(module, "MAX_REMEMBERED", 4)
     path = tmp_path / "publishers.json"
@@ -63,7 +63,7 @@ def test_what_two_processes_remember_is_bounded(tmp_path: Path, monkeypatch: pyt
     "content",
     ["{", "[]", json.dumps({"network_id": "test", "publishers": {"../x": "y"}}), json.dumps({"network_id": "test"})],
 )
-def test_file_without_sense_is_told_of_and_forgotten(
+def test_malformed_file_is_a_warning_and_ignored(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "publishers.json"

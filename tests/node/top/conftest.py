@@ -1,4 +1,4 @@
-"""The example swarms, as of one moment."""
+"""The example swarms at a fixed moment."""
 
 from __future__ import annotations
 

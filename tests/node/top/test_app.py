@@ -1,4 +1,4 @@
-"""The live screen, driven by Textual's pilot: its keys, its tables, and its mark for stale views."""
+"""The live screen under Textual's pilot: its keys, its tables, and its mark for outdated views."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def driven(
 
 
 async def settled(app: TopApp, pilot: Pilot[None]) -> None:
-    """Everything that was asked for is drawn; the worker that waits for the source goes on."""
+    """Wait until everything requested is drawn; the worker that waits for the source goes on."""
     await pilot.pause()
     for worker in [worker for worker in app.workers if worker.group == "detail" and not worker.is_finished]:
         with suppress(WorkerCancelled):  # a newer one draws in its place
@@ -60,7 +60,7 @@ async def press(app: TopApp, pilot: Pilot[None], *keys: str) -> None:
 
 
 def text_of(app: TopApp, name: str) -> str:
-    """The plain text of the head, or of a tab's text or detail."""
+    """Return the plain text of the head, or of a tab's text or detail."""
     return str(app.screen_stack[0].query_one(f"#{name}-text", Static).content)
 
 
@@ -82,7 +82,7 @@ def test_overview_is_shown_first_and_changes_with_its_source() -> None:
     driven(source, drive)
 
 
-def test_tabs_and_what_the_keys_do_are_on_the_screen() -> None:
+def test_tabs_and_key_descriptions_are_on_the_screen() -> None:
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         lines = ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
         assert lines[0].startswith(" a-swarm-of-friends · 0.1.0 · updated 0 s ago")
@@ -156,7 +156,7 @@ def test_thousand_nodes_are_shown_and_changed_in_place() -> None:
         source.change()
         await settled(app, pilot)
         assert str(nodes.get_row(peer)[0]).strip() == "leaving"
-        assert list(nodes.rows.values()) == rows, "no row was made anew"
+        assert list(nodes.rows.values()) == rows, "no row may be made anew"
 
     driven(source, drive)
 
@@ -177,7 +177,7 @@ def test_hostile_names_are_text_and_never_markup() -> None:
     driven(source, drive)
 
 
-def test_stale_picture_says_so_and_how_old_it_is() -> None:
+def test_outdated_views_are_marked_with_their_age() -> None:
     source, clock = swarm(8), Clock()
 
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
@@ -207,7 +207,7 @@ def test_help_opens_once_and_any_key_closes_it() -> None:
     driven(swarm(8), drive)
 
 
-def test_d_turns_dark_into_light_and_back() -> None:
+def test_d_switches_between_dark_and_light() -> None:
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         before = app.current_theme.dark
         await press(app, pilot, "d")
@@ -241,7 +241,7 @@ def test_empty_swarm_has_words_in_every_tab() -> None:
     driven(swarm(0), drive)
 
 
-def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
+def test_unavailable_detail_says_why_and_the_screen_goes_on() -> None:
     class Silent(ExampleSource):
         async def run(self, run_id: str) -> Any:
             raise PeerTimeout("the dashboard\nis silent")
@@ -315,7 +315,7 @@ def test_ctrl_c_before_the_screen_has_the_terminal_ends_it_without_a_broken_scre
         assert (began, interrupted) == ([], [])
 
 
-def test_ctrl_c_after_the_screen_has_closed_cancels_what_is_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_after_the_screen_has_closed_cancels_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
 
     class Screen:

@@ -1,4 +1,4 @@
-"""What `top` waits for where it reads the network itself."""
+"""Tests of how long `top` waits when it reads the network itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm_node.top import command
 
 
 class Collector:
-    """Sees a node and its run at once, and the run's file after so many seconds."""
+    """Sees a node and its run at once, and the run's file after `file_s` seconds."""
 
     def __init__(self, file_after_s: int) -> None:
         self.seconds_left = file_after_s
@@ -33,7 +33,7 @@ class Collector:
 @pytest.mark.parametrize(
     ("with_files", "file_after_s", "waited_s"), [(True, 3, 3.0), (False, 3, 0.0), (True, 1000, command.FILES_S)]
 )
-def test_view_that_is_shown_once_waits_for_the_files_of_runs_and_not_for_long(
+def test_single_view_waits_for_the_files_of_runs_for_a_short_time(
     monkeypatch: pytest.MonkeyPatch, with_files: bool, file_after_s: int, waited_s: float
 ) -> None:
     @asynccontextmanager

@@ -26,7 +26,7 @@ WITHIN_S = 20.0
 
 @asynccontextmanager
 async def dashboard(source: ExampleSource) -> AsyncIterator[str]:
-    """The URL of a real one over `source`."""
+    """Return the URL of a real dashboard over `source`."""
     app = create_dashboard(source)
     async with serving(app, listen("127.0.0.1", 0)) as url:
         yield url
@@ -52,14 +52,14 @@ async def until(remote: DashboardClient, condition: Callable[[], bool]) -> None:
             await remote.wait_changed()
 
 
-def test_real_dashboard_is_read_and_its_changes_are_heard() -> None:
+def test_real_dashboard_is_read_and_its_changes_arrive() -> None:
     source = swarm(8)
 
     async def scene() -> None:
         async with dashboard(source) as url, following(f"{url}/") as remote:
             assert remote.overview() == source.overview()
             name = remote.overview().models[0].name
-            assert remote.model(name) is None, "it was not asked for yet"
+            assert remote.model(name) is None, "it was not requested yet"
             assert remote.nodes() == ()
             await until(remote, lambda: remote.model(name) is not None and len(remote.nodes()) == 8)
             assert remote.model(name) == source.model(name)
@@ -78,7 +78,7 @@ def test_real_dashboard_is_read_and_its_changes_are_heard() -> None:
     asyncio.run(scene())
 
 
-def test_dashboard_that_goes_leaves_the_last_picture_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_dashboard_leaves_the_last_views_marked_as_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "POLL_S", 0.01)
     source = swarm(8)
 
@@ -116,7 +116,7 @@ def answered(
         (b"[" * 100_000, "does not answer as a dashboard"),
     ],
 )
-def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) -> None:
+def test_answer_that_is_no_view_is_refused_with_one_line(content: bytes, said: str) -> None:
     with pytest.raises(PeerViolation, match=said) as caught:
         answered(lambda _request: httpx.Response(200, content=content), DashboardClient.start)
     assert len(caught.value.message) <= 300
@@ -137,7 +137,7 @@ def test_server_that_is_no_dashboard_is_named(status: int, said: str) -> None:
 
 
 def failed(reason: BaseException) -> httpx.ConnectError:
-    """A request's error as the library raises it: the reason is somewhere below."""
+    """Return a request's error as the library raises it, with the reason somewhere below."""
     error, below = httpx.ConnectError("All connection attempts failed"), OSError("All connection attempts failed")
     below.__cause__ = ExceptionGroup("several", [reason]) if isinstance(reason, Exception) else reason
     error.__context__ = below
@@ -156,7 +156,7 @@ def failed(reason: BaseException) -> httpx.ConnectError:
         (httpx.ConnectError("No route to host"), "No route to host"),
     ],
 )
-def test_reason_of_a_failed_connection_is_said_in_words(error: Exception, said: str) -> None:
+def test_reason_of_a_failed_connection_is_given_in_words(error: Exception, said: str) -> None:
     def fail(_request: httpx.Request) -> httpx.Response:
         raise error
 
@@ -171,7 +171,7 @@ def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         answered(lambda _request: httpx.Response(200, content=b"x" * 5000), DashboardClient.start)
 
 
-def test_refusal_of_an_answer_holds_nothing_that_moves_the_cursor() -> None:
+def test_refusal_of_an_answer_has_no_terminal_codes() -> None:
     content = swarm(1).overview().model_dump(mode="json") | {"paths": {"\x1b]0;title\x07": "many"}}
     with pytest.raises(PeerViolation, match="does not answer as a dashboard: paths") as caught:
         answered(lambda _request: httpx.Response(200, json=content), DashboardClient.start)

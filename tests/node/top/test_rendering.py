@@ -20,7 +20,7 @@ from .conftest import swarm
 
 @pytest.mark.parametrize("width", [1, 8, 40])
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "名前" * 40, "[bold red]markup[/]", "\x1b]0;title\x07", "a\u2028b"])
-def test_clean_leaves_a_line_that_fits_and_moves_nothing(name: str, width: int) -> None:
+def test_clean_gives_a_line_that_fits_without_terminal_codes(name: str, width: int) -> None:
     shown = clean(name, width)
     assert cell_len(shown) <= width
     assert shown.isprintable()
@@ -32,27 +32,27 @@ def test_clean_leaves_what_is_harmless() -> None:
     assert clean("exactly.", 7) == "exactl…"
 
 
-def test_rows_tell_of_each_block_where_there_is_room() -> None:
+def test_rows_show_each_block_when_there_is_room() -> None:
     assert span_row(1, 3, 4, 10) == "·██·"
     assert replica_row((0, 1, 9, 12), 10) == "·19+"
     assert missing_row(((1, 3),), 4, 10) == "█··█"
 
 
-def test_rows_of_a_large_model_tell_of_the_worst_block_of_a_cell() -> None:
+def test_rows_of_a_large_model_show_the_worst_block_of_a_cell() -> None:
     assert span_row(0, 3, 8, 4) == "█▒··"
     assert replica_row((3, 1, 2, 2, 5, 0, 7, 7), 4) == "12·7"
     assert missing_row(((7, 8),), 8, 4) == "███·"
     assert replica_row((), 4) == missing_row((), 0, 4) == span_row(0, 0, 0, 4) == ""
 
 
-def test_sparkline_shows_the_newest_values_and_no_nonsense() -> None:
+def test_sparkline_shows_the_newest_finite_values() -> None:
     assert sparkline([3.0, 2.0, 1.0], 24) == "█▅▁"
     assert sparkline([9.0, 2.0, 2.0], 2) == "▁▁"
     assert sparkline([float("nan"), 1.0, float("inf"), 2.0], 9) == "▁█"
     assert sparkline([], 9) == sparkline([1.0], 0) == ""
 
 
-def test_amounts_are_told_in_a_few_characters() -> None:
+def test_amounts_are_written_in_a_few_characters() -> None:
     assert [rate(each) for each in (None, 0.0, 4.13, 41.2, 999.7, 3100.0, 2.4e6)] == [
         *("–", "0 tok/s", "4.1 tok/s", "41 tok/s", "1.0k tok/s", "3.1k tok/s", "2.4M tok/s")
     ]
@@ -84,7 +84,7 @@ training   stories-110m             step 118 of 300, loss 2.161
 """
 
 
-def test_overview_of_a_small_swarm_is_as_it_was() -> None:
+def test_overview_of_a_small_swarm_equals_the_stored_text() -> None:
     view = swarm(8).overview()
     [model], [run] = view.models, view.runs
     model = model.model_copy(update={"health": "thin", "tokens_per_s": 52.0, "words": "One more would make it safe."})
@@ -99,9 +99,7 @@ def test_overview_of_a_small_swarm_is_as_it_was() -> None:
 @pytest.mark.parametrize("num_nodes", [0, 1, 8, 1000])
 @pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 100, 240])
-def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_cursor(
-    num_nodes: int, hostile: bool, width: int
-) -> None:
+def test_whole_screen_keeps_to_its_width_and_has_no_terminal_codes(num_nodes: int, hostile: bool, width: int) -> None:
     source = swarm(num_nodes, hostile=hostile)
     lines = rendering.overview(source.overview(), width).plain.splitlines()
     del lines[lines.index("JOIN WITH") + 1]  # the command is whole: a terminal folds it
@@ -118,7 +116,7 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
     assert [line for line in lines if cell_len(line) > max(width, least)] == []
 
 
-def test_names_that_only_a_false_dashboard_gives_do_not_move_the_cursor_either() -> None:
+def test_names_from_a_false_dashboard_have_no_terminal_codes() -> None:
     source, paths = swarm(8), {"\x1b]0;title\x07": 3}
     overview = source.overview().model_copy(update={"paths": paths})
     run = asyncio.run(source.run(overview.runs[0].run))
@@ -150,7 +148,7 @@ def test_node_shows_the_path_from_here_and_what_it_counts_itself() -> None:
     assert "from here: this node itself" in rendering.node(itself, 100).plain.splitlines()
 
 
-def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
+def test_once_prints_everything_of_a_swarm_and_that_it_is_outdated() -> None:
     source = swarm(8)
     source.shown = source.overview().model_copy(update={"stale": "no node\nanswers"})
     text = asyncio.run(snapshot_text(source, 100))
@@ -162,7 +160,7 @@ def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
         assert said in text
 
 
-def test_picture_of_a_time_that_no_calendar_holds() -> None:
+def test_time_beyond_any_calendar_is_rendered() -> None:
     assert rendering.moment(1e300) == "1970-01-01 00:00:00 UTC"
 
 
@@ -178,7 +176,7 @@ def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:
     assert "\nstate –: no digest yet\n" in rendering.run(run.model_copy(update={"run": unknown}), 100).plain
 
 
-def test_run_that_waits_tells_all_that_lets_it_go_on_however_narrow_the_terminal() -> None:
+def test_waiting_run_shows_the_whole_remedy_in_any_terminal_width() -> None:
     source = swarm(8)
     run = asyncio.run(source.run(source.overview().runs[0].run))
     assert run is not None
@@ -197,7 +195,7 @@ def test_contributor_that_is_gone_is_at_no_step() -> None:
     assert " step –, " in line
 
 
-def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
+def test_node_with_a_break_and_run_with_a_slow_link_are_marked() -> None:
     source = swarm(8)
     detail = asyncio.run(source.node(source.nodes()[0].peer_id))
     assert detail is not None
@@ -214,8 +212,10 @@ def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
     assert "slow link: attic sends 7.2 times slower" in rendering.run(run.model_copy(update={"run": slow}), 100).plain
 
 
-def test_overview_says_since_when_it_counts_where_that_is_less_than_a_day() -> None:
-    """The overview is that of `top --peers`, which looks for itself, beside a dashboard that has looked for weeks."""
+def test_overview_says_since_when_it_counts_when_that_is_less_than_a_day() -> None:
+    """The overview of `top --peers`, which looks up the network itself, counts from its start; a dashboard counts for
+    weeks.
+    """
     view = swarm(8).overview().model_copy(update={"turnover_since": 1.7e9})
     since = datetime.fromtimestamp(1.7e9).strftime("%H:%M:%S")
     assert f"since {since}: 2 joined, 1 left" in rendering.overview(view, 200).plain

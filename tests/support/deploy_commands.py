@@ -1,4 +1,4 @@
-"""Tests of what the files in `deploy/` would have `swarm-node` do, put before the program's own parser and settings."""
+"""What the files in `deploy/` would have `swarm-node` do, put before the program's own parser and settings."""
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
     node.wait_for("ready")
     child = node.libp2p
     node.process.kill()
+    wait_until(lambda: node.process.poll() is not None, "the killed daemon still runs")
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "libp2p's process outlives us")
     assert "no daemon is running" in run_here("status", "--home", node.home).error
     again = start_node("seed", is_light=True)

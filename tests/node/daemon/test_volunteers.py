@@ -320,7 +320,7 @@ def test_doctor_beside_a_seed_finds_no_problem(seed: Seed, run_here: RunHere, tm
     answer = run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", tmp_path)
     found = {str(event["check"]): event["result"] for event in answer.events}
     assert list(found) == [
-        *("versions", "libp2p", "home", "disk", "clock", "ports", "gpu", "seeds", "reachability"),
+        *("versions", "libp2p", "home", "disk", "ports", "gpu", "seeds", "clock", "reachability"),
     ]
     assert set(found.values()) == {"ok"}, answer.events
     assert answer.code == 0

@@ -6,7 +6,7 @@ from swarm_node.dashboard.history.reader import evenly
 
 
 def test_preferred_positions_replace_those_before_them() -> None:
-    """Of 100 steps, every tenth was validated; most of those shown are validated ones."""
+    """Every tenth of 100 steps was validated, and most of those shown are validated ones."""
     chosen = evenly([step % 10 == 9 for step in range(100)], 12)
     assert (len(chosen), chosen[0], chosen[-1]) == (12, 0, 99)
     assert [step for step in chosen if step % 10 == 9] == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]

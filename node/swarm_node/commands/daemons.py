@@ -72,9 +72,9 @@ def join(flags: Flags) -> int:
         say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
-    if config.run or config.model:
+    if config.run or config.model or (config.take != "nothing" and config.probe != "off"):
         # otherwise nothing is printed for many seconds on a busy machine
-        emitter.say("starting: loading torch and, at the first start, measuring this machine")
+        emitter.emit("starting")
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 

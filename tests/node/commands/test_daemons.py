@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
     started = list[str]()
 
     def live(_flags: Flags, _config: Config, role_code: str, *, joins: bool) -> int:
-        started.append(capsys.readouterr().err)
+        started.extend(capsys.readouterr())
         assert (role_code, joins) == ("swarm_node.roles.volunteer:VolunteerRole", True)
         return 0
 
@@ -68,7 +69,22 @@ def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
         assert started == []
     else:
         assert daemons.join(flags) == 0
-        assert started == ["starting: loading torch and, at the first start, measuring this machine\n"]
+        event, line = started
+        assert json.loads(event)["event"] == "starting"
+        assert line == "starting: loading torch and, at the first start, measuring this machine\n"
+
+
+@pytest.mark.parametrize(("more", "first"), [((), "starting"), (("--probe", "off"), ""), (("--take", "nothing"), "")])
+def test_join_without_work_says_that_it_starts_if_it_measures_the_machine(
+    more: tuple[str, ...],
+    first: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
+    assert cli.run(["join", "--home", str(tmp_path), "--no-mdns", *more]) == 0
+    assert capsys.readouterr().err.partition(":")[0] == first
 
 
 def test_join_needs_no_data_when_the_pinned_tokens_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import StartError
 from swarm_protocol.version import software_version
 
-from swarm_node.http.server import listen, serving
+from swarm_node.http.addresses import KnownHosts
+from swarm_node.http.server import is_local, listen, serving
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import open_traces
 from swarm_node.metrics.readings import read_network, read_node
 from swarm_node.node import Node
+from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import Endpoint
 
 
@@ -41,7 +44,7 @@ async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
         with node.metrics.reading(lambda: read_node(node)), node.metrics.reading(lambda: read_network(network)):
             async with AsyncExitStack() as stack:
                 if node.config.metrics is not None:
-                    served = serving_metrics(node.metrics, bound(node.config.metrics))
+                    served = serving_metrics(node.metrics, bound(node.config.metrics), node.config)
                     node.emitter.emit("metrics", url=await stack.enter_async_context(served))
                 yield
     finally:
@@ -66,12 +69,18 @@ MAX_CONNECTIONS = 16
 
 
 @asynccontextmanager
-async def serving_metrics(registry: Registry, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve metrics on `listener` while the context lasts, then close it. Yields the URL."""
+async def serving_metrics(registry: Registry, listener: socket.socket, config: Config) -> AsyncIterator[str]:
+    """Serve metrics on `listener` while the context lasts, then close it. Yields the URL.
+
+    On loopback, a request is answered only under a name that no stranger can own (see `http.addresses`): otherwise a
+    web page in a browser on this machine could read them. Elsewhere scrapers may use any name.
+    """
 
     async def metrics(_request: Request) -> Response:
         return Response(registry.exposition(), media_type=CONTENT_TYPE)
 
-    app = Starlette(routes=[Route("/metrics", metrics)])
+    app: ASGIApp = Starlette(routes=[Route("/metrics", metrics)])
+    if is_local(listener.getsockname()[0]):
+        app = KnownHosts(app, config)
     async with serving(app, listener, max_connections=MAX_CONNECTIONS) as url:
         yield f"{url}/metrics"

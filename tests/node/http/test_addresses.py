@@ -22,6 +22,8 @@ from swarm_node.gateway.role import GatewayRole
 from swarm_node.http.addresses import KnownHosts, TrustedProxies
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import listen, serving
+from swarm_node.metrics.exporter import serving_metrics
+from swarm_node.metrics.metric_registry import Registry
 from swarm_node.shutdown import Shutdown
 from swarm_protocol.errors import ConfigError
 
@@ -54,6 +56,19 @@ def asked(host: str, *, listened: str = "127.0.0.1", allowed: str = "") -> httpx
 )
 def test_addresses_local_names_and_own_names_are_accepted(host: str) -> None:
     assert asked(host, listened="Attic.lan").text == "in"
+
+
+@pytest.mark.parametrize(("listened", "status"), [("127.0.0.1", 421), ("0.0.0.0", 200)])
+def test_metrics_on_loopback_refuse_strangers_names(listened: str, status: int) -> None:
+    async def ask() -> tuple[int, int]:
+        config = resolve({}, env={}, file=None)
+        listener = listen(listened, 0)
+        place = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+        async with serving_metrics(Registry(), listener, config), httpx.AsyncClient() as client:
+            under_name = await client.get(place, headers={"host": "evil.example"})
+            return (await client.get(place)).status_code, under_name.status_code
+
+    assert asyncio.run(ask()) == (200, status)
 
 
 @pytest.mark.parametrize(

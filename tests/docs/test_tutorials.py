@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from swarm.simulation.report import Measurements, Report, report_of
+from swarm.simulation.scenario import Scenario
 from swarm_node import cli
+from swarm_node.commands import simulate
 
 RESEARCHER = Path(__file__).parents[2] / "docs" / "tutorials" / "researcher.md"
 VARYING = ((r"12D3KooW\S+?(?=,)", "PEER"), (r"\b[0-9a-f]{12}\b", "DIGEST"), (r"[-\d]{10} [:\d]{8} UTC", "TIME"))
@@ -45,3 +48,20 @@ def test_readme_is_short_signs_with_the_tutorial_s_home_and_says_what_plan_reads
     assert signs.findall(readme) == signs.findall(RESEARCHER.read_text(encoding="utf-8"))
     assert "[`nodes.toml`](docs/guides/serve.md#plan-before-anyone-joins)" in readme
     assert "\n## Plan before anyone joins\n" in guide
+
+
+def test_scenarios_of_the_guide_can_be_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are read and checked. To simulate the first takes 11 s, and the second more than a minute."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "simulate.md").read_text(encoding="utf-8")
+    asked = list[Scenario]()
+
+    def simulated(scenario: Scenario, **_options: object) -> Report:
+        asked.append(scenario)
+        return report_of(scenario, Measurements())
+
+    monkeypatch.setattr(simulate, "simulate", simulated)
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(block, encoding="utf-8")
+        assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report")]) == 0
+    assert [(each.nodes, each.minutes) for each in asked] == [(30, 20), (300, 30)]

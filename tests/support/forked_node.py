@@ -35,6 +35,7 @@ LIGHT.set_forkserver_preload(
 )
 
 Begin = Callable[[], None]
+"""What a fork calls first. The fork imports its module: a test's own would take seconds, for it imports torch."""
 
 
 def forking() -> ForkServerContext:

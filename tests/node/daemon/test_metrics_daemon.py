@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -62,7 +63,7 @@ def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNod
     assert absent == of_peers | of_models, "it has no peers, and serves and uses no model"
     for path in ("/", "/metrics/x"):
         with pytest.raises(HTTPError, match="404"):
-            urlopen(url.replace("/metrics", path), timeout=10)
+            urlopen(url.replace("/metrics", path), timeout=120)
     node.process.send_signal(signal.SIGTERM)
     assert node.wait_end(timeout_s=30) == 0
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -112,7 +113,7 @@ async def stranger_reads(host: Host, there: PeerAddr, protocol: str, request: by
         return b""
     try:
         writer.write(request)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await reader.read()
     except OSError:
         return b""
@@ -168,7 +169,7 @@ def test_stranger_with_the_addresses_learns_no_name_and_gets_no_answer(
             await a.serve(f"serving.files/{MODEL}", count)
             await a.serve_stream(f"serving.lane/{MODEL}", take)
             assert await b.publish("notes", b"record", lifetime_s=60)
-            assert await b.call(a.peer_id, f"serving.files/{MODEL}", b"x", timeout_s=5) == b"x", (
+            assert await b.call(a.peer_id, f"serving.files/{MODEL}", b"x", timeout_s=30) == b"x", (
                 "a member must be answered"
             )
             there = parse_peer_addr((await a.addrs())[0])
@@ -274,23 +275,23 @@ def test_receivers_enforce_rights(tmp_path: Path) -> None:
             await a.serve("train.vote/story", echo)
             await a.serve("train.standing/story", echo)
             with pytest.raises(PeerRefused, match="right to ask"):
-                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=30)
             with pytest.raises(PeerRefused, match="right to train"):
-                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=5)
-            assert await b.call(a.peer_id, "train.standing/story", b"x", timeout_s=5) == b"x", (
+                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=30)
+            assert await b.call(a.peer_id, "train.standing/story", b"x", timeout_s=30) == b"x", (
                 "members must be able to watch"
             )
             b._gate._roll.check_own = lambda *_: None  # type: ignore[union-attr, method-assign]
             with pytest.raises(PeerRefused, match="does not serve"):
-                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=30)
             with pytest.raises(PeerRefused, match="does not serve"):
-                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=5)
+                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=30)
             with pytest.raises((PeerError, SwarmError)):
-                async with b.stream(a.peer_id, f"serving.lane/{MODEL}", timeout_s=5) as stream:
+                async with b.stream(a.peer_id, f"serving.lane/{MODEL}", timeout_s=30) as stream:
                     await stream.receive()
             await b.serve(f"serving.files/{MODEL}", echo)
             with pytest.raises(PeerRefused, match="right to serve"):
-                await a.call(b.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+                await a.call(b.peer_id, f"serving.files/{MODEL}", b"", timeout_s=30)
 
     run(case, tmp_path)
 
@@ -306,13 +307,13 @@ def test_members_accept_each_other_over_a_relay_and_after_a_restart(tmp_path: Pa
         await a.serve("echo", echo)
 
         async def reaches() -> bool:
-            return await answered(b.call(a.peer_id, "echo", b"x", timeout_s=5)) == b"x"
+            return await answered(b.call(a.peer_id, "echo", b"x", timeout_s=30)) == b"x"
 
         await eventually(reaches)
         await a.close()
         a = await private_node(folder / "a", OWNER.invite(), **hidden)
         await a.serve("echo", echo)
-        await eventually(reaches, timeout_s=20)
+        await eventually(reaches)
         for node in (a, b, relay):
             await node.close()
 
@@ -323,12 +324,16 @@ def test_invitation_that_expires_ends_calls_streams_and_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_gate, "CHECK_S", 0.2)
+    later_s = 0.0
+    monkeypatch.setattr(private_gate, "time", SimpleNamespace(time=lambda: time.time() + later_s))
 
     async def case(folder: Path) -> None:
-        async with two_members(folder, second=OWNER.invite(lifetime_s=4.0)) as (a, b):
-            ended = asyncio.Event()
+        nonlocal later_s
+        async with two_members(folder, second=OWNER.invite(lifetime_s=3600.0)) as (a, b):
+            begun, ended = asyncio.Event(), asyncio.Event()
 
             async def hold(_peer_id: str, stream: Stream) -> None:
+                begun.set()
                 try:
                     await stream.receive()
                 finally:
@@ -336,9 +341,11 @@ def test_invitation_that_expires_ends_calls_streams_and_the_connection(
 
             await a.serve_stream(f"serving.lane/{MODEL}", hold)
             async with b.stream(a.peer_id, f"serving.lane/{MODEL}", timeout_s=30) as stream:
+                await begun.wait()
+                later_s = 3600.0
                 with pytest.raises((PeerRefused, PeerUnreachable)):
                     await stream.receive()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await ended.wait()
             assert "expired" in str(await b.wait_failed()), "its own node must end with the reason"
 
@@ -370,7 +377,7 @@ def test_revocation_spreads_to_all_members_and_disconnects_its_node(
             async def all_know() -> bool:
                 return a.revocations == c.revocations == list_
 
-            assert await eventually(all_know) < 10
+            await eventually(all_know)
             assert "revoked" in str(await b.wait_failed())
             with pytest.raises(ConfigError, match="revoked"):
                 await private_node(folder / "b2", revoked, peers=await a.addrs())
@@ -403,7 +410,7 @@ def test_bound_invitation_admits_only_its_node(beside_member: BesideMember, tmp_
         bound = OWNER.invite(node=identity.peer_id)
         b = await private_node(tmp_path / "b", bound, peers=await a.addrs())
         await a.serve("echo", echo)
-        assert await b.call(a.peer_id, "echo", b"x", timeout_s=5) == b"x"
+        assert await b.call(a.peer_id, "echo", b"x", timeout_s=30) == b"x"
         with pytest.raises(ConfigError, match="alone"):
             await private_node(tmp_path / "c", bound, peers=await a.addrs())
         await b.close()

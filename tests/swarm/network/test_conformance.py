@@ -87,8 +87,16 @@ class Hanging:
 
 
 async def soon(event: asyncio.Event) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await event.wait()
+
+
+async def received_late(stream: Stream) -> bytes:
+    """The next message, which a busy machine may bring after the stream's own short time."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(PeerTimeout):
+                return await stream.receive()
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -130,7 +138,7 @@ def test_call_over_the_limit_raises_value_error(run: Run) -> None:
         method = world.name()
         await world.a.serve(method, echo)
         with pytest.raises(ValueError, match="more than"):
-            await world.b.call(world.a.peer_id, method, bytes(limits.MAX_MESSAGE_BYTES + 1), timeout_s=5)
+            await world.b.call(world.a.peer_id, method, bytes(limits.MAX_MESSAGE_BYTES + 1), timeout_s=30)
 
     run(case)
 
@@ -169,7 +177,7 @@ def test_simultaneous_calls_run_in_parallel_and_get_their_own_answers(run: Run) 
         await world.a.serve(method, handler)
         requests = [str(index).encode() for index in range(num_calls)]
         responses = await asyncio.gather(
-            *(world.b.call(world.a.peer_id, method, request, timeout_s=10) for request in requests)
+            *(world.b.call(world.a.peer_id, method, request, timeout_s=30) for request in requests)
         )
         assert responses == [request * 2 for request in requests]
 
@@ -194,20 +202,20 @@ def test_calls_of_one_peer_beyond_the_bound_are_refused_until_others_end(
         await world.a.serve(method, echo)
         await world.b.serve(method, echo)
         slow_calls = [
-            asyncio.create_task(world.b.call(world.a.peer_id, slow_method, b"slow", timeout_s=10)) for _ in range(4)
+            asyncio.create_task(world.b.call(world.a.peer_id, slow_method, b"slow", timeout_s=30)) for _ in range(4)
         ]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await all_here.wait()
         with pytest.raises(PeerRefused) as caught:
-            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=30)
         assert caught.value.retry_after_s > 0
         assert caught.value.remedy
         assert caught.value.peer_id == world.a.peer_id
-        assert await world.a.call(world.b.peer_id, method, b"other way", timeout_s=5) == b"other way"
+        assert await world.a.call(world.b.peer_id, method, b"other way", timeout_s=30) == b"other way"
 
         async def has_room() -> bool:
             try:
-                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=5) == b"again"
+                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=30) == b"again"
             except PeerRefused:
                 return False
 
@@ -232,8 +240,8 @@ def test_handler_gets_the_caller_s_peer_id(run: Run) -> None:
         method = world.name()
         await world.a.serve(method, who)
         await world.a.serve_stream(method, who_streams)
-        assert await world.b.call(world.a.peer_id, method, b"", timeout_s=5) == world.b.peer_id.encode()
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        assert await world.b.call(world.a.peer_id, method, b"", timeout_s=30) == world.b.peer_id.encode()
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             assert await stream.receive() == world.b.peer_id.encode()
 
     run(case)
@@ -295,9 +303,9 @@ def test_error_of_a_handler_is_raised_again_in_its_caller(run: Run, error: Swarm
         await world.a.serve(method, unary)
         await world.a.serve_stream(method, streaming)
         with pytest.raises(SwarmError) as by_call:
-            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=30)
         with pytest.raises(SwarmError) as by_stream:
-            async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
                 await stream.receive()
         for caught in (by_call.value, by_stream.value):
             assert type(caught) is type(error)
@@ -315,7 +323,7 @@ def test_bug_in_a_handler_is_a_peer_error_without_details(run: Run) -> None:
         method = world.name()
         await world.a.serve(method, unary)
         with pytest.raises(PeerError) as caught:
-            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=30)
         assert "password" not in str(caught.value)
 
     run(case)
@@ -324,9 +332,9 @@ def test_bug_in_a_handler_is_a_peer_error_without_details(run: Run) -> None:
 def test_method_that_nobody_serves_is_refused_by_name(run: Run) -> None:
     async def case(world: World) -> None:
         with pytest.raises(PeerRefused, match="nonesuch"):
-            await world.b.call(world.a.peer_id, "nonesuch", b"", timeout_s=5)
+            await world.b.call(world.a.peer_id, "nonesuch", b"", timeout_s=30)
         with pytest.raises(PeerRefused, match="nonesuch"):
-            async with world.b.stream(world.a.peer_id, "nonesuch", timeout_s=5) as stream:
+            async with world.b.stream(world.a.peer_id, "nonesuch", timeout_s=30) as stream:
                 await stream.receive()
 
     run(case)
@@ -336,10 +344,10 @@ def test_unknown_peer_is_unreachable(run: Run) -> None:
     async def case(world: World) -> None:
         stranger = Identity.generate().peer_id
         with pytest.raises(PeerUnreachable) as caught:
-            await world.b.call(stranger, "m", b"", timeout_s=5)
+            await world.b.call(stranger, "m", b"", timeout_s=30)
         assert caught.value.peer_id == stranger
         with pytest.raises(PeerUnreachable):
-            async with world.b.stream(stranger, "m", timeout_s=5):
+            async with world.b.stream(stranger, "m", timeout_s=30):
                 pass
 
     run(case)
@@ -388,7 +396,7 @@ def test_stream_half_closed_still_receives(run: Run) -> None:
 
         method = world.name()
         await world.a.serve_stream(method, answer_at_the_end)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             await stream.send(b"1")
             await stream.send(b"2")
             await stream.finish()
@@ -409,7 +417,7 @@ def test_stream_whose_handler_returned_has_ended_both_ways(run: Run) -> None:
 
         method = world.name()
         await world.a.serve_stream(method, hello)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             assert await stream.receive() == b"hello"
             with pytest.raises(EndOfStream):
                 await stream.receive()
@@ -427,7 +435,7 @@ def test_messages_before_a_failure_arrive_before_it(run: Run) -> None:
 
         method = world.name()
         await world.a.serve_stream(method, fail_late)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             assert await stream.receive() == bytes(2 * MIB)
             with pytest.raises(SessionError, match="no more"):
                 await stream.receive()
@@ -448,7 +456,7 @@ def test_stream_that_ends_before_its_handler_is_done_is_a_violation_by_its_opene
         method = world.name()
         await world.a.serve_stream(method, take_two)
         for num_messages in range(2):
-            async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
                 for _ in range(num_messages):
                     await stream.send(b"one")
                 await stream.finish()
@@ -484,7 +492,7 @@ def test_leaving_a_stream_cancels_its_handler(run: Run) -> None:
     async def case(world: World) -> None:
         hanging, method = Hanging(), world.name()
         await world.a.serve_stream(method, hanging.stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5):
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30):
             await soon(hanging.running)
         await soon(hanging.cancelled)
 
@@ -542,7 +550,7 @@ def test_receive_without_a_message_raises_timeout_and_the_stream_stays_usable(ru
             with pytest.raises(PeerTimeout):
                 await stream.receive()
             await stream.send(b"still here")
-            assert await stream.receive() == b"still here"
+            assert await received_late(stream) == b"still here"
 
     run(case)
 
@@ -554,7 +562,7 @@ def test_handler_waits_for_as_long_as_its_caller_stays(run: Run) -> None:
         async with world.b.stream(world.a.peer_id, method, timeout_s=1) as stream:
             await asyncio.sleep(1.2)  # the caller's deadline does not count for the handler
             await stream.send(b"late")
-            assert await stream.receive() == b"late"
+            assert await received_late(stream) == b"late"
 
     run(case)
 
@@ -577,11 +585,14 @@ def test_slow_reader_bounds_what_the_sender_has_in_flight(run: Run) -> None:
                 num_sent += 1
             await stream.finish()
 
-        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(send_all(stream))
-                await asyncio.sleep(0.5)  # as much as it can send to a handler that does not read
-                assert 1 <= num_sent <= 8
+                seen = 0  # as much as it can send to a handler that does not read
+                while not num_sent or num_sent != seen:
+                    seen = num_sent
+                    await asyncio.sleep(0.5)
+                assert num_sent <= 8
                 may_read.set()
                 for _ in range(24):
                     assert len(await stream.receive()) == MIB
@@ -607,12 +618,12 @@ def test_deadline_of_a_handler_is_a_timeout_of_its_caller_and_no_defect(
         method = world.name()
         await world.a.serve_stream(method, wait)
         await world.a.serve(method, wait_in_call)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             with pytest.raises(PeerTimeout, match="before its own deadline"):
                 await stream.receive()
         for num_bytes in (0, 2 * MIB):
             with pytest.raises(PeerTimeout, match="before its own deadline"):
-                await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=20)
+                await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=30)
 
     run(case)
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
@@ -622,7 +633,7 @@ def test_message_over_the_limit_raises_value_error(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             with pytest.raises(ValueError, match="more than"):
                 await stream.send(bytes(limits.MAX_MESSAGE_BYTES + 1))
 
@@ -644,7 +655,7 @@ def test_messages_arrive_once_and_in_order_while_the_path_is_replaced_repeatedly
                     both.create_task(stream.send(message))
             await stream.finish()
 
-        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream, asyncio.TaskGroup() as tasks:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream, asyncio.TaskGroup() as tasks:
             await stream.send(b"first")  # the other side knows the stream
             assert await stream.receive() == b"first"
             tasks.create_task(send(stream))
@@ -660,7 +671,7 @@ def test_idle_stream_stays_usable_after_its_path_was_replaced(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             for message in (b"before", b"after", b"and after"):
                 await stream.send(message)
                 assert await stream.receive() == message
@@ -679,7 +690,7 @@ def test_failure_of_a_handler_arrives_though_the_path_is_replaced(run: Run) -> N
 
         method = world.name()
         await world.a.serve_stream(method, fail)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
             await stream.send(b"first")
             assert await stream.receive() == b"first"
             await world.replace_path()
@@ -705,7 +716,7 @@ def test_call_in_flight_fails_when_its_path_is_replaced_and_the_next_one_succeed
 
         async def is_answered() -> bool:
             with contextlib.suppress(PeerUnreachable):  # the old path may be tried first
-                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=5) == b"again"
+                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=30) == b"again"
             return False
 
         await eventually(is_answered)
@@ -723,7 +734,7 @@ def test_published_record_is_found_by_its_owner_and_by_others(run: Run) -> None:
         assert await world.b.publish(key, b"of b", lifetime_s=30)
         assert await world.b.publish(other_key, b"more of b", lifetime_s=30)
         for network in (world.a, world.b):
-            found = await network.lookup([key, other_key, world.name()], timeout_s=5)
+            found = await network.lookup([key, other_key, world.name()], timeout_s=30)
             assert {(envelope.subject, envelope.peer_id, envelope.payload) for envelope in found} == {
                 (key, world.a.peer_id, b"of a"),
                 (key, world.b.peer_id, b"of b"),
@@ -740,7 +751,7 @@ def test_later_record_replaces_the_earlier_one_even_with_a_shorter_life(run: Run
         await world.b.publish(key, b"old", lifetime_s=300)
         await world.b.publish(key, b"new", lifetime_s=20)
         for network in (world.a, world.b):
-            assert [envelope.payload for envelope in await network.lookup([key], timeout_s=5)] == [b"new"]
+            assert [envelope.payload for envelope in await network.lookup([key], timeout_s=30)] == [b"new"]
 
     run(case)
 
@@ -748,13 +759,17 @@ def test_later_record_replaces_the_earlier_one_even_with_a_shorter_life(run: Run
 def test_expired_record_is_not_found(run: Run) -> None:
     async def case(world: World) -> None:
         key = world.name()
-        await world.b.publish(key, b"brief", lifetime_s=2)
-        assert await world.a.lookup([key], timeout_s=5)
+
+        async def is_found() -> bool:  # anew, should a busy machine take as long as it lives
+            await world.b.publish(key, b"brief", lifetime_s=2)
+            return bool(await world.a.lookup([key], timeout_s=30))
+
+        await eventually(is_found)
 
         async def gone() -> bool:
-            return not await world.a.lookup([key], timeout_s=5) and not await world.b.lookup([key], timeout_s=5)
+            return not await world.a.lookup([key], timeout_s=30) and not await world.b.lookup([key], timeout_s=30)
 
-        await eventually(gone, timeout_s=5)
+        await eventually(gone)
 
     run(case)
 
@@ -765,7 +780,7 @@ def test_own_expired_record_is_not_mistaken_for_a_copy_s(run: Run) -> None:
         await world.b.publish(key, b"brief", lifetime_s=0.5)
         await asyncio.sleep(0.5)
         await world.b.publish(world.name(), b"", lifetime_s=30)  # expired records are dropped with that
-        assert await world.b.lookup([key], timeout_s=5) == []
+        assert await world.b.lookup([key], timeout_s=30) == []
         assert await world.b.publish(key, b"again", lifetime_s=30)  # it is valid
 
     run(case)
@@ -787,7 +802,7 @@ def test_publish_without_any_peer_returns_false_and_keeps_the_record(run: Run) -
     async def case(world: World) -> None:
         alone = await world.spawn(alone=True)
         assert not await alone.publish("k", b"mine", lifetime_s=30)
-        assert [envelope.payload for envelope in await alone.lookup(["k"], timeout_s=5)] == [b"mine"]
+        assert [envelope.payload for envelope in await alone.lookup(["k"], timeout_s=30)] == [b"mine"]
         await alone.close()
 
     run(case)
@@ -836,9 +851,9 @@ def test_close_ends_this_node_s_calls_and_streams_to_others(run: Run) -> None:
         await soon(hanging.cancelled)
         await soon(streaming.cancelled)
         with pytest.raises(PeerUnreachable):
-            await leaver.call(world.b.peer_id, method, b"", timeout_s=5)
+            await leaver.call(world.b.peer_id, method, b"", timeout_s=30)
         with pytest.raises(PeerUnreachable):
-            await leaver.lookup(["k"], timeout_s=5)
+            await leaver.lookup(["k"], timeout_s=30)
         with pytest.raises(PeerUnreachable):
             await leaver.publish("k", b"", lifetime_s=5)
 
@@ -860,8 +875,8 @@ def test_released_method_is_answered_until_another_handler_serves_it(run: Run) -
             await world.a.serve_stream(name, greet)
 
         async def said() -> tuple[bytes, bytes]:
-            answer = await world.b.call(world.a.peer_id, name, b"", timeout_s=10)
-            async with world.b.stream(world.a.peer_id, name, timeout_s=10) as stream:
+            answer = await world.b.call(world.a.peer_id, name, b"", timeout_s=30)
+            async with world.b.stream(world.a.peer_id, name, timeout_s=30) as stream:
                 return answer, await stream.receive()
 
         await say(b"first")
@@ -885,7 +900,7 @@ def test_released_method_that_is_served_again_ends_no_other(run: Run) -> None:
         for _ in range(3):
             await world.a.serve(moving, echo)
             world.a.release(moving)
-        assert await world.b.call(world.a.peer_id, left, b"still", timeout_s=10) == b"still"
+        assert await world.b.call(world.a.peer_id, left, b"still", timeout_s=30) == b"still"
 
     run(case)
 
@@ -901,10 +916,10 @@ def test_method_released_before_two_others_is_refused_and_kept_alive_by_nothing(
         for name in names:
             world.a.release(name)
         with pytest.raises(PeerRefused, match="does not serve the method any more"):
-            await world.b.call(world.a.peer_id, names[0], b"", timeout_s=10)
+            await world.b.call(world.a.peer_id, names[0], b"", timeout_s=30)
         await world.a.serve(names[0], echo)
         for name in names:
-            assert await world.b.call(world.a.peer_id, name, b"again", timeout_s=10) == b"again"
+            assert await world.b.call(world.a.peer_id, name, b"again", timeout_s=30) == b"again"
         world.a.release(names[0])
         world.a.release("another")
         del answer

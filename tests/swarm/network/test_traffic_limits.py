@@ -21,6 +21,7 @@ from swarm_protocol.identity import Identity
 
 RATE = 2.5e6  # 20 Mbit/s
 NUM_BYTES = 3_000_000
+MAX_TRIES = 20
 
 Pair = tuple[Libp2pNetwork, Libp2pNetwork]
 
@@ -88,26 +89,34 @@ async def _transfer_s(sender: Libp2pNetwork, receiver: Libp2pNetwork, num_stream
     return took_s, slowest_s
 
 
-def test_upload_limit_is_kept_within_a_tenth_while_calls_are_answered(tmp_path: Path) -> None:
+def _assert_rate_is_kept(folder: Path, near: TrafficLimits, far: TrafficLimits) -> None:
+    """Check that no transfer is faster than RATE, and that one is as fast, with its calls answered meanwhile. A busy
+    machine only takes longer, so that a slow transfer is tried again."""
+    measured: list[tuple[float, float]] = []
+
     async def case(pair: Pair) -> None:
         sender, receiver = pair
         sent_before = sum(sender.traffic.sent_bytes.values())
         took_s, slowest_s = await _transfer_s(sender, receiver)
         sent_bytes = sum(sender.traffic.sent_bytes.values()) - sent_before
-        assert 0.9 * RATE < sent_bytes * OVERHEAD / (took_s + BURST_S) < 1.1 * RATE
-        assert slowest_s < 0.5
+        num_bytes = sent_bytes if far is NO_LIMITS else NUM_BYTES
+        measured.append((num_bytes * OVERHEAD / (took_s + BURST_S), slowest_s))
 
-    _run(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS, case)
+    for _ in range(MAX_TRIES):
+        _run(folder, near, far, case)
+        rate, slowest_s = measured[-1]
+        assert rate < 1.1 * RATE
+        if rate > 0.9 * RATE and slowest_s < 0.5:
+            return
+    raise AssertionError(f"too slow each time (rate, slowest call): {measured}")
+
+
+def test_upload_limit_is_kept_within_a_tenth_while_calls_are_answered(tmp_path: Path) -> None:
+    _assert_rate_is_kept(tmp_path, TrafficLimits(up_bytes_per_s=RATE), NO_LIMITS)
 
 
 def test_download_limit_is_kept_except_for_bytes_in_flight(tmp_path: Path) -> None:
-    async def case(pair: Pair) -> None:
-        sender, receiver = pair
-        took_s, slowest_s = await _transfer_s(sender, receiver)
-        assert 0.9 * RATE < NUM_BYTES * OVERHEAD / (took_s + BURST_S) < 1.1 * RATE
-        assert slowest_s < 0.5
-
-    _run(tmp_path, NO_LIMITS, TrafficLimits(down_bytes_per_s=RATE), case)
+    _assert_rate_is_kept(tmp_path, NO_LIMITS, TrafficLimits(down_bytes_per_s=RATE))
 
 
 def test_large_answer_of_a_limited_node_goes_over_a_stream_at_its_rate(tmp_path: Path) -> None:

@@ -89,10 +89,9 @@ def test_status_lists_the_connected_peers_with_path_round_trip_and_bytes(
         [status] = run_here("status", "--home", member.home).events
         return {peer["peer_id"]: peer for peer in cast(list[dict[str, Any]], status["peers"])}
 
-    wait_until(lambda: seed.peer_id in peers(), "the connections are looked at")
+    wait_until(lambda: peers().get(seed.peer_id, {}).get("rtt_ms") is not None, "the connections are looked at")
     found = peers()[seed.peer_id]
     assert found["path"] == "direct"
-    assert found["rtt_ms"] is not None
     assert min(found["sent_bytes"], found["received_bytes"]) > 0
 
 
@@ -103,16 +102,16 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run
     answer = run_node(command, "--home", node.home)
     assert [event["event"] for event in answer.events] == ["leaving", "left"]
     assert answer.code == 0
-    assert node.wait_end(timeout_s=5) == 0
+    assert node.wait_end() == 0
     assert node.events[-1]["reason"] == command
     assert "no daemon is running" in run_here(command, "--home", node.home).error, "once is enough"
 
 
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
-    node = start_node(*JOIN, "--peers", seed.addr, is_light=True)
+    node = start_node(*JOIN, "--peers", seed.addr, "--drain-s", "300", is_light=True)
     node.wait_for("step")
     node.process.send_signal(signal.SIGTERM)
-    assert node.wait_end(timeout_s=10) in {0, 1}
+    assert node.wait_end() in {0, 1}, "long before its grace is over"
     assert node.events[-1]["event"] == "stopped"
 
 

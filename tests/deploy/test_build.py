@@ -23,7 +23,7 @@ def build(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=120,
         env={"PATH": "/usr/bin:/bin"},
         cwd=cwd,
     )
@@ -118,7 +118,7 @@ def test_without_buildah_it_says_what_to_install(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     done = subprocess.run(
-        ["/bin/bash", SCRIPT], capture_output=True, text=True, check=False, timeout=20, env={"PATH": str(tmp_path)}
+        ["/bin/bash", SCRIPT], capture_output=True, text=True, check=False, timeout=120, env={"PATH": str(tmp_path)}
     )
     assert (done.returncode, done.stderr) == (2, "deploy/build: there is no buildah: apt-get install buildah\n")
 
@@ -146,7 +146,7 @@ def test_a_cpu_image_of_two_gigabytes_or_more_fails_before_the_demo(tmp_path: Pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=120,
         env={"PATH": f"{programs}:/usr/bin:/bin"},
     )
     assert done.returncode == code, done.stderr
@@ -162,7 +162,7 @@ def test_the_scripts_can_be_run_and_shellcheck_finds_nothing(script: Path) -> No
     shellcheck = shutil.which("shellcheck")
     if not shellcheck:
         pytest.skip("shellcheck is not installed: a shell has parsed the script, no more")
-    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -48,7 +48,7 @@ def test_identity_writes_the_seeds_address_for_all_and_keeps_its_key(tmp_path: P
     environment = {"SWARM_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     told = []
     for _ in range(2):
-        subprocess.run([*SERVICES["identity"]["entrypoint"], command], env=environment, check=True, timeout=60)
+        subprocess.run([*SERVICES["identity"]["entrypoint"], command], env=environment, check=True, timeout=120)
         told.append(settings.read_text())
     peer_id = Identity.load(home / "identity.key").peer_id
     assert resolve({"home": str(home)}, env={}, file=settings).peers == (f"/dns4/seed/tcp/4001/p2p/{peer_id}",)
@@ -129,7 +129,7 @@ def compose(file: Path = DEPLOY / "compose.yaml", **environment: str) -> subproc
     """`docker compose config` with these variables alone: what there would be, as JSON."""
     command = [*compose_program(), "--file", str(file), "config", "--format", "json"]
     given = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return subprocess.run(command, env=given | environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=given | environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_compose_takes_the_file_and_gives_every_node_the_model(tmp_path: Path) -> None:

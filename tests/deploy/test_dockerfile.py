@@ -89,5 +89,5 @@ def test_hadolint_finds_nothing() -> None:
     hadolint = shutil.which("hadolint")
     if not hadolint:
         pytest.skip("hadolint is not installed: the Dockerfile was checked by the tests beside this one alone")
-    done = subprocess.run([hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "")

@@ -33,7 +33,7 @@ def _printed(words: tuple[str | Path, ...], values: str) -> str:
     if program is None:
         pytest.skip("helm is not installed: nothing was rendered")
     command = [program, *words, "--values", "-"]
-    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)
     return done.stdout
@@ -206,7 +206,7 @@ def refused_by_kubernetes(manifests: list[Manifest], version: str, folder: Path)
     file = folder / "manifests.yaml"
     file.write_text(yaml.safe_dump_all(manifests), encoding="utf-8")
     command = [validate, "--strict", "--quiet", "--kubernetes-version", version, file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode == 0) == (done.stdout == ""), done.stdout + done.stderr
     return done.stdout
 

@@ -40,7 +40,7 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @needs_systemd
 def test_systemd_finds_nothing_wrong(installed: Path) -> None:
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", installed], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", installed], capture_output=True, text=True, check=False, timeout=120
     )
     ours = [line for line in done.stderr.splitlines() if "swarm-node" in line]
     assert (done.returncode, ours) == (0, [])
@@ -60,7 +60,7 @@ def test_systemd_calls_it_confined(installed: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout[-200:]
 
@@ -73,7 +73,7 @@ def test_systemd_still_takes_it_with_a_gpu(tmp_path: Path) -> None:
         UNIT.replace("/opt/swarm/bin/swarm-node", sys.executable) + "\n" + text("systemd/gpu.conf"), "utf-8"
     )
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, [line for line in done.stderr.splitlines() if "swarm-node" in line]) == (0, [])
     given = {line.split("=")[0] for line in text("systemd/gpu.conf").splitlines() if "=" in line}

@@ -16,7 +16,7 @@ import swarm_node
 from swarm_node import interrupts
 from swarm_protocol.identity import Identity
 
-END_S = 60.0
+END_S = 120.0
 ADDR = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
 SWALLOWING = """
 import time

@@ -25,7 +25,7 @@ def copy(tmp_path: Path) -> Path:
 
 def generate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "compile_protos.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_generate_check_of_the_committed_code_passes() -> None:

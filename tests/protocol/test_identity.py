@@ -186,7 +186,7 @@ def refusal_after(handicap: str, path: Path) -> str:
         "    sys.exit(str(error))\n"
     )
     outcome = subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, path], capture_output=True, text=True, timeout=120, check=False
     )
     assert outcome.returncode == 1, outcome.stderr
     return outcome.stderr

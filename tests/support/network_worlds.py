@@ -132,7 +132,7 @@ class RelayedWorld(Libp2pWorld):
 
 async def _reaches(network: Network, peer_id: str) -> bool:
     try:
-        await network.call(peer_id, "nonesuch", b"", timeout_s=5)
+        await network.call(peer_id, "nonesuch", b"", timeout_s=30)
     except PeerUnreachable:
         return False
     except PeerRefused:
@@ -161,7 +161,7 @@ async def libp2p_node(identity_path: Path, *, network_id: str = "test", **option
     return await Libp2pNetwork.create(Libp2pOptions(identity_path=identity_path, network_id=network_id, **options))
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 10.0) -> float:
+async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 60.0) -> float:
     """Seconds until `condition` held. Fails the test if it never does."""
     start = time.monotonic()
     async with asyncio.timeout(timeout_s):

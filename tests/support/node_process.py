@@ -19,7 +19,7 @@ from support.forked_node import Begin, ForkedNode
 from swarm_node.events import emitter
 
 COMMAND = (str(Path(sys.executable).with_name("swarm-node")),)
-START_S = 60.0  # imports take 2 s on an idle machine; this is for one that is not
+START_S = 120.0  # imports take 2 s on an idle machine; this is for one that is not
 Event = dict[str, object]
 
 
@@ -111,7 +111,7 @@ class Node:
         self.process.stdout.close()
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
     """Poll `condition` until it holds; fail with `what` if that takes too long."""
     until = time.monotonic() + timeout_s
     while not condition():

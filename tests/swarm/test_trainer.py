@@ -80,7 +80,6 @@ def own_trainer(run_path: Path, peers: tuple[str, ...], module: nn.Module, optio
     return Trainer(run_path, peers=peers, model=module, optimizer=sgd, data=Points(), loss=loss, options=options)
 
 
-@pytest.mark.timeout(300)
 def test_trainers_of_an_own_module_in_two_processes_end_with_equal_weights(run_path: Path, tmp_path: Path) -> None:
     """The real thing: here one person's member, and in a script of its own another's."""
     script = tmp_path / "train.py"
@@ -180,7 +179,6 @@ def test_trainer_of_a_run_that_starts_from_a_checkpoint_begins_with_its_weights(
         torch.testing.assert_close(found[name], parameter, atol=1e-6, rtol=0.0)
 
 
-@pytest.mark.timeout(60)
 def test_trainer_that_leaves_ends_the_download_of_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("completion")
     # with a second command, bash stays its parent: a program whose parent is no shell gets no script
     command = [BASH, "--norc", "--noprofile", "-c", "swarm-node --show-completion; exit $?"]
-    shown = subprocess.run(command, env=shell_environment(folder), capture_output=True, timeout=60, check=True)
+    shown = subprocess.run(command, env=shell_environment(folder), capture_output=True, timeout=120, check=True)
     (folder / "swarm-node.bash").write_bytes(shown.stdout)
     return folder / "swarm-node.bash"
 
@@ -52,7 +52,7 @@ def test_bash_completes_commands_and_options(words: str, expected: list[str], sc
         env=shell_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     *found, registered = done.stdout.splitlines()
@@ -83,7 +83,7 @@ def test_bash_completes_run_files_and_models(words: str, expected: list[str], sc
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     *found, _registered = done.stdout.splitlines()
@@ -108,7 +108,7 @@ def test_install_writes_the_script_where_bash_reads_it(tmp_path: Path) -> None:
         [BASH, "--norc", "--noprofile", "-c", "swarm-node --install-completion; exit $?"],
         env=shell_environment(tmp_path),
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     [line] = [line for line in (tmp_path / ".bashrc").read_text().splitlines() if line.startswith("source")]

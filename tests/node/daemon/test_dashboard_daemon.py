@@ -17,29 +17,31 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     url = str(node.wait_for("dashboard")["url"])
 
     def peers() -> set[str]:
-        return {each["peer_id"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+        return {each["peer_id"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=120).json()}
 
     # others may be listed, too: the seed remembers those of earlier tests for a minute
     wait_until(lambda: seed.peer_id in peers() and len(peers()) >= 3, "the seed, the member and itself", START_S)
     assert run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", node.home).code == 0
     asked_at = time.time()
-    wait_until(lambda: httpx.get(f"{url}/api/v1/overview", timeout=10).json()["at"] > asked_at, "another look", START_S)
-    names = {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+    wait_until(
+        lambda: httpx.get(f"{url}/api/v1/overview", timeout=120).json()["at"] > asked_at, "another look", START_S
+    )
+    names = {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=120).json()}
     assert names
     assert "doctor" not in names, "it was here, and lends nothing"
 
     def path_to_the_seed() -> dict[str, object]:
-        nodes = {each["peer_id"]: each for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+        nodes = {each["peer_id"]: each for each in httpx.get(f"{url}/api/v1/nodes", timeout=120).json()}
         return nodes[seed.peer_id]["from_here"] or {}
 
     # its lookups go to the seed, whose answers show the round trip
     wait_until(lambda: path_to_the_seed().get("rtt_ms") is not None, "the path is looked at", START_S)
     assert path_to_the_seed()["kind"] == "direct"
-    overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
+    overview = httpx.get(f"{url}/api/v1/overview", timeout=120).json()
     assert overview["stale"] is None
     assert overview["nodes_by_state"]["alive"] >= 3
     assert overview["join_command"] == f"swarm-node join --peers {seed.addr} --network-id tests"
-    page = httpx.get(url, timeout=10)
+    page = httpx.get(url, timeout=120)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in page.headers["content-security-policy"]

@@ -46,13 +46,13 @@ def test_network_on_ipv6_alone(start_node: StartNode, run_here: RunHere) -> None
     assert url.startswith("http://[::1]:")
 
     def overview() -> dict[str, object]:
-        found: dict[str, object] = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
+        found: dict[str, object] = httpx.get(f"{url}/api/v1/overview", timeout=120).json()
         return found
 
     wait_until(lambda: overview()["num_nodes"] == 3, "the seed, the relayed node and the dashboard", START_S)
     assert overview()["join_command"] == join_line
-    assert httpx.get(url, timeout=10).status_code == 200
-    assert httpx.get(url, headers={"host": "evil.example"}, timeout=10).status_code == 421
+    assert httpx.get(url, timeout=120).status_code == 200
+    assert httpx.get(url, headers={"host": "evil.example"}, timeout=120).status_code == 421
     [event] = run_here("top", "--url", url).events
     assert isinstance(event["overview"], dict)
     assert event["overview"]["nodes_by_reachability"] == overview()["nodes_by_reachability"]

@@ -80,7 +80,7 @@ def test_seeds_that_were_started_separately_become_one_network(
     ids = [str(seed.wait_for("ready")["peer_id"]) for seed in seeds]
     remembered = [seed.home / "peers.json" for seed in seeds]
     for path, other_id in zip(remembered, reversed(ids), strict=True):
-        wait_until(partial(knows, path, other_id), "the seeds have not met", 20.0)
+        wait_until(partial(knows, path, other_id), "the seeds have not met")
     invites = [seed.wait_for("invite")["command"] for seed in seeds]
     assert "/ip4/192.168.77.1/tcp/4001/p2p/" in str(invites[0])
 

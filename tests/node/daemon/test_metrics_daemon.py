@@ -65,7 +65,7 @@ def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNod
         with pytest.raises(HTTPError, match="404"):
             urlopen(url.replace("/metrics", path), timeout=120)
     node.process.send_signal(signal.SIGTERM)
-    assert node.wait_end(timeout_s=30) == 0
+    assert node.wait_end() == 0
 
 
 def test_nothing_listens_for_metrics_without_the_option(seed: Seed) -> None:

@@ -254,7 +254,6 @@ def test_refusal_by_members_is_shown_once() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.timeout(300)
 def test_banned_member_is_shown_with_the_reason_once_its_evidence_was_checked_here() -> None:
     async def main() -> None:
         settings = config(outer_steps=12, min_group=2, ban_steps=30)

@@ -316,7 +316,7 @@ def test_old_rows_are_deleted_and_older_ones_become_coarser(place: Path | str) -
                 history.record_change(ChangeEvent(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
             assert await history.flushed(110)
             clock.now = NOW + 10 * DAY_S + 2 * HOUR_S
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await history.series("s", 10 * 24) is not None or await history.contributions("over"):
                     await asyncio.sleep(0.05)
                 while len(await history.changes()) > 5 or len(await history.steps("run-1")) > 20:

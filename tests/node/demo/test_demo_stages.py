@@ -42,7 +42,7 @@ def test_gateway_starts_while_nodes_wait_for_each_other(tmp_path: Path, monkeypa
         return NodeState(name, addrs=("/ip4/127.0.0.1/tcp/1",))
 
     async def serve(_demo: stages.Demo) -> None:
-        await asyncio.wait_for(gateway_starts.wait(), 10)
+        await asyncio.wait_for(gateway_starts.wait(), 60)
         raise DemoError("this is all that the test needs")
 
     async def passed(*_arguments: object) -> float:

@@ -168,7 +168,7 @@ def converse(
             async with (
                 asyncio.timeout(within_s),
                 serving(app, listen("127.0.0.1", 0), max_connections=max_connections) as url,
-                openai_client(url, timeout_s=10) as openai,
+                openai_client(url, timeout_s=60) as openai,
             ):
                 await conversation(openai)
 

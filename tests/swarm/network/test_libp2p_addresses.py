@@ -18,7 +18,7 @@ from swarm_protocol.identity import Identity
 
 async def reaches(network: Libp2pNetwork, peer_id: str) -> bool:
     try:
-        await network.call(peer_id, "nonesuch", b"", timeout_s=5)
+        await network.call(peer_id, "nonesuch", b"", timeout_s=30)
     except PeerRefused:
         return True
     except PeerError:
@@ -79,7 +79,7 @@ def test_nodes_that_share_a_seed_find_each_other_also_after_it_is_gone(
             assert await reaches(a, b.peer_id)
             assert await reaches(b, a.peer_id)
             with pytest.raises(PeerUnreachable, match="no address of the peer is known"):
-                await a.call(Identity(bytes(32)).peer_id, "nonesuch", b"", timeout_s=5)
+                await a.call(Identity(bytes(32)).peer_id, "nonesuch", b"", timeout_s=30)
             await seed.close()  # no node has connected to c yet
             for one, other in itertools.permutations((a, b, c), 2):
                 assert await reaches(one, other.peer_id)

@@ -109,7 +109,7 @@ def signed(identity: Identity, payload: bytes, issued_at: float, *, key: str = K
 
 
 async def payloads(network: Libp2pNetwork) -> list[bytes]:
-    return sorted(envelope.payload for envelope in await network.lookup([KEY], timeout_s=5))
+    return sorted(envelope.payload for envelope in await network.lookup([KEY], timeout_s=30))
 
 
 def test_lying_peer_cannot_place_or_replace_records(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_replayed_record_does_not_displace_its_successor(tmp_path: Path) -> None
             liar_beside(a, tmp_path / "liar") as liar,
         ):
             await b.publish(KEY, b"old", lifetime_s=60)
-            (old,) = await a.lookup([KEY], timeout_s=5)
+            (old,) = await a.lookup([KEY], timeout_s=30)
             await b.publish(KEY, b"new", lifetime_s=60)
             assert not await liar.store(old.to_bytes())
             liar.tell(old.to_bytes())

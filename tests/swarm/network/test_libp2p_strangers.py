@@ -81,10 +81,10 @@ def test_stranger_with_a_key_type_that_no_node_has_gets_no_answer(tmp_path: Path
             await seed.serve_stream("streaming", streaming)
             prefix = method_prefix(seed.network_id)
             with pytest.raises(NotServed):
-                await stranger.call(seed.peer_id, f"{prefix}call/unary", b"", timeout_s=10)
+                await stranger.call(seed.peer_id, f"{prefix}call/unary", b"", timeout_s=30)
             reader, writer = await stranger.open_stream(seed.peer_id, f"{prefix}stream/streaming")
             writer.write(bytes(ID_BYTES))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.transport.abort()

@@ -68,7 +68,6 @@ async def close_all(networks: list[Libp2pNetwork]) -> None:
     await asyncio.gather(*(network.close() for network in networks))
 
 
-@pytest.mark.timeout(90)
 def test_eight_hosts_find_each_other_and_drop_killed_ones_within_their_records_lifetime(tmp_path: Path) -> None:
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed")

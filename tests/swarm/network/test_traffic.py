@@ -109,7 +109,7 @@ async def _exchange(server: Libp2pNetwork, caller: Libp2pNetwork, expects: str =
         kinds = [at.peer_paths().get(to.peer_id) for at, to in ((caller, server), (server, caller))]
         return all(path is not None and path.kind == expects for path in kinds)
 
-    await eventually(is_seen, timeout_s=10)
+    await eventually(is_seen)
     before = [_of(caller), _of(server)]
     await caller.call(server.peer_id, "twice", b"x" * 50_000, timeout_s=30)
     async with caller.stream(server.peer_id, "swallow", timeout_s=30) as stream:

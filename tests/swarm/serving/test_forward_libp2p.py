@@ -61,7 +61,7 @@ def test_soft_prompt_snippet_lowers_its_loss_over_libp2p(
             async def all_known() -> bool:
                 return len(await memberships[0].servers("tiny")) == 2
 
-            await eventually(all_known, timeout_s=30)
+            await eventually(all_known)
             return await asyncio.to_thread(research, addrs[0])
 
     # the first uvloop of a process leaves a pipe for signals open

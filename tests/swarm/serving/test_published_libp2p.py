@@ -71,7 +71,7 @@ def test_libp2p_only_servers_that_prove_the_publisher_s_files_answer(
             async def all_known() -> bool:
                 return len(await membership.servers("tiny")) == 5
 
-            await eventually(all_known, timeout_s=30)
+            await eventually(all_known)
             expected = local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
             assert [token.token_id async for token in client.generate(**ASKED)] == expected
             async with asyncio.timeout(30):

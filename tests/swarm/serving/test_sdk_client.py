@@ -707,7 +707,7 @@ def test_import_of_swarm_is_light() -> None:
     """Its packages are imported by a command line that must answer at once, and a client of texts needs no tensors."""
 
     code = "import swarm, sys; swarm.Client; assert not {'torch', 'transformers', 'hivemind'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_names_of_the_package_are_there() -> None:

@@ -55,7 +55,7 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
             async def all_known() -> bool:
                 return any(model.num_servers == 3 for model in await client.models())
 
-            await eventually(all_known, timeout_s=30)
+            await eventually(all_known)
             steered = [token.token_id async for token in client.generate(**ASKED, sampling=STEERED)]
             generation = client.generate(**ASKED)
             tokens = []

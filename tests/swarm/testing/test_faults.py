@@ -38,7 +38,7 @@ def run_child(script: FaultScript, folder: Path) -> subprocess.CompletedProcess[
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -18,7 +18,7 @@ def test_no_leaks_with_everything_given_back_passes() -> None:
         thread.start()
         with socket.socket():
             pass
-        subprocess.run([sys.executable, "-S", "-c", ""], check=True, timeout=60)
+        subprocess.run([sys.executable, "-S", "-c", ""], check=True, timeout=120)
 
 
 def test_no_leaks_with_something_that_ends_soon_waits_for_it() -> None:

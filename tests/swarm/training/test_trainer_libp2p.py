@@ -55,7 +55,7 @@ def test_run_among_three_real_hosts_with_a_late_follower_has_one_state_for_all(
             seed, first = await member(stack, 0, ())
             _, second = await member(stack, 1, await seed.addrs())
             running = [asyncio.create_task(each.run()) for each in (first, second)]
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while not any(isinstance(event, OuterStep) for event in events[0]):
                     await asyncio.sleep(0.05)
                 _, third = await member(stack, 2, await seed.addrs())

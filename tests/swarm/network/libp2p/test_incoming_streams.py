@@ -16,7 +16,7 @@ def test_stream_whose_task_is_cancelled_before_it_began_is_closed(tmp_path: Path
 
     async def main() -> None:
         accepted = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             streams = IncomingStreams(tasks, serve)
 
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ def test_stream_that_arrives_while_the_tasks_end_is_refused_and_not_waited_for(t
             tasks.create_task(fail())
 
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(ExceptionGroup) as caught:
                 await run()
             assert [str(error) for error in caught.value.exceptions] == ["the daemon has ended"]

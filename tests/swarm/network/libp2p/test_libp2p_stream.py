@@ -113,7 +113,7 @@ def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one
 
 
 async def _until_heard(stream: Libp2pStream) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not stream.acknowledge():
             await asyncio.sleep(0)
 

@@ -28,7 +28,7 @@ def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None
             writer.close()
 
         path = str(tmp_path / "socket")
-        async with await asyncio.start_unix_server(silent_daemon, path), asyncio.timeout(10):
+        async with await asyncio.start_unix_server(silent_daemon, path), asyncio.timeout(60):
             opening = asyncio.create_task(UnaryConnection.open(Control(path)))
             await asked.wait()
             opening.cancel()
@@ -56,7 +56,7 @@ def test_caller_gets_an_error_when_the_handler_s_work_is_cancelled() -> None:
         peer = peer_id_bytes(Identity(bytes(32)).peer_id)
         request = p2pd_pb2.CallUnaryRequest(peer=peer, proto="method", data=b"")
         write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=b"call", requestHandling=request))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
         assert answer.unaryResponse.error == FAILED.encode()
         writer.transport.abort()
@@ -91,7 +91,7 @@ def test_peer_gets_no_more_answers_while_the_daemon_does_not_read_them() -> None
         for number in range(num_asked):
             ask(peers[0], b"%d" % number)
         ask(peers[1], b"other")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not connection.num_calls(peers[1]):
                 await asyncio.sleep(0.01)
             assert connection.num_calls(peers[0]) == limits.MAX_CALLS_PER_PEER

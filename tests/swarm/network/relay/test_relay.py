@@ -321,7 +321,7 @@ def test_relay_that_connects_to_another_peer_is_detected(
             monkeypatch.setattr(Relay, "_open", swap)
             async with await libp2p_node(tmp_path / "victim", peers=peers, listen=()) as victim:
                 with pytest.raises(PeerUnreachable):
-                    await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+                    await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=30)
         assert num_swapped
         assert trio.callers == []
 
@@ -342,7 +342,7 @@ def test_relay_that_names_another_caller_is_not_believed(
         monkeypatch.setattr(relay, "stop_request", lie)
         async with await libp2p_node(tmp_path / "victim", peers=await trio.relay.addrs(), listen=()) as victim:
             with contextlib.suppress(PeerUnreachable):
-                await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+                await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=30)
             assert num_lies
             assert set(trio.callers) <= {victim.peer_id}
 
@@ -363,7 +363,7 @@ def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
         async with late:
             # the refusal may have been sent when `late` joined, and libp2p does not ask again so soon
             with pytest.raises(PeerUnreachable, match=r"relay is full|a dial failed a moment ago"):
-                await late.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+                await late.call(trio.hidden.peer_id, "echo", b"", timeout_s=30)
         assert trio.relay.relay_counts.refusals["refused"] > num_refused
         assert await trio.echoes()
 

@@ -163,7 +163,7 @@ def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: Gr
         pipe.send_bytes(json.dumps({"tokens": [], "within_s": 1e-6}).encode())
         with pytest.raises(EOFError):
             pipe.recv_bytes()
-        fork.wait(timeout=60)
+        fork.wait(timeout=120)
 
 
 HARMFUL = json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(10, 40)]})
@@ -245,7 +245,7 @@ def test_grammars_are_bounded_in_number_and_freed_when_closed(tokenizer: Path) -
         grammars.close()
         states[1].close()
         for fork in (first, *others):
-            fork.wait(timeout=60)
+            fork.wait(timeout=120)
 
     asyncio.run(main())
 

@@ -218,7 +218,7 @@ def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[by
     assert parent.stdout.readline() == b"ready\n"
     (child,) = psutil.Process(parent.pid).children()
     parent.kill()
-    child.wait(timeout=60)
+    child.wait(timeout=120)
 
 
 @pytest.mark.parametrize("parent", [LOOP], indirect=True)

@@ -109,7 +109,7 @@ def test_leaving_member_stops_its_replay_of_anothers_interval(
         await asyncio.sleep(0.1)
         assert not running.done()
         intervals.leave()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(25.0):
             await running
         await asyncio.to_thread(intervals.close)
 

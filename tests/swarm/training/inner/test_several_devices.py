@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 CONFIG = InnerConfig(optimizer="muon", batch_windows=5, warmup_steps=1, learning_rate=1e-2)
 TWO = LocalOptions(devices=("cpu", "cpu"))
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ class SlowStep:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         self.begun.release()
-        assert self.go.acquire(timeout=20)
+        assert self.go.acquire(timeout=120)
         self.num_running -= 1
 
 
@@ -121,7 +121,7 @@ def test_cancelled_propose_keeps_nothing_and_the_next_waits_for_its_thread(
     async def main() -> None:
         replica = make_replica()
         stale = propose(replica, executor, b"a")
-        assert await asyncio.to_thread(slow.begun.acquire, timeout=20)
+        assert await asyncio.to_thread(slow.begun.acquire, timeout=120)
         stale.cancel()
         await asyncio.wait({stale})
         following = propose(replica, executor, b"b")
@@ -145,7 +145,7 @@ def test_propose_is_refused_when_another_state_was_committed_meanwhile(
     async def main() -> None:
         replica = make_replica()
         stale = propose(replica, executor, b"a")
-        assert await asyncio.to_thread(slow.begun.acquire, timeout=20)
+        assert await asyncio.to_thread(slow.begun.acquire, timeout=120)
         replica.current = ReplicaState.initial(torch.ones(10))
         slow.go.release()
         with pytest.raises(RoundError, match="meanwhile"):

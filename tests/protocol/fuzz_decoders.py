@@ -41,7 +41,7 @@ def main(seconds: str, folder: str, *plant: str) -> None:
     for index, decoder in enumerate(DECODERS):
         for number, example in enumerate(decoder.examples):
             Path(folder, f"{decoder.name}-{number}").write_bytes(bytes([index]) + example)
-    arguments = [f"-max_total_time={seconds}", f"-artifact_prefix={folder}/crash-", "-max_len=4096", "-timeout=60"]
+    arguments = [f"-max_total_time={seconds}", f"-artifact_prefix={folder}/crash-", "-max_len=4096", "-timeout=30"]
     atheris.Setup([sys.argv[0], *arguments, folder], fuzz_one_with_a_bug if plant else fuzz_one)
     atheris.Fuzz()
 

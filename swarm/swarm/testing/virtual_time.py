@@ -41,6 +41,9 @@ ComputeCost = Callable[[Callable[..., object]], float]
 START_S = 1000.0
 """The time at which a run starts. It is not 0, so that code that takes 0 for "never" fails."""
 
+REAL_TIMEOUT_S = 240.0
+"""Longer than a run takes that begins with importing torch on a machine whose cores ten others share."""
+
 NUM_THREADS = 4
 """Number of threads of the default executor: more than a small machine has cores, so that jobs can wait for each
 other."""
@@ -72,7 +75,7 @@ class LeftBehind(AssertionError):
 def run(
     coro: Coroutine[Any, Any, T],
     *,
-    real_timeout_s: float = 60.0,
+    real_timeout_s: float = REAL_TIMEOUT_S,
     compute_s: ComputeCost | None = None,
     jobs: JobPlace = "loop",
     watch_tasks: bool = True,

@@ -86,7 +86,7 @@ def run(folder: Path, case: Case) -> None:
     """Run a case that breaks what it uses, with its own trio."""
 
     async def main() -> None:
-        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(120):
             await case(await open_trio(folder, stack))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -112,7 +112,7 @@ def shared_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
         trio.callers.clear()
 
     async def one(trio: Trio, case: Case) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await begin(trio)
             await case(trio)
 
@@ -273,7 +273,7 @@ def test_relay_that_dies_breaks_a_stream_at_once_for_its_opener_and_later_for_it
         async with trio.caller.stream(trio.hidden.peer_id, "hang", timeout_s=20) as stream:
             await trio.running.wait()
             os.kill(trio.relay._host.daemon.pid, signal.SIGKILL)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 with pytest.raises(PeerUnreachable):
                     await stream.receive()
                 await trio.cancelled.wait()
@@ -434,7 +434,7 @@ def test_stranger_gets_neither_a_reservation_nor_a_circuit(shared_trio: Shared, 
 
 def test_relay_keeps_its_budget_and_counts_how_long_circuits_waited(tmp_path: Path) -> None:
     async def main() -> None:
-        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(120):
             relay = await stack.enter_async_context(
                 await libp2p_node(tmp_path / "relay", relay="serve", relay_bytes_per_s=MIB // 2)
             )

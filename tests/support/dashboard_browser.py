@@ -10,7 +10,8 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from support.free_ports import free_port
 
 CHROMIUM = Path("/usr/bin/chromium")
 WITHOUT = (
@@ -32,6 +33,7 @@ DESKTOP = {"width": 1280, "height": 860}
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         try:
@@ -45,7 +47,7 @@ class Served:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        self._port = 0
+        self._port = free_port()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self.start()
@@ -59,7 +61,6 @@ class Served:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._port))
         listener.listen()
-        self._port = listener.getsockname()[1]
         config = uvicorn.Config(self._app, log_config=None, lifespan="off", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -69,7 +70,7 @@ class Served:
         assert self._server is not None
         assert self._thread is not None
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(60)
 
     def close(self) -> None:
         with suppress(RuntimeError):

@@ -47,7 +47,7 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     assert "script-src 'self'" in page.headers["content-security-policy"]
     stranger = httpx.get(url, headers={"host": "evil.example"}, timeout=10)
     assert stranger.status_code == 421, "a page of another host name must not be let in"
-    with httpx.stream("GET", f"{url}/api/v1/events", timeout=30) as events:
+    with httpx.stream("GET", f"{url}/api/v1/events", timeout=120) as events:
         lines = events.iter_lines()
         assert next(lines) == "event: overview"
         assert json.loads(next(lines).removeprefix("data: "))["network_id"] == "tests"

@@ -21,11 +21,6 @@ from swarm_node.metrics.metric_contract import NODE
 from .conftest import RunHere, Seed, StartNode
 
 
-def _allow_few_files() -> None:
-    """Many systems give 1,024 to a program that does not request more."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
 def test_node_opens_about_as_many_files_as_allowed_when_the_hard_limit_is_higher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -44,7 +39,10 @@ def test_node_opens_about_as_many_files_as_allowed_when_the_hard_limit_is_higher
 
 
 def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNode) -> None:
-    node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True, begin=_allow_few_files)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # many systems give 1,024 to a program that does not request more
+    allow_few_files = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (512, allowed))
+    node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True, begin=allow_few_files)
     url = str(node.wait_for("metrics")["url"])
     peer_id = node.wait_for("ready")["peer_id"]
     node.wait_for("invite")
@@ -55,7 +53,6 @@ def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNod
     assert found["swarm_node_num_peers"] == 1
     assert found["swarm_libp2p_memory_bytes"] > 2**20
     assert found["process_resident_memory_bytes"] > 50 * 2**20
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert found["process_max_fds"] == min(allowed, MAX_OPEN_FILES), "it requests what the system gives"
     absent = {name for name in NODE if not any(each.startswith(name) for each in found)}
     of_peers = {"swarm_peer_rtt_seconds", "swarm_peer_path_rtt_seconds"}

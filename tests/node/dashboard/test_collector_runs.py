@@ -274,7 +274,6 @@ def test_banned_member_is_shown_with_the_reason_once_its_evidence_was_checked_he
     virtual_time.run(main())
 
 
-@pytest.mark.timeout(300)
 def test_run_shows_endorsements_and_probation_and_trusts_no_record_for_them() -> None:
     async def main() -> None:
         settings = config(outer_steps=100, min_group=2, probation_steps=50)

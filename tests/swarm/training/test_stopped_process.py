@@ -10,7 +10,11 @@ from chaos.stops import stop_members
 
 
 def test_run_whose_coordinator_is_stopped_goes_on_without_it_and_takes_it_back(tmp_path: Path) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        (stop,) = runner.run(stop_members(tmp_path, ["round.sign"], num_members=3, stopped_s=0.0))
-    # a coordinator was waited for 15 s; under the load of a whole suite steps take longer than the 5 s that are due
-    assert stop.longest_s < 12.0
+    def longest_s(folder: Path) -> float:
+        folder.mkdir()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            (stop,) = runner.run(stop_members(folder, ["round.sign"], num_members=3, stopped_s=0.0))
+        return stop.longest_s
+
+    # a coordinator was waited for 15 s, and 5 s are due; a busy machine only takes longer
+    assert any(longest_s(tmp_path / name) < 12.0 for name in "abc")

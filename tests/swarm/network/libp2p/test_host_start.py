@@ -96,7 +96,7 @@ def test_start_beside_dead_seeds_does_not_wait_for_them(
             async with await libp2p_node(
                 tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
             ) as node:
-                assert time.monotonic() - start < 20  # about 1 on an idle machine
+                assert time.monotonic() - start < 50  # about 1 on an idle machine
                 assert await node.publish("k", b"", lifetime_s=10)
 
     beside_seed(case)
@@ -165,8 +165,8 @@ def test_start_in_another_network_is_refused_by_name(
             ConfigError,
             f"speaks protocol {PROTOCOL_VERSION + 1}",
         ),
-        (Hello(network_id="test", software_version="9"), 3600, StartError, "clock is 3600 s behind"),
-        (Hello(network_id="test", software_version="9"), -3600, StartError, "clock is 3600 s ahead"),
+        (Hello(network_id="test", software_version="9"), 3600, StartError, "clock is 60 min behind"),
+        (Hello(network_id="test", software_version="9"), -3600, StartError, "clock is 60 min ahead"),
         (None, 0, ConfigError, "no Swarm node that answers strangers: check .* --invite"),
     ],
     ids=["version", "clock behind", "clock ahead", "no Swarm node"],

@@ -379,7 +379,8 @@ COMMANDS = (
             "PATH": "The scenario file (TOML).",
             "--out FILE": "Write FILE.html and FILE.json (default: the scenario file's name with -report).",
             "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
-            "--processes N": "Number of processes (default: 2 from 2,000 nodes on). Reports depend on the number.",
+            "--processes N": "Number of processes (default: 1, or with 2,000 nodes and 2 cores or more 2). "
+            "Reports depend on the number.",
         },
     ),
     Command(

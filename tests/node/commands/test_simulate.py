@@ -1,4 +1,4 @@
-"""`swarm-node simulate`: two files from a scenario, or one line about what is wrong with it."""
+"""Tests that `swarm-node simulate` writes two files, or one line that says what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How few nodes are found to be enough, and what the report says of the tries."""
+"""Tests of the search for the smallest sufficient number of nodes, and of its section in the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def num_servers(scenario: Scenario) -> int:
 
 
 def served(scenario: Scenario, enough: int, answered: object = 1.0) -> Report:
-    """Plan as if so many servers were enough."""
+    """Return a report in which the goals are met from `enough` servers on."""
     covered = 1.0 if num_servers(scenario) >= enough else 0.5
     sections = {"Serving": {ANSWERED: answered, COVERED: covered}}
     return Report(name="", scenario={"nodes": scenario.nodes}, sections=sections, samples=())
@@ -46,7 +46,7 @@ def test_fewest_nodes_that_are_enough_are_found(enough: int) -> None:
     assert sum(bool(each.missed) for each in tries) == sum(each.num_nodes < enough for each in tries)
 
 
-def test_plan_that_no_number_reaches_says_so_and_by_which_figure() -> None:
+def test_plan_that_no_number_meets_names_the_missed_goals() -> None:
     report = plan_capacity(SCENARIO, lambda each: served(each, 401), lambda _: None)
     assert report.sections["Plan"]["fewest servers nodes that are enough"] == "more than 400"
     assert report.sections["Plan"]["with 400"] == f"{COVERED} 0.5"
@@ -54,7 +54,7 @@ def test_plan_that_no_number_reaches_says_so_and_by_which_figure() -> None:
     assert unknown.sections["Plan"]["with 400"] == f"{ANSWERED} -"
 
 
-def test_plan_for_trainers_goes_by_their_utilization() -> None:
+def test_plan_for_trainers_uses_their_utilization() -> None:
     scenario = Scenario(nodes=10, training=Training(), plan=Plan(vary="volunteer"), classes=(NodeClass(role="train"),))
 
     def trained(scenario: Scenario) -> Report:
@@ -65,7 +65,7 @@ def test_plan_for_trainers_goes_by_their_utilization() -> None:
     assert found.sections["Plan"]["fewest volunteer nodes that are enough"] == 4
 
 
-def test_plan_may_ask_for_a_speed_of_half_of_the_answers() -> None:
+def test_plan_may_set_the_median_speed_of_an_answer() -> None:
     assert SCENARIO.plan is not None
     scenario = replace(SCENARIO, plan=replace(SCENARIO.plan, answer_tokens_per_s=5.0))
 

@@ -1,4 +1,4 @@
-"""Calls of hosts that another process simulates take the time, and end in the way, of those within one process."""
+"""Tests that calls between processes take the same time, and end in the same way, as calls within one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = Place(region=0, nat=Nat())
 
 
 class Halves:
-    """Two worlds in one event loop, with a host each, and their events carried over at the end of each window. With
+    """Two worlds in one event loop, each with one host, whose events are exchanged at the end of each window. With
     `apart=False` both hosts are in one world."""
 
     def __init__(self, *, apart: bool) -> None:
@@ -43,7 +43,7 @@ class Halves:
         self.num_events = 0
 
     async def carry(self) -> None:
-        """Carry events over as processes do, until cancelled."""
+        """Exchange events as processes do, until cancelled."""
         while True:
             await asyncio.sleep(LATENCY_S)
             for sender, receiver in ((0, 1), (1, 0)):
@@ -133,7 +133,7 @@ async def asks_too_late(halves: Halves) -> bytes:
         asks_too_late,
     ],
 )
-def test_call_takes_its_time_and_ends_as_within_one_process(ask: Callable[[Halves], Awaitable[Any]]) -> None:
+def test_call_to_another_process_takes_the_time_and_ends_as_within_one(ask: Callable[[Halves], Awaitable[Any]]) -> None:
     result, took_s, sent_bytes, num_events = ended(ask, apart=True)
     assert num_events >= 2, "the call and its end went from one process to the other"
     expected, expected_s, expected_bytes, none = ended(ask, apart=False)
@@ -142,7 +142,7 @@ def test_call_takes_its_time_and_ends_as_within_one_process(ask: Callable[[Halve
     assert took_s == pytest.approx(expected_s)
 
 
-def test_goodbye_is_told_and_who_calls_is_refused_at_once() -> None:
+def test_goodbye_reaches_the_other_process_whose_calls_are_then_refused_at_once() -> None:
     async def leaves(halves: Halves) -> bytes:
         assert halves.asker.sees(ANSWERER)
         halves.answerer.stop(goodbye=True)
@@ -156,7 +156,7 @@ def test_goodbye_is_told_and_who_calls_is_refused_at_once() -> None:
     assert num_events == 1
 
 
-def test_caller_that_gives_up_is_forgotten_and_its_answer_too() -> None:
+def test_answer_to_a_caller_that_gave_up_is_dropped() -> None:
     async def gives_up(halves: Halves) -> int:
         await halves.answerer.serve("echo", echo)
         with pytest.raises(TimeoutError):

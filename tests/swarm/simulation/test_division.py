@@ -1,4 +1,4 @@
-"""Tests that each node belongs to one process of a simulation, and how many processes there are."""
+"""Tests of the division of nodes among processes, and of the number of processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_nodes_that_only_keep_records_are_spread_evenly(number: int) -> None:
     assert idle_of(Scenario(), number) == pytest.approx([1 / number] * number, abs=0.01)
 
 
-def test_what_trainers_take_more_is_made_up_for_by_fewer_others_beside_them() -> None:
+def test_process_with_the_trainers_has_fewer_other_nodes() -> None:
     assert {Division(TRAINED, 2).process_of(node, TRAINERS) for node in range(1, 100)} == {0}
     first, second = idle_of(TRAINED, 2)
     assert first * IDLE.share + BUSY_WEIGHT * TRAINERS.share == pytest.approx(second * IDLE.share, abs=0.01)

@@ -1,4 +1,4 @@
-"""Sizes of messages that are not encoded, against those that are."""
+"""Tests that the computed size of a message is that of its encoding."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_sizes_are_those_of_encoded_messages_of_any_lengths(message: WireMessage) -> None:
+def test_sizes_are_those_of_encoded_random_messages(message: WireMessage) -> None:
     assert SIZES[type(message)](message) == len(message.to_bytes())

@@ -1,4 +1,4 @@
-"""What the bench of ten thousand nodes asserts can fail: each promise is broken once."""
+"""Tests of the conditions of the bench of ten thousand nodes: each is broken once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def report(last: Mapping[str, float], lookups: Mapping[str, Any] = LOOKUPS, mess
 SMALL = report(SMALL_SAMPLE, messages=20)
 
 
-def test_a_network_that_keeps_all_is_not_named() -> None:
+def test_network_that_keeps_all_promises_has_no_broken_one() -> None:
     assert broken_promises(report(SAMPLE), SMALL) == []
 
 

@@ -1,4 +1,4 @@
-"""Messages that go to another process of a simulation come out as they went in, and as long."""
+"""Tests that messages to another process of a simulation arrive unchanged, with the same length."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_what_is_unpacked_is_what_was_packed(message: WireMessage) -> None:
+def test_unpacked_message_equals_the_packed_one_and_has_its_length(message: WireMessage) -> None:
     packers = Packer(), Packer()
     for packer in packers:
         for number, peer_id in enumerate(PEERS, 1):
@@ -65,12 +65,11 @@ def test_what_is_unpacked_is_what_was_packed(message: WireMessage) -> None:
         assert len(unpacked) == len(data)
 
 
-def test_a_tuple_of_an_unknown_kind_is_taken_for_no_message() -> None:
-    """Messages were told apart by the length of the tuple, by which this one was a StoreResponse."""
+def test_unpacking_a_tuple_of_an_unknown_kind_fails() -> None:
     with pytest.raises(AssertionError, match="no message was packed like this"):
         Packer().unpack((99, 1, True), 1)
 
 
-def test_other_bytes_stay_what_they_are() -> None:
+def test_bytes_that_are_no_message_are_packed_unchanged() -> None:
     packer = Packer()
     assert packer.unpack(packer.pack(b"a ping"), 1) == b"a ping"

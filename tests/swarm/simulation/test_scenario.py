@@ -1,4 +1,4 @@
-"""What a scenario file may say, and the one line that names what it may not."""
+"""Tests of the values of a scenario file, and of the line that names a wrong one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def read(text: str, trace: str = "") -> object:
     return read_scenario(tomllib.loads(text), trace)
 
 
-def test_scenario_that_says_nothing_has_only_defaults() -> None:
+def test_empty_scenario_has_only_defaults() -> None:
     scenario = read_scenario({})
     assert (scenario.nodes, scenario.churn.model, scenario.model, scenario.training) == (1000, "none", None, None)
 
 
-def test_scenario_of_the_guide_is_one() -> None:
+def test_scenario_of_the_guide_is_valid() -> None:
     guide = (FilePath(__file__).parents[3] / "docs" / "guides" / "simulate.md").read_text()
     [example] = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
     scenario = read_scenario(tomllib.loads(example))

@@ -1,4 +1,4 @@
-"""Calls between simulated hosts keep their time-out, without a timer for those that are answered in time."""
+"""Tests that calls between simulated hosts time out, and that calls answered in time set no timer for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated servers have room for some sessions, and say how much; gateways ask together for what the scenario says."""
+"""Tests that simulated servers refuse sessions for which they have no room, and announce their load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_SESSIONS = 9
 
 
 class LonelyMembership:
-    """The membership of a server that sees nobody else, and remembers what it announces."""
+    """The membership of a server that sees no other servers. It keeps what was announced."""
 
     def __init__(self) -> None:
         self.announced = list[ServeRecord]()
@@ -74,7 +74,7 @@ def served(scenario: Scenario) -> dict[str, Any]:
     return dict(simulate(scenario).sections["Serving"])
 
 
-def test_one_server_is_not_enough_for_a_crowd() -> None:
+def test_one_server_refuses_sessions_that_nine_servers_answer() -> None:
     one = Scenario(
         nodes=4,
         minutes=1,

@@ -1,4 +1,4 @@
-"""A scenario in two processes: the report of one process, but for chance, and one error where a process fails."""
+"""Tests of simulations in two processes: the report is nearly that of one process, and a failure is one error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCENARIO = Scenario(
 )
 
 
-def test_two_processes_find_out_what_one_does_and_the_same_each_time() -> None:
+def test_two_processes_report_nearly_what_one_does_and_the_same_each_time() -> None:
     whole, halves = simulate(SCENARIO), simulate(SCENARIO, processes=2)
     assert simulate(SCENARIO, processes=2).to_json() == halves.to_json()
     assert halves.sections["Nodes"] == whole.sections["Nodes"]
@@ -45,7 +45,7 @@ def test_two_processes_find_out_what_one_does_and_the_same_each_time() -> None:
     assert (whole.scenario["processes"], halves.scenario["processes"]) == (1, 2)
 
 
-def test_other_process_is_deaf_to_ctrl_c_from_its_first_import_on_and_ends_with_the_first_one() -> None:
+def test_other_process_ignores_ctrl_c_even_during_its_imports_and_ends_with_the_first_one() -> None:
     before = set(multiprocessing.active_children())  # of another test, in whose fixture one goes on
     with contextlib.suppress(KeyboardInterrupt), simulation_run._others(SCENARIO, 2, 60.0):
         [process] = set(multiprocessing.active_children()) - before
@@ -58,7 +58,7 @@ def test_other_process_is_deaf_to_ctrl_c_from_its_first_import_on_and_ends_with_
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_process_whose_counterpart_ends_tells_so() -> None:
+def test_process_sends_process_ended_if_another_one_has_ended() -> None:
     pipe, far_end = multiprocessing.Pipe()
     outcome, told = multiprocessing.Pipe(duplex=False)
     far_end.close()
@@ -67,7 +67,7 @@ def test_process_whose_counterpart_ends_tells_so() -> None:
         simulation_run._measured_by(outcome)
 
 
-def test_world_ends_with_the_window_in_which_another_process_is_missed() -> None:
+def test_world_ends_with_the_window_in_which_another_process_has_ended() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -88,7 +88,7 @@ def test_process_that_ends_without_an_outcome_raises_process_ended() -> None:
     assert simulation_run._failure_of([outcome]) is None
 
 
-def test_failure_of_another_process_is_the_one_that_is_raised_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_that_ended_the_other_processes_is_returned_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ValueError("it failed there")
 

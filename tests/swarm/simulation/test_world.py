@@ -1,4 +1,4 @@
-"""A small network from its beginning to its report."""
+"""Tests of small simulated networks, from their beginning to their reports."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_report_is_json_and_one_page_that_loads_nothing() -> None:
     assert "<script" not in page
 
 
-def test_memory_is_put_into_huge_pages_for_what_a_simulation_adds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_put_into_huge_pages_only_once_the_simulation_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     held, compacted = [2**30], []
     monkeypatch.setattr(world.heap, "resident_bytes", lambda: held[0])
     monkeypatch.setattr(world.heap, "use_huge_pages", lambda: compacted.append(held[0]))
@@ -116,7 +116,7 @@ def test_records_beyond_a_full_key_are_found_below_it(monkeypatch: pytest.Monkey
     assert figures(report, "A node's state and traffic")["records held, most"] < 27
 
 
-def test_trace_decides_who_is_there() -> None:
+def test_trace_decides_when_nodes_join_and_leave() -> None:
     sessions = ((0.0, 30.0), *((0.0, 999.0) for _ in range(6)), (45.0, 999.0))
     churn = Churn(model="trace", trace="here", goodbye=0)
     report = simulate(Scenario(nodes=8, minutes=2, warm_up_minutes=3, churn=churn, sessions=sessions))

@@ -22,12 +22,12 @@ def test_empty_scenario_has_only_defaults() -> None:
     assert (scenario.nodes, scenario.churn.model, scenario.model, scenario.training) == (1000, "none", None, None)
 
 
-def test_scenario_of_the_guide_is_valid() -> None:
+def test_scenarios_of_the_guide_are_valid() -> None:
     guide = (FilePath(__file__).parents[3] / "docs" / "guides" / "simulate.md").read_text()
-    [example] = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
-    scenario = read_scenario(tomllib.loads(example))
-    assert scenario.name == "an evening"
-    assert {kind.role for kind in scenario.classes} == {"serve", "train", "gateway", "idle"}
+    examples = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
+    first, larger = (read_scenario(tomllib.loads(example)) for example in examples)
+    assert (first.name, larger.name) == ("a first look", "an evening")
+    assert {kind.role for kind in larger.classes} == {"serve", "train", "gateway", "idle"}
 
 
 def test_scenario_holds_what_its_file_says() -> None:

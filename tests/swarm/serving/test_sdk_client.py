@@ -1,4 +1,4 @@
-"""The SDK over a simulated internet: what users ask for, what they get, and what they are told when it cannot be."""
+"""The SDK over a simulated internet: answers, models, files, and the errors of invalid or impossible requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kit_of(files: Mapping[str, bytes]) -> ModelAssets:
     return asyncio.run(open_assets("tiny", "r", TokenizerHere("tiny", files)))
 
 
-def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path) -> None:
+def test_generate_streams_the_tokens_of_a_single_machine(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             generation = box.generate()
@@ -74,7 +74,7 @@ def test_generate_not_streamed_is_one_token_with_the_whole_text(boxes: Any, llam
     virtual_time.run(scenario())
 
 
-def test_generate_seeded_sampling_is_the_same_again_even_through_a_failover(boxes: Any, llama_dir: Path) -> None:
+def test_generate_with_a_seed_repeats_its_tokens_even_through_a_failover(boxes: Any, llama_dir: Path) -> None:
     sampled = {"temperature": 1.5, "top_p": 0.95, "top_k": 50, "seed": 11}
 
     async def answer(faults: list[Fault]) -> list[int]:
@@ -87,7 +87,7 @@ def test_generate_seeded_sampling_is_the_same_again_even_through_a_failover(boxe
     assert virtual_time.run(answer([Fault(who="*", phase="serve/decode", what="kill", nth=9)])) == undisturbed
 
 
-def test_generate_end_token_stops_and_is_not_shown(boxes: Any, llama_dir: Path) -> None:
+def test_generate_stops_at_the_end_token_and_does_not_return_it(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             kit = await box.kit()
@@ -152,14 +152,14 @@ def test_answers_end_when_their_client_is_closed(boxes: Any, llama_dir: Path) ->
             for each in answers:
                 assert isinstance(each.exception(), SessionError)
                 assert "the client has been closed" in str(each.exception())
-            await asyncio.sleep(0.1)  # servers free a sequence once the step is over that is being computed
+            await asyncio.sleep(0.1)  # servers free a sequence once the running step is over
             await box.all_freed()
 
     with no_leaks():
         virtual_time.run(scenario(), compute_s=lambda function: 0.01)
 
 
-def test_generate_many_at_once_are_all_exact(boxes: Any, llama_dir: Path) -> None:
+def test_generate_gives_exact_tokens_for_many_simultaneous_requests(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             answers = await asyncio.gather(*(box.tokens() for _ in range(8)))
@@ -235,7 +235,7 @@ def test_template_that_refuses_is_a_config_error(boxes: Any, templated: Path) ->
     virtual_time.run(scenario())
 
 
-def test_models_tells_what_is_served_and_what_is_missing(boxes: Any, llama_dir: Path) -> None:
+def test_models_lists_served_and_missing_blocks(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 2), (3, 6)]) as box:
             (status,) = await box.client.models()
@@ -245,7 +245,7 @@ def test_models_tells_what_is_served_and_what_is_missing(boxes: Any, llama_dir: 
     virtual_time.run(scenario())
 
 
-def test_models_tell_how_long_ago_a_server_that_is_counted_on_was_heard_of(boxes: Any, llama_dir: Path) -> None:
+def test_models_say_how_old_the_records_of_their_servers_are(boxes: Any, llama_dir: Path) -> None:
     async def main() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
             await asyncio.sleep(100)
@@ -254,7 +254,7 @@ def test_models_tell_how_long_ago_a_server_that_is_counted_on_was_heard_of(boxes
             box.internet.crash(box.who["s1"])
             await asyncio.sleep(limits.RECORD_LIFETIME_S / 2)
             (dead,) = await box.client.models()
-            assert (dead.missing, dead.unreachable) == ((), ())  # nobody has tried to reach it
+            assert (dead.missing, dead.unreachable) == ((), ())  # no client has tried to reach it
             assert dead.age_s >= limits.RECORD_LIFETIME_S / 2
             await asyncio.sleep(limits.RECORD_LIFETIME_S / 2 + 3)
             (gone,) = await box.client.models()
@@ -264,7 +264,7 @@ def test_models_tell_how_long_ago_a_server_that_is_counted_on_was_heard_of(boxes
     virtual_time.run(main())
 
 
-def test_model_is_looked_up_alone_and_once_for_what_follows(boxes: Any, llama_dir: Path) -> None:
+def test_model_is_looked_up_alone_and_once_for_later_requests(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             everything = patch.object(box.membership, "models", AsyncMock(side_effect=AssertionError))
@@ -318,7 +318,7 @@ def test_more_min_tokens_than_the_answer_may_have_are_refused(boxes: Any, llama_
     virtual_time.run(scenario())
 
 
-def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -> None:
+def test_prompt_over_the_context_is_refused_with_the_excess(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             with pytest.raises(
@@ -361,7 +361,7 @@ BAD_REQUESTS = [
 
 
 @pytest.mark.parametrize("values", BAD_REQUESTS, ids=str)
-def test_request_without_meaning_is_refused_before_anything_is_asked(
+def test_invalid_request_is_refused_before_any_server_is_asked(
     boxes: Any, llama_dir: Path, values: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
@@ -385,7 +385,7 @@ def test_other_weights_of_the_same_name_are_never_mixed(
             await box.known(4)
             box.directory = llama_dir
             assert await box.tokens() == box.expected()
-            box.internet.crash(box.who["s1"])  # the second half is now of no revision
+            box.internet.crash(box.who["s1"])  # the second half has no revision now
             with pytest.raises(NoChain, match=r"3:6"):
                 await box.tokens()
 
@@ -405,8 +405,8 @@ def test_servers_dead_before_the_first_token_are_passed_over(boxes: Any, llama_d
     virtual_time.run(scenario())
 
 
-def test_full_servers_are_passed_over_and_then_the_refusal_says_why(boxes: Any, llama_dir: Path) -> None:
-    options = ServerOptions(kv_bytes=384 * 50)  # 50 tokens a half: one session of 41
+def test_full_servers_are_passed_over_and_the_refusal_says_why_when_all_are_full(boxes: Any, llama_dir: Path) -> None:
+    options = ServerOptions(kv_bytes=384 * 50)  # 50 tokens a half, which is one session of 41
 
     async def scenario() -> None:
         async with boxes(llama_dir, [*HALVES, *HALVES], options=options) as box:
@@ -424,7 +424,7 @@ def test_full_servers_are_passed_over_and_then_the_refusal_says_why(boxes: Any, 
     virtual_time.run(scenario())
 
 
-def test_files_from_a_server_that_fails_are_taken_from_another(boxes: Any, llama_dir: Path) -> None:
+def test_files_are_fetched_from_another_server_when_one_fails(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
             first = min(box.servers)
@@ -434,8 +434,8 @@ def test_files_from_a_server_that_fails_are_taken_from_another(boxes: Any, llama
     virtual_time.run(scenario())
 
 
-def test_files_without_sense_from_one_server_are_taken_from_another(boxes: Any, llama_dir: Path) -> None:
-    """A server that claims the revision of others could take the model from all clients."""
+def test_files_are_fetched_from_another_server_when_one_sends_malformed_ones(boxes: Any, llama_dir: Path) -> None:
+    """A server that claims the revision of others could otherwise take the model from all clients."""
     asked: list[str] = []
 
     async def scenario() -> None:
@@ -457,7 +457,7 @@ def test_files_without_sense_from_one_server_are_taken_from_another(boxes: Any, 
     virtual_time.run(scenario())
 
 
-def test_files_without_sense_from_all_servers_are_refused_after_a_few(boxes: Any, llama_dir: Path) -> None:
+def test_files_are_refused_after_a_few_servers_sent_malformed_ones(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
             fetch = AsyncMock(return_value={"config.json": b"{"})
@@ -469,7 +469,7 @@ def test_files_without_sense_from_all_servers_are_refused_after_a_few(boxes: Any
     virtual_time.run(scenario())
 
 
-def test_files_that_nobody_gives_are_a_peer_error(boxes: Any, llama_dir: Path) -> None:
+def test_files_that_no_server_sends_are_a_peer_error(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             for peer_id in box.servers:
@@ -491,7 +491,7 @@ def test_files_that_nobody_gives_are_a_peer_error(boxes: Any, llama_dir: Path) -
         ("generation_config.json", b"[]"),
     ],
 )
-def test_kit_of_files_that_make_no_sense_is_refused_in_one_line(
+def test_kit_of_malformed_files_is_refused_with_one_line(
     llama_dir: Path, tmp_path: Path, name: str, content: bytes
 ) -> None:
     files = {**open_model(llama_dir).small_files(), name: content}
@@ -513,7 +513,7 @@ def test_kit_of_files_that_make_no_sense_is_refused_in_one_line(
 def test_kit_of_a_config_beyond_any_model_is_refused_at_once(
     llama_dir: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """A second or a gigabyte for each of these, and a gateway that knows a hostile server would be down."""
+    """Each of these could take a second or a gigabyte, and bring down a gateway that knows a hostile server."""
     files = open_model(llama_dir).small_files()
     config = json.dumps({**json.loads(files["config.json"]), **changes}).encode()
     with pytest.raises(IntegrityError, match="the files of tiny cannot be used"):
@@ -537,7 +537,7 @@ def test_kit_opens_no_file_that_its_settings_name(llama_dir: Path, tmp_path: Pat
     assert asyncio.run(kit.encode("ab")) == [2]
 
 
-def test_model_whose_servers_stall_keeps_no_other_waiting(boxes: Any, llama_dir: Path) -> None:
+def test_model_whose_servers_stall_delays_no_other(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES, detection_s=1e6) as box:
             stuck = await box.add(0, 6, name="stuck")
@@ -554,8 +554,8 @@ def test_model_whose_servers_stall_keeps_no_other_waiting(boxes: Any, llama_dir:
     virtual_time.run(scenario())
 
 
-def test_files_from_a_server_with_troubles_of_its_own_are_a_peer_error() -> None:
-    """Its error is not the client's: a remote "config" is no mistake in what was asked for."""
+def test_internal_error_of_a_server_that_sends_files_is_a_peer_error() -> None:
+    """Its error is not the client's: a remote "config" is no mistake in the request."""
 
     async def broken(_peer_id: str, _request: bytes) -> bytes:
         raise ConfigError("my disk is broken")
@@ -583,12 +583,12 @@ def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:
 
 
 def test_kit_end_tokens_beyond_the_vocabulary_are_none(llama_dir: Path) -> None:
-    """A server refuses such ids, and a client would blame each for it that it asks for `min_tokens`."""
+    """A server refuses such ids, and a client would blame each server that it uses with `min_tokens`."""
     files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 100000, -1]}'}
     assert kit_of(files).end_ids == {3}
 
 
-def test_chat_template_takes_the_names_that_it_looks_up_and_no_other(llama_dir: Path) -> None:
+def test_chat_template_gets_only_the_names_that_it_uses(llama_dir: Path) -> None:
     template = b"{# no tools #}{% if enable_thinking %}role{% endif %}{{ messages[0].content }}"
     kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": template})
     messages = [{"role": "user", "content": "hi"}]
@@ -605,7 +605,7 @@ def test_chat_template_takes_the_names_that_it_looks_up_and_no_other(llama_dir: 
     asyncio.run(scenario())
 
 
-def test_chat_template_that_is_none_is_refused_in_one_line(llama_dir: Path) -> None:
+def test_malformed_chat_template_is_refused_with_one_line(llama_dir: Path) -> None:
     kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": b"{% if %}"})
     with pytest.raises(ConfigError, match="cannot be used") as caught:
         asyncio.run(kit.encode_chat([{"role": "user", "content": "hi"}]))
@@ -613,7 +613,7 @@ def test_chat_template_that_is_none_is_refused_in_one_line(llama_dir: Path) -> N
 
 
 class Slow:
-    """In the place of a connected AsyncClient: answers when it is let."""
+    """A stand-in for a connected AsyncClient that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -646,18 +646,18 @@ def test_call_while_another_thread_closes_the_client_is_scheduled_before_the_end
 
         def close_meanwhile(*arguments: Any) -> Any:
             closing.start()
-            closing.join(0.2)  # unguarded it ends within this
+            closing.join(0.2)  # without the guard it ends within this time
             return schedule(*arguments)
 
         monkeypatch.setattr("swarm.client.sync_client.asyncio.run_coroutine_threadsafe", close_meanwhile)
-        with suppress(SessionError):  # the end came first, and the call was told
+        with suppress(SessionError):  # the end came first, and the call failed
             assert connected.models() == ()
         closing.join(10)
         assert not closing.is_alive()
         assert slow.asked.wait(10)
 
 
-def test_call_that_waits_when_the_client_is_closed_is_told_so(slow: Slow) -> None:
+def test_waiting_call_fails_with_the_reason_when_the_client_is_closed(slow: Slow) -> None:
     slow.answer = False
     with client.Client(peers=[]) as connected:
         closing = threading.Thread(target=lambda: slow.asked.wait(10) and connected.close())
@@ -669,10 +669,8 @@ def test_call_that_waits_when_the_client_is_closed_is_told_so(slow: Slow) -> Non
             connected.models()
 
 
-def test_answer_that_is_interrupted_is_ended_and_the_client_goes_on(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By Ctrl-C while a token is waited for."""
+def test_interrupted_answer_is_ended_and_the_client_stays_usable(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C interrupts it while a token is awaited."""
     ended = threading.Event()
 
     async def hang(_trace: object) -> AsyncGenerator[Any, None]:
@@ -681,7 +679,7 @@ def test_answer_that_is_interrupted_is_ended_and_the_client_goes_on(
             await asyncio.sleep(3600)
             yield
         finally:
-            await asyncio.sleep(0.01)  # a chain is freed
+            await asyncio.sleep(0.01)  # the chain is freed
             ended.set()
 
     monkeypatch.setattr(Slow, "answer_to", lambda _self, _request: client.Generation(hang, "tiny"), raising=False)
@@ -704,13 +702,13 @@ def test_answer_that_is_interrupted_is_ended_and_the_client_goes_on(
 
 
 def test_import_of_swarm_is_light() -> None:
-    """Its packages are imported by a command line that must answer at once, and a client of texts needs no tensors."""
+    """A command line that must answer at once imports its packages, and a client of texts needs no tensors."""
 
     code = "import swarm, sys; swarm.Client; assert not {'torch', 'transformers', 'hivemind'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_names_of_the_package_are_there() -> None:
+def test_names_of_the_package_exist() -> None:
     for name in swarm.__all__:
         assert getattr(swarm, name).__name__ == name
     with pytest.raises(AttributeError):
@@ -722,7 +720,7 @@ def test_client_without_peers_is_refused_and_starts_no_network_of_its_own() -> N
         pass
 
 
-def test_client_that_may_open_no_more_files_says_so_and_does_not_wait() -> None:
+def test_client_without_free_files_fails_at_once_with_the_reason() -> None:
     exhausted = OSError(errno.EMFILE, "Too many open files")
     with (
         patch("asyncio.events.new_event_loop", side_effect=exhausted),
@@ -732,7 +730,7 @@ def test_client_that_may_open_no_more_files_says_so_and_does_not_wait() -> None:
         pass
 
 
-def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
+def test_client_refuses_one_address_in_place_of_a_list() -> None:
     address = "/ip4/127.0.0.1/tcp/1/p2p/x"
     with pytest.raises(ConfigError, match="one address and not a list") as error, client.Client(peers=address):
         pass
@@ -747,7 +745,7 @@ def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
         ({"peers": ["/ip4/127.0.0.1/tcp/1"], "invite": 3}, "invite is 3 and not an invitation"),
     ],
 )
-def test_client_with_values_of_another_kind_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+def test_client_refuses_values_of_another_type_with_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error, client.Client(**options):
         pass
     assert error.value.remedy.startswith("give ")
@@ -763,14 +761,14 @@ def test_client_with_values_of_another_kind_is_refused_in_one_line(options: dict
         ("text_at_home", ["story"], 'give text_at_home={"MODEL": "DIRECTORY"}'),
     ],
 )
-def test_client_with_an_option_of_another_kind_is_told_how_to_give_it(name: str, value: Any, remedy: str) -> None:
+def test_client_refuses_an_option_of_another_type_and_says_how_to_write_it(name: str, value: Any, remedy: str) -> None:
     options = client.ClientOptions(**{name: value})
     with pytest.raises(ConfigError, match=name) as error:
         client.AsyncClient(network=MagicMock(), membership=MagicMock(), options=options)
     assert error.value.remedy == remedy
 
 
-def test_share_of_spot_checks_that_is_no_number_is_refused() -> None:
+def test_client_refuses_a_share_of_spot_checks_that_is_no_number() -> None:
     with pytest.raises(ConfigError, match="share of spot checks is 'a'"):
         SpotCheckOptions(share=cast("Any", "a"))
 
@@ -810,13 +808,13 @@ def test_warm_up_leaves_nothing_to_import_for_the_first_answer(llama_dir: Path, 
 
 
 @pytest.mark.parametrize("prompt", [5, 1.5, b"ab", ["a"], [1.5], {"role": "user"}, torch.tensor([1])])
-def test_question_with_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
+def test_request_with_an_invalid_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ConfigError, match="a prompt is text or token ids, and not"):
         Prompt(prompt=prompt)
 
 
 @pytest.mark.parametrize("messages", ["hi", ["hi"], 5, b"hi"])
-def test_question_with_messages_that_are_none_is_refused(messages: Any) -> None:
+def test_request_with_invalid_messages_is_refused(messages: Any) -> None:
     with pytest.raises(ConfigError, match="messages are a list of dicts, and not"):
         Prompt(prompt=None, messages=messages)
     with pytest.raises(ConfigError, match="tools are a list of dicts, and not"):
@@ -824,7 +822,7 @@ def test_question_with_messages_that_are_none_is_refused(messages: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", "x", [], (1, 2), [np.int64(3)]])
-def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
+def test_request_with_text_or_token_ids_is_valid(prompt: Any) -> None:
     assert Prompt(prompt=prompt).prompt is prompt
 
 
@@ -846,26 +844,26 @@ def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
         ("sampling", {"temperature": 0.5}),
     ],
 )
-def test_generate_with_a_value_of_another_kind_is_refused_at_once(name: str, value: Any) -> None:
+def test_generate_refuses_a_value_of_another_type_at_once(name: str, value: Any) -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match=f"{name} is {re.escape(repr(value))}: use"):
         asked.generate(model="tiny", prompt="hi", **{name: value})
 
 
-def test_generate_with_a_model_that_is_no_name_is_refused_at_once() -> None:
+def test_generate_refuses_an_invalid_model_name_at_once() -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match="model is None"):
         asked.generate(model=cast("Any", None), prompt="hi")
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 21])
-def test_generate_with_more_likeliest_tokens_than_there_may_be_is_refused_at_once(num_logprobs: int) -> None:
+def test_generate_refuses_too_many_likeliest_tokens_at_once(num_logprobs: int) -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match="use 0 to 20"):
         asked.generate(model="tiny", prompt="hi", num_logprobs=num_logprobs)
 
 
-def test_fields_of_the_sampling_may_be_given_one_by_one_and_take_precedence() -> None:
+def test_single_sampling_fields_take_precedence_over_the_sampling_argument() -> None:
     class Asked(client.AsyncClient):
         def answer(self, request: Any) -> Any:
             return request
@@ -877,7 +875,7 @@ def test_fields_of_the_sampling_may_be_given_one_by_one_and_take_precedence() ->
     assert request.sampling.stop == ("x",)
 
 
-def test_an_unknown_keyword_of_generate_is_named_with_the_nearest_that_there_is() -> None:
+def test_unknown_keyword_of_generate_is_named_with_the_nearest_known_one() -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     for given, told in (
         ({"temprature": 0.2}, r"generate\(\) has no keyword 'temprature': did you mean 'temperature'\?"),
@@ -899,7 +897,7 @@ def test_an_unknown_keyword_of_generate_is_named_with_the_nearest_that_there_is(
         ({"json_schema": "{}"}, "json_schema is '{}'; use the schema as a dict"),
     ],
 )
-def test_sampling_parameters_without_meaning_are_refused_where_they_are_made(given: dict[str, Any], told: str) -> None:
+def test_invalid_sampling_parameters_are_refused_when_they_are_created(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         client.SamplingParams(**given)
     assert f"{refused.value.message}; {refused.value.remedy}".startswith(told)
@@ -917,9 +915,7 @@ def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:
             asked.generate(model="tiny", **given)
 
 
-def test_text_of_which_the_tokenizer_makes_tokens_that_the_model_has_not_is_refused(
-    llama_dir: Path, tmp_path: Path
-) -> None:
+def test_text_is_refused_when_its_tokens_are_outside_the_vocabulary(llama_dir: Path, tmp_path: Path) -> None:
     kit = kit_of(open_model(llama_dir).small_files())
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The real network: servers, a spare and a client on libp2p hosts of their own, and one server killed mid-answer."""
+"""The real network: servers, a spare and a client on separate libp2p hosts, and one server killed in mid-answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEERED = SamplingParams(
 )
 
 
-def test_libp2p_server_killed_mid_answer_costs_no_token(
+def test_libp2p_answer_loses_no_token_when_a_server_is_killed(
     llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
 ) -> None:
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
             assert replay["lost_peer"] == victim
             assert replay["failover_ms"] < 3000
 
-            # the same from a program without an event loop
+            # the same from a synchronous program
             addrs = await seed.addrs()
             assert await asyncio.to_thread(ask, addrs, seed.network_id) == (tokens, steered)
 
@@ -90,14 +90,14 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
             client.models()
         return found, steered
 
-    # the first uvloop of a process leaves a pipe for signals
+    # the first uvloop of a process leaves a pipe for signals open
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))
     with no_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
 
 
-def test_client_of_an_unreachable_seed_fails_by_name() -> None:
+def test_client_names_an_unreachable_seed() -> None:
     nobody = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDCk5yi8o2mH6tUjbnnEjLi6iXNwA6LjpmtUQHUxxkdTy"
-    with no_leaks(), pytest.raises(StartError), Client(peers=[nobody]):
+    with no_leaks(), pytest.raises(StartError, match=f"could be reached: {nobody}"), Client(peers=[nobody]):
         pass

@@ -1,4 +1,4 @@
-"""A server's life: whom it lets in, what it gives back, how it leaves and moves."""
+"""A server's life: which sessions it accepts, what it frees, and how it leaves and moves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HIDDEN = hidden_rows(torch.zeros(2, 32))
 
 @asynccontextmanager
 async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
-    """A connection to a server, written by hand."""
+    """Open a connection to a server whose frames the test writes."""
     peer_id = box.who[f"s{index}"]
     server = box.servers[peer_id]
     blank = OpenSequence(
@@ -58,17 +58,17 @@ async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
 
 @pytest.fixture
 def measured_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a block takes is measured a thousand times as long as it is, as when others keep the machine busy."""
+    """Make each measurement of a block a thousand times too long, as when others keep the machine busy."""
 
     def begin(speed: SpanSpeed) -> ObservedSpeed:
-        # not the loaded span's, which other tests' servers share
+        # not the loaded span's speed, which other tests' servers share
         return ObservedSpeed(replace(speed, decode_ms=1000 * speed.decode_ms, prefill_ms=1000 * speed.prefill_ms))
 
     monkeypatch.setattr(engine, "ObservedSpeed", begin)
 
 
 @pytest.mark.usefixtures("measured_under_load")
-def test_server_that_was_measured_under_load_tells_what_it_observes_at_work(boxes: Any, llama_dir: Path) -> None:
+def test_server_announces_the_observed_speed_when_it_was_measured_under_load(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
             [server] = box.servers.values()
@@ -77,15 +77,13 @@ def test_server_that_was_measured_under_load_tells_what_it_observes_at_work(boxe
             assert server.record.decode_ms_per_block < told.decode_ms_per_block / 20
             await asyncio.sleep(20)
             [found] = (await box.membership.servers("tiny")).values()
-            assert found.decode_ms_per_block < told.decode_ms_per_block / 20, "and everybody hears of it"
+            assert found.decode_ms_per_block < told.decode_ms_per_block / 20, "the observed time must be announced"
 
     virtual_time.run(scenario())
 
 
 @pytest.mark.usefixtures("measured_under_load")
-def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_again(
-    boxes: Any, llama_dir: Path
-) -> None:
+def test_idle_server_measures_again_when_it_was_measured_under_load(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
             [server] = box.servers.values()
@@ -98,10 +96,10 @@ def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_a
     virtual_time.run(scenario())
 
 
-def test_server_whose_blocks_go_while_they_are_measured_again_goes_on_to_announce(
+def test_server_keeps_announcing_when_its_blocks_are_freed_during_a_new_measurement(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does so when it moves, too: `Engine.in_thread` refuses what waited."""
+    """The same happens when it moves: `Engine.in_thread` refuses waiting work."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
@@ -132,7 +130,7 @@ def test_server_measures_again_only_after_a_while_without_work(
                 await asyncio.sleep(5)
             assert not measured_s
             [server] = box.servers.values()
-            assert server.record.tokens_per_s > 0, "also where sessions come and go all the time"
+            assert server.record.tokens_per_s > 0, "also when sessions come and go all the time"
             idle_since_s = asyncio.get_running_loop().time()
             await asyncio.sleep(4 * (IDLE_S + LOOK_S))
             assert 2 <= len(measured_s) <= 5
@@ -163,7 +161,7 @@ def test_sessions_share_the_pages_that_the_budget_allows(boxes: Any, llama_dir: 
     virtual_time.run(scenario())
 
 
-def test_files_are_the_whitelisted_ones(boxes: Any, llama_dir: Path) -> None:
+def test_server_sends_only_whitelisted_files(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             request = FilesRequest(model="tiny").to_bytes()
@@ -175,7 +173,7 @@ def test_files_are_the_whitelisted_ones(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_record_tells_measured_times_and_load(boxes: Any, llama_dir: Path) -> None:
+def test_record_has_measured_times_and_load(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
             server = box.servers[box.who["s0"]]
@@ -193,7 +191,7 @@ def test_record_tells_measured_times_and_load(boxes: Any, llama_dir: Path) -> No
     virtual_time.run(scenario())
 
 
-def test_record_tells_the_tokens_of_the_last_minute_until_there_are_none(boxes: Any, llama_dir: Path) -> None:
+def test_record_has_the_tokens_of_the_last_minute_until_there_are_none(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
 
@@ -206,7 +204,7 @@ def test_record_tells_the_tokens_of_the_last_minute_until_there_are_none(boxes: 
                 await talk.open()
                 await asyncio.sleep(5)
                 await talk.step(TOKENS, 0)
-                # nothing but its tokens changes from then on, and it is told all the same
+                # only its tokens change from then on, and it is still announced
                 await asyncio.sleep(20)
                 assert await told() == pytest.approx(3 / 60, rel=0.3)
             await asyncio.sleep(120)
@@ -277,7 +275,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
     virtual_time.run(scenario(), jobs="threads")
 
 
-def test_engine_that_dies_ends_sessions_refuses_new_ones_and_is_told(boxes: Any, llama_dir: Path) -> None:
+def test_dead_engine_ends_sessions_refuses_new_ones_and_is_reported(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
@@ -312,7 +310,7 @@ def test_drain_asks_sessions_to_leave_and_ends_those_that_do_not(boxes: Any, lla
             draining = tasks.create_task(server.drain(within_s=20))
             assert (await talk.next(ServerLeaving)).within_s == 20
             assert "no new sessions" in str(await talk.refused(2))
-            await talk.step(TOKENS, 0)  # goes on meanwhile
+            await talk.step(TOKENS, 0)  # it continues meanwhile
             assert "leaving" in str((await talk.next(SequenceEnded)).error(""))
             assert 20 <= clock() - since_s < 21
             await draining
@@ -321,7 +319,7 @@ def test_drain_asks_sessions_to_leave_and_ends_those_that_do_not(boxes: Any, lla
     virtual_time.run(scenario())
 
 
-def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:
+def test_start_with_a_damaged_model_names_the_file_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with boxes(tmp_path, []) as box:
             with pytest.raises(ConfigError, match=r"no config\.json"):
@@ -377,8 +375,8 @@ def test_start_that_cannot_serve_its_methods_leaves_nothing(boxes: Any, llama_di
         virtual_time.run(scenario())
 
 
-def test_start_that_fails_between_two_methods_leaves_them_to_the_next(boxes: Any, llama_dir: Path) -> None:
-    """The libp2p daemon may be out of reach for a moment."""
+def test_next_start_can_serve_the_methods_when_one_failed_between_them(boxes: Any, llama_dir: Path) -> None:
+    """The libp2p daemon may be unreachable for a moment."""
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
@@ -417,7 +415,7 @@ def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_mem
             assert await server.move(3, 6, options=ServerOptions(), still_wanted=yes, within_s=20)
             assert (server.record.start, server.record.end) == (3, 6)
             assert (await old.next(ServerLeaving)).within_s == 20
-            await old.step(TOKENS, 0)  # the old session goes on
+            await old.step(TOKENS, 0)  # the old session continues
             async with talking(box) as new:
                 await new.open(2)
                 assert floats((await new.step(HIDDEN, 0, 2, want="last")).rows).shape == (1, 256)
@@ -432,7 +430,10 @@ def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_mem
 
 
 def _is_freed(found: weakref.ref[object]) -> bool:
-    """Return whether nothing holds it any more. A thread that has told its result may hold its job a moment longer."""
+    """Return whether nothing refers to it any more.
+
+    A thread that has returned a result may keep its job a moment longer.
+    """
     until = time.monotonic() + 10
     while found() is not None and time.monotonic() < until:
         gc.collect()
@@ -456,7 +457,7 @@ def test_move_again_and_close_while_the_old_spans_are_still_leaving(boxes: Any, 
 
 
 @pytest.mark.parametrize("when", ["loading", "asking"])
-def test_move_that_is_cancelled_or_fails_leaves_the_old_span_serving(boxes: Any, llama_dir: Path, when: str) -> None:
+def test_old_span_stays_served_when_a_move_is_cancelled_or_fails(boxes: Any, llama_dir: Path, when: str) -> None:
     async def fail() -> bool:
         raise IntegrityError("no such thing")
 
@@ -482,7 +483,7 @@ def test_leave_and_move_frees_the_old_span_before_it_loads_the_new_one(boxes: An
             held = []
 
             async def load(*arguments: Any) -> Deployment:
-                until = time.monotonic() + 2  # the thread that computed last may be about to let go of it
+                until = time.monotonic() + 2  # the thread that computed last may still be about to release it
                 while pool() is not None and time.monotonic() < until:
                     gc.collect()
                     time.sleep(0.01)
@@ -523,7 +524,9 @@ def test_leave_and_move_counts_the_old_span_s_tokens_while_it_is_stopped(boxes: 
     virtual_time.run(scenario())
 
 
-def test_leave_and_move_to_what_cannot_be_loaded_serves_the_old_span_again(boxes: Any, llama_dir: Path) -> None:
+def test_leave_and_move_serves_the_old_span_again_when_the_new_one_cannot_be_loaded(
+    boxes: Any, llama_dir: Path
+) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
             server = box.servers[box.who["s0"]]
@@ -536,7 +539,7 @@ def test_leave_and_move_to_what_cannot_be_loaded_serves_the_old_span_again(boxes
     virtual_time.run(scenario())
 
 
-def test_leave_and_move_that_cannot_be_and_cannot_go_back_either_is_a_failure(boxes: Any, llama_dir: Path) -> None:
+def test_leave_and_move_fails_when_neither_span_can_be_loaded(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
@@ -573,7 +576,7 @@ def test_move_no_longer_wanted_changes_nothing(boxes: Any, llama_dir: Path) -> N
         {"max_connections": 0},
     ],
 )
-def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_server_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServerOptions(**options)
 

@@ -1,4 +1,4 @@
-"""Volunteers who decide for themselves which blocks to serve, on a simulated internet."""
+"""Volunteers that decide for themselves which blocks to serve, on a simulated internet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Town:
         self.directory = directory
         self.placers: list[SpanPlacer] = []
         self.decisions: dict[int, list[PlacementDecision]] = {}
-        # equal machines: what they measure under test would differ with the load of the moment
+        # equal machines, since measured ones would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.load", load_equal))
@@ -72,7 +72,7 @@ async def town(stack: AsyncExitStack, directory: Path, num_volunteers: int, **op
     return place
 
 
-def test_volunteers_four_that_start_in_the_same_second_cover_all_blocks_twice(llama_dir: Path) -> None:
+def test_four_volunteers_cover_all_blocks_twice_when_they_start_in_the_same_second(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 4, max_blocks=3)
@@ -83,7 +83,9 @@ def test_volunteers_four_that_start_in_the_same_second_cover_all_blocks_twice(ll
 
 
 @pytest.mark.parametrize("gap_s", [0.1, 0.5, 1.5, 2.9, 3.1, 10.0])
-def test_volunteers_four_that_start_one_after_another_cover_all_blocks_twice(llama_dir: Path, gap_s: float) -> None:
+def test_four_volunteers_cover_all_blocks_twice_when_they_start_one_after_another(
+    llama_dir: Path, gap_s: float
+) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 4, max_blocks=3)
@@ -98,7 +100,7 @@ def test_volunteers_four_that_start_one_after_another_cover_all_blocks_twice(lla
     virtual_time.run(scenario())
 
 
-def test_volunteer_that_found_a_proposal_announces_the_link_that_it_then_chooses_by(llama_dir: Path) -> None:
+def test_volunteer_announces_the_link_that_its_choice_uses_when_it_found_a_proposal(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 2, max_blocks=3)
@@ -117,7 +119,7 @@ def test_volunteer_that_found_a_proposal_announces_the_link_that_it_then_chooses
 
 
 def test_volunteers_with_little_upload_that_start_in_the_same_second_leave_no_gap(llama_dir: Path) -> None:
-    """Alone, each would take the last blocks, whose server sends tokens only, and needs no upload."""
+    """Alone, each would take the last blocks, whose server sends only tokens and needs no upload."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -128,7 +130,7 @@ def test_volunteers_with_little_upload_that_start_in_the_same_second_leave_no_ga
     virtual_time.run(scenario())
 
 
-def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
+def test_five_volunteers_of_unequal_memory_leave_no_gap(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = Town(stack, llama_dir, latency_s=0.05)
@@ -140,7 +142,7 @@ def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_volunteer_with_room_for_the_model_takes_it_whole_and_at_once(llama_dir: Path) -> None:
+def test_volunteer_serves_the_whole_model_at_once_when_it_has_memory_for_it(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1)
@@ -153,7 +155,7 @@ def test_volunteer_with_room_for_the_model_takes_it_whole_and_at_once(llama_dir:
     virtual_time.run(scenario())
 
 
-def test_volunteer_brings_the_blocks_that_it_measures_and_those_that_it_serves(llama_dir: Path) -> None:
+def test_volunteer_downloads_the_blocks_that_it_measures_and_those_that_it_serves(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             brought: list[tuple[int, int]] = []
@@ -171,7 +173,7 @@ def test_volunteer_brings_the_blocks_that_it_measures_and_those_that_it_serves(l
     virtual_time.run(scenario())
 
 
-def test_volunteer_whose_blocks_cannot_be_brought_leaves_nothing_behind(llama_dir: Path) -> None:
+def test_volunteer_leaves_nothing_behind_when_its_blocks_cannot_be_downloaded(llama_dir: Path) -> None:
     def bring(_start: int, _end: int) -> None:
         raise ConfigError("the hub is away")
 
@@ -185,7 +187,7 @@ def test_volunteer_whose_blocks_cannot_be_brought_leaves_nothing_behind(llama_di
     virtual_time.run(scenario())
 
 
-def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
+def test_volunteer_serves_the_given_blocks(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(2, 4))
@@ -195,7 +197,7 @@ def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_volunteer_with_little_memory_takes_what_fits(llama_dir: Path) -> None:
+def test_volunteer_with_little_memory_serves_the_blocks_that_fit(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             # 37,120 bytes a block, 65,664 for both ends
@@ -224,8 +226,8 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
     virtual_time.run(scenario())
 
 
-def test_volunteers_that_would_move_at_once_leave_no_gap_though_their_records_take_a_second(llama_dir: Path) -> None:
-    """The new blocks load at once here, before either of them could have seen that the other one is about to move."""
+def test_volunteers_leave_no_gap_when_two_would_move_before_their_records_arrive(llama_dir: Path) -> None:
+    """The new blocks load at once here, before either can have seen that the other is about to move."""
 
     def slow_down(network: Any) -> None:
         publish = network.publish
@@ -313,7 +315,7 @@ def test_volunteers_of_a_balanced_swarm_stay_where_they_are(llama_dir: Path) -> 
     virtual_time.run(scenario())
 
 
-def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -> None:
+def test_volunteer_withdraws_its_proposal_when_it_fails_to_load(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, max_blocks=3)
@@ -363,7 +365,7 @@ def spy_on_state(server: SpanServer, seen: list[tuple[str, int]]) -> None:
     server.announcer.announce = spy  # type: ignore[method-assign]
 
 
-def test_volunteer_without_memory_for_both_spans_leaves_first_where_others_have_its_blocks(llama_dir: Path) -> None:
+def test_volunteer_without_memory_for_both_spans_leaves_first_when_others_have_its_blocks(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
@@ -413,10 +415,10 @@ def test_volunteer_counts_the_memory_of_blocks_that_sessions_are_still_leaving(l
     virtual_time.run(scenario())
 
 
-def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
+def test_volunteer_without_memory_for_both_spans_stays_when_no_other_has_its_blocks(
     llama_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It moves as soon as another takes them."""
+    """It moves as soon as another node serves them."""
     caplog.set_level("INFO", logger="swarm.serving.server.span_placer")
     elsewhere = PlacementDecision(start=3, end=6, reason="it would help")
 
@@ -435,7 +437,7 @@ def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
     assert "staying on blocks 0:3 of tiny, though it would help: others do not serve 0:3" in caplog.text
 
 
-def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(llama_dir: Path) -> None:
+def test_volunteer_serves_the_old_blocks_again_when_the_new_ones_cannot_be_loaded(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
@@ -478,7 +480,7 @@ def test_volunteer_announces_its_links_and_its_relay(llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_volunteer_whose_watch_breaks_by_a_defect_says_so_and_still_closes(llama_dir: Path) -> None:
+def test_volunteer_reports_a_defect_of_its_watch_and_still_closes(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, max_blocks=3)
@@ -493,7 +495,7 @@ def test_volunteer_whose_watch_breaks_by_a_defect_says_so_and_still_closes(llama
     virtual_time.run(scenario())
 
 
-def test_volunteer_cache_takes_what_is_left_beside_the_weights(llama_dir: Path) -> None:
+def test_volunteer_cache_uses_the_memory_that_the_weights_leave(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(0, 2), max_bytes=2 * BLOCK_BYTES + ENDS_BYTES + 5000)
@@ -526,7 +528,7 @@ def test_volunteer_drains_and_closes(llama_dir: Path) -> None:
     virtual_time.run(scenario())
 
 
-def test_volunteer_of_no_model_fails_by_name(tmp_path: Path) -> None:
+def test_volunteer_fails_to_start_without_a_config_in_its_directory(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, tmp_path, 1, max_blocks=3)
@@ -538,6 +540,6 @@ def test_volunteer_of_no_model_fails_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_blocks": 0}, {"span": (3, 3)}, {"span": (-1, 2)}], ids=str)
-def test_volunteer_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_volunteer_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         VolunteerOptions(**options)

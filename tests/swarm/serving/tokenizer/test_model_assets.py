@@ -53,7 +53,9 @@ def growing(letter: str, times: int) -> Any:
     return {"type": "Sequence", "normalizers": replacements}
 
 
-def test_process_answers_as_transformers_and_leaves_nothing(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_process_answers_as_transformers_and_leaves_nothing(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     text = "def añadir(a): 中 <x>"
     expected = [int(token_id) for token_id in byte_tokenizer()(text)["input_ids"]]
@@ -159,7 +161,7 @@ def test_request_that_exceeds_the_limits_is_refused_and_the_next_one_answered(
         asyncio.run(scenario())
 
 
-def test_other_models_and_streams_go_on_while_a_template_loops(files: Files) -> None:
+def test_other_models_and_streams_are_served_while_a_template_loops(files: Files) -> None:
     async def scenario() -> None:
         looping = {**files, "chat_template.jinja": LOOP.encode()}
         slow = await open_assets("slow", "r", TokenizerProcess("slow", looping, replace(LIMITS, call_s=600.0)))
@@ -212,7 +214,7 @@ def parent(llama_dir: Path, request: pytest.FixtureRequest) -> Iterator[subproce
 
 
 @pytest.mark.parametrize("parent", ["", "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "holds the interpreter"])
-def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[bytes]) -> None:
+def test_tokenizer_process_ends_when_its_parent_is_killed(parent: subprocess.Popen[bytes]) -> None:
     """At once, or at its time limit if the template holds the interpreter's lock."""
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
@@ -222,7 +224,7 @@ def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[by
 
 
 @pytest.mark.parametrize("parent", [LOOP], indirect=True)
-def test_process_that_works_ends_with_its_parent_long_before_its_limit(parent: subprocess.Popen[bytes]) -> None:
+def test_busy_tokenizer_process_ends_with_its_parent_long_before_its_limit(parent: subprocess.Popen[bytes]) -> None:
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
     (child,) = psutil.Process(parent.pid).children()

@@ -24,7 +24,7 @@ def _with_fallback(vocabulary: dict[str, int]) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("text", ["a", " é", "\U0001f600", "\n"])
-def test_byte_level_tokens_joined_are_the_texts_bytes(text: str) -> None:
+def test_byte_level_tokens_joined_are_the_bytes_of_the_text(text: str) -> None:
     characters = [character for character, _ in sorted(_alphabet().items(), key=lambda item: item[1])]
     tokenizer = _byte_level({character: number for number, character in enumerate(characters)})
     ids = tokenizer(text)["input_ids"]
@@ -36,7 +36,7 @@ def _alphabet() -> dict[str, int]:
     return {character: ord(character) for character in pre_tokenizers.ByteLevel.alphabet()}
 
 
-def test_fallback_tokens_are_their_byte_and_a_words_space_belongs_to_it() -> None:
+def test_fallback_tokens_are_their_byte_and_a_word_s_token_has_its_space() -> None:
     tokenizer = _with_fallback({"<0xE2>": 0, "\u2581the": 1, "end": 2})
     assert [token_bytes(tokenizer, token_id) for token_id in range(3)] == [b"\xe2", b" the", b"end"]
 

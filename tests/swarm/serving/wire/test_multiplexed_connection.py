@@ -1,4 +1,4 @@
-"""Frames between two peers: coalesced, in order, bounded, and an end that both sides hear of."""
+"""Frames between two peers: coalesced, in order, bounded, with an end that both sides notice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bulk() -> StepResult:
 
 @dataclass
 class Pair:
-    """A client's connection, and the connection that a server made of it."""
+    """A client's connection, and the server's end of it."""
 
     near: MultiplexedConnection
     far: MultiplexedConnection
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_connection_sends_what_gathered_as_one_message_in_order() -> None:
+def test_connection_sends_waiting_frames_as_one_message_in_order() -> None:
     async def scenario() -> None:
         async with pair() as connections:
             for number in range(16):
@@ -120,7 +120,7 @@ def test_connection_keeps_messages_small_so_that_no_frame_waits_long() -> None:
     virtual_time.run(scenario())
 
 
-def test_connection_that_ends_sends_what_was_left_first() -> None:
+def test_connection_sends_its_waiting_frames_before_it_ends() -> None:
     async def scenario() -> None:
         async with pair() as connections:
             connections.far.send(close(1))
@@ -159,7 +159,7 @@ def test_connection_that_is_cancelled_ends_both_sides_and_leaves_nothing() -> No
     virtual_time.run(scenario())
 
 
-def test_connection_tells_who_sent_nonsense() -> None:
+def test_connection_names_the_peer_that_sent_an_invalid_frame() -> None:
     def refuse(frame: Frame) -> None:
         raise PeerViolation("that is nonsense")
 
@@ -174,7 +174,7 @@ def test_connection_tells_who_sent_nonsense() -> None:
     virtual_time.run(scenario())
 
 
-def test_connection_of_bytes_that_are_no_frames_is_a_violation() -> None:
+def test_connection_raises_a_violation_when_bytes_are_no_frames() -> None:
     async def scenario() -> None:
         async with pair() as connections:
             await connections.near._stream.send(b"\x01nonsense")
@@ -186,7 +186,7 @@ def test_connection_of_bytes_that_are_no_frames_is_a_violation() -> None:
 
 @asynccontextmanager
 async def deaf_peer() -> AsyncIterator[MultiplexedConnection]:
-    """A connection to a peer that reads nothing."""
+    """Open a connection to a peer that reads nothing."""
     internet = MemoryInternet()
     here, there = internet.network(), internet.network()
 
@@ -226,7 +226,7 @@ def flood(connection: MultiplexedConnection) -> None:
         connection.send(bulk())
 
 
-def test_connection_of_a_sender_that_cannot_wait_is_bounded() -> None:
+def test_connection_bounds_the_frames_of_a_sender_that_cannot_wait() -> None:
     async def scenario() -> None:
         async with deaf_peer() as connection:
             with pytest.raises(PeerTimeout, match="does not read"):

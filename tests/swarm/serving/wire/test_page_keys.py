@@ -1,4 +1,4 @@
-"""Keys of pages: the same for the same tokens, however they come, and for no others."""
+"""Keys of pages are equal for equal tokens, however these are split, and differ for all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = list(range(100, 100 + 5 * PAGE_TOKENS))
 PINNED = "a57b77b7b0f9e228998dee1dfc51258a"
 
 
-def test_page_keys_only_full_pages_have_one() -> None:
+def test_page_keys_exist_only_for_full_pages() -> None:
     assert page_keys("r", TOKENS[: PAGE_TOKENS - 1]) == []
     assert len(page_keys("r", TOKENS)) == 5
     assert page_keys("r", [*TOKENS, 1, 2]) == page_keys("r", TOKENS)
@@ -28,11 +28,11 @@ def test_page_keys_change_from_the_first_different_token_on() -> None:
     assert same == [True, True, False, False, False]
 
 
-def test_page_keys_another_revision_shares_none() -> None:
+def test_page_keys_differ_by_revision() -> None:
     assert not set(page_keys("r", TOKENS)) & set(page_keys("s", TOKENS))
 
 
-def test_page_keys_equal_pages_at_other_places_differ() -> None:
+def test_page_keys_of_equal_pages_differ_by_position() -> None:
     assert len(set(page_keys("r", [7] * 4 * PAGE_TOKENS))) == 4
 
 

@@ -30,7 +30,7 @@ def test_rows_are_little_endian_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize("codec", row_codec_names())
-def test_rows_tell_what_their_codec_lost(codec: str) -> None:
+def test_rows_report_the_error_of_their_codec(codec: str) -> None:
     x_TH = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))
     rows, error = rows_of(x_TH, codec)
     lost = (hidden_of(rows, codec, 128) - x_TH).square().mean().sqrt() / x_TH.square().mean().sqrt()
@@ -39,7 +39,7 @@ def test_rows_tell_what_their_codec_lost(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", row_codec_names())
-def test_rows_of_numbers_that_cannot_be_sent_are_the_servers_own_failure(codec: str) -> None:
+def test_rows_with_numbers_that_cannot_be_sent_are_the_server_s_own_error(codec: str) -> None:
     with pytest.raises(SessionError, match="cannot carry"):
         rows_of(torch.tensor([[1.0, float("nan")]]), codec)
 
@@ -57,7 +57,7 @@ def test_rows_in_another_codec_or_of_another_width_are_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=50))
-def test_tokens_any_ids_come_back(token_ids: list[int]) -> None:
+def test_tokens_round_trip_for_any_ids(token_ids: list[int]) -> None:
     assert tokens_of(tokens(*token_ids), 100).tolist() == token_ids
 
 

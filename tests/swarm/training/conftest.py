@@ -1,4 +1,4 @@
-"""A run small enough that a test can train it: a model of 7,000 parameters on a folder of made-up text."""
+"""Provides a run that a test can train: a model of 7,000 parameters on a folder of generated text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_run() -> RunConfig:
 
 @pytest.fixture
 def corpus_folder(tmp_path: Path) -> Path:
-    """Forty files of numbered sums, some of which are held out."""
+    """Write forty files of numbered sums, some of which are held out."""
     folder = tmp_path / "text"
     for index in range(40):
         draw = random.Random(index)

@@ -1,4 +1,4 @@
-"""A run with one liar among five: with a robust aggregator it converges, with the mean it does not."""
+"""Tests a run with one liar among five members: it converges with a robust aggregator, and does not with the mean."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 NUM_STEPS = 5
 ATTACKS = {"huge": 1e4, "sign-flipped": -30.0}
-"""By how much the liar multiplies what it has learned. Nothing in that is malformed."""
+"""The factor by which the liar multiplies its pseudo-gradient. The result is well formed."""
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 
@@ -63,7 +63,7 @@ async def run_with_attacker(aggregator: str, attack: float, num_steps: int = NUM
         await swarm.join("attacker", inner=attacker)
         members = await swarm.finish()
     assert attacker.num_attacks >= num_steps
-    assert all(len(event.group) == 5 for member in members for event in member.of(OuterStep)), "nobody is left out"
+    assert all(len(event.group) == 5 for member in members for event in member.of(OuterStep)), "a member was left out"
     assert not any(member.of(RoundAborted) for member in members)
     return members
 
@@ -77,7 +77,7 @@ def losses(members: list[Member]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("aggregator", "attack"), [("median", "huge"), *((each, "sign-flipped") for each in ROBUST)])
-def test_run_with_a_liar_converges_with_a_robust_aggregator(aggregator: str, attack: str) -> None:
+def test_run_converges_with_a_robust_aggregator_when_one_member_lies(aggregator: str, attack: str) -> None:
     async def main() -> None:
         members = await run_with_attacker(aggregator, ATTACKS[attack])
         assert_equal_steps(members, NUM_STEPS)
@@ -87,7 +87,7 @@ def test_run_with_a_liar_converges_with_a_robust_aggregator(aggregator: str, att
     virtual_time.run(main())
 
 
-def test_run_with_a_liar_converges_more_slowly_where_norms_are_clipped() -> None:
+def test_run_converges_more_slowly_with_clipped_norms_when_one_member_lies() -> None:
     async def main() -> None:
         members = await run_with_attacker("norm_clipped_mean", ATTACKS["sign-flipped"])
         assert_equal_steps(members, NUM_STEPS)
@@ -98,7 +98,7 @@ def test_run_with_a_liar_converges_more_slowly_where_norms_are_clipped() -> None
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_run_with_a_liar_is_ruined_with_the_mean(attack: float) -> None:
+def test_run_diverges_with_the_mean_when_one_member_lies(attack: float) -> None:
     async def main() -> None:
         members = await run_with_attacker("mean", attack, num_steps=2)
         assert_equal_steps(members, 2)
@@ -108,7 +108,7 @@ def test_run_with_a_liar_is_ruined_with_the_mean(attack: float) -> None:
     virtual_time.run(main())
 
 
-def test_run_in_which_nobody_lies_converges_with_any_aggregator_as_with_the_mean() -> None:
+def test_run_converges_with_centered_clip_as_with_the_mean_when_nobody_lies() -> None:
     async def main() -> None:
         after = {name: losses(await run_with_attacker(name, 1.0))[1] for name in ("mean", "centered_clip")}
         assert after["centered_clip"] < 1.5 * after["mean"]
@@ -116,8 +116,8 @@ def test_run_in_which_nobody_lies_converges_with_any_aggregator_as_with_the_mean
     virtual_time.run(main())
 
 
-def test_run_whose_aggregator_needs_more_than_are_left_falls_back_by_the_rule_of_the_run() -> None:
-    """Five members is all that multi-Krum needs, and one of them is lost."""
+def test_run_uses_its_fallback_when_too_few_members_are_left_for_its_aggregator() -> None:
+    """Multi-Krum needs all five members, and one of them is lost."""
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=6, aggregator="multi_krum", fallback="centered_clip")
@@ -139,8 +139,8 @@ def test_run_whose_aggregator_needs_more_than_are_left_falls_back_by_the_rule_of
     virtual_time.run(main())
 
 
-def test_run_of_which_one_contribution_is_refused_takes_its_steps_without_it() -> None:
-    """Five members is all that multi-Krum needs, and the part's owners refuse what one of them sends."""
+def test_run_takes_its_steps_without_a_refused_contribution() -> None:
+    """Multi-Krum needs all five members, and the part owners refuse the slices of one of them."""
 
     class Refused(RunMember):
         async def _open_context(self) -> RunContext:
@@ -162,16 +162,16 @@ def test_run_of_which_one_contribution_is_refused_takes_its_steps_without_it() -
     virtual_time.run(main())
 
 
-# --- choosing one in the run's config ---
+# --- the aggregator in the run's config ---
 
 
-def test_default_aggregator_is_one_that_a_liar_does_not_ruin() -> None:
+def test_default_aggregator_is_robust() -> None:
     assert RunConfig(name="run").aggregator in ROBUST
     assert RunConfig(name="run").fallback in ROBUST
 
 
 @pytest.mark.parametrize(("num_contributors", "name"), [(5, "multi_krum"), (4, "median"), (1, "median")])
-def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors: int, name: str) -> None:
+def test_aggregator_of_a_round_follows_from_the_number_of_contributors(num_contributors: int, name: str) -> None:
     run = RunConfig(name="run", aggregator="multi_krum", fallback="median")
     assert run.aggregator_for(num_contributors).name == name
 
@@ -195,7 +195,7 @@ def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors
         ({"min_group": 5, "aggregator": "multi_krum", "fallback": ""}, ["needs 5 contributions"]),
     ],
 )
-def test_author_is_warned_of_settings_that_cannot_lose_a_member_or_protect_nothing(
+def test_warnings_name_settings_that_cannot_lose_a_member_or_protect_nothing(
     settings: dict[str, Any], words: list[str]
 ) -> None:
     found = warnings_of(RunConfig(name="run", **settings))
@@ -205,7 +205,7 @@ def test_author_is_warned_of_settings_that_cannot_lose_a_member_or_protect_nothi
         assert remedy
 
 
-def test_run_mixes_its_neighbours_by_default_and_one_that_was_signed_before_does_not() -> None:
+def test_run_mixes_nearest_neighbours_by_default_unless_it_was_signed_before() -> None:
     run = RunConfig(name="run")
     assert run.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.34, reach=1.2)
     assert run.cluster_aggregator(3).mixing == NearestNeighbours()
@@ -214,7 +214,7 @@ def test_run_mixes_its_neighbours_by_default_and_one_that_was_signed_before_does
     assert RunConfig(name="run", pre_aggregation="none").aggregator_for(10).mixing is None
 
 
-def test_settings_of_the_mixing_are_those_of_the_run() -> None:
+def test_mixing_has_the_settings_of_the_run() -> None:
     near = RunConfig(name="run", liar_share=0.2, neighbour_reach=1.0, aggregator="multi_krum", fallback="median")
     assert near.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.2, reach=1.0)
     assert near.aggregator_for(3).mixing == near.aggregator_for(10).mixing
@@ -223,7 +223,7 @@ def test_settings_of_the_mixing_are_those_of_the_run() -> None:
     assert RunConfig(name="run", aggregator="mean").aggregator_for(10).mixing is None
 
 
-def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> None:
+def test_from_mapping_gives_the_aggregator_with_the_runs_parameters() -> None:
     run = from_mapping({"name": "run", "aggregator": "trimmed_mean", "aggregation": {"trim": 0.3}})
     assert to_mapping(run)["aggregation"] == {"trim": 0.3}
     assert from_mapping(to_mapping(run)) == run
@@ -231,7 +231,7 @@ def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> No
         run.aggregation["trim"] = 0.1  # type: ignore[index]
 
 
-def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given() -> None:
+def test_mapping_holds_all_parameters_of_the_aggregator_when_none_is_given() -> None:
     run = from_mapping({"name": "run", "aggregator": "centered_clip", "aggregation": {"radius": 2}})
     assert to_mapping(run)["aggregation"] == {"radius": 2.0, "iterations": 50}
     assert type(run.aggregation["radius"]) is float
@@ -261,6 +261,8 @@ def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given
         ),
     ],
 )
-def test_from_mapping_impossible_aggregation_is_refused_in_words(mapping: dict[str, object], message: str) -> None:
+def test_from_mapping_refuses_an_impossible_aggregation_with_a_clear_message(
+    mapping: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         from_mapping({"name": "run", **mapping})

@@ -1,4 +1,4 @@
-"""The round machine under random schedules: messages, clocks and processes fail, and at most one outcome is decided.
+"""Tests the round machine under random schedules of failing messages, clocks and processes: one outcome at most.
 
 Members are machines without tasks: the schedule is a list of messages under way, of which any may come next, be lost or
 come twice. A member may be killed between any two events, and starts again from its promise alone. Every commit vote
@@ -58,7 +58,7 @@ CERTIFICATE = b"certificate"
 
 @dataclass
 class Member:
-    """One process after the other with the same key. `promise` is its disk."""
+    """Run one process after the other with the same key. `promise` stands for its disk."""
 
     setup: RoundSetup
     clock_s: float
@@ -73,8 +73,9 @@ class Member:
 
 
 class World:
-    """`decided` are the outcomes that enough commit votes were cast for. `remembers`: promises outlive their process.
-    With `lies` the first member is a liar. `said` is what members have signed, by member and what it is about."""
+    """Simulate one schedule. `decided` has the outcomes for which enough commit votes were cast. With `remembers`,
+    promises outlive their process. With `lies`, the first member is a liar. `said` has what members have signed, by
+    member and subject."""
 
     def __init__(
         self, seed: int, num_members: int, *, remembers: bool, majority_after_s: float, lies: bool = False
@@ -122,13 +123,13 @@ class World:
         self._offer(peer)
 
     def _let_time_pass(self, peer: str) -> None:
-        """Each clock goes at its own pace. A member that asks may also get no answer."""
+        """Advance one member's clock at its own rate. A member that waits for an answer may also get none."""
         member = self.members[peer]
         if member.state.asked and self.random.random() < 0.3:
             self._happen(peer, Lost(peer=member.state.asked, reason="no answer"))
             return
         state = member.state
-        if self._is_patient:  # in every other schedule nobody loses patience with a coordinator that does not answer
+        if self._is_patient:  # in every second schedule nobody gives up on a coordinator that does not answer
             state = replace(state, timers=replace(state.timers, waits_until=None))
         due_s = machine.wake_at(state)
         member.clock_s = max(member.clock_s, due_s or 0.0) + self.random.uniform(0, 1)
@@ -137,12 +138,12 @@ class World:
     def _deliver(self) -> None:
         index, fate = self.random.randrange(len(self._under_way)), self.random.random()
         to, event = self._under_way[index]
-        if fate > 0.08:  # else it comes again
+        if fate > 0.08:  # otherwise it will arrive again
             self._under_way.pop(index)
-        if fate < 0.9:  # else it is lost
+        if fate < 0.9:  # otherwise it is lost
             self._happen(to, event)
 
-    # --- what a member does ------------------------------------------------------------------------------------------
+    # --- the actions of a member -------------------------------------------------------------------------------------
 
     def _happen(self, peer: str, event: Event) -> None:
         member = self.members[peer]
@@ -166,7 +167,7 @@ class World:
 
     @property
     def equivocators(self) -> set[str]:
-        """Return who has signed two different things about one attempt, which is what convicts."""
+        """Return the peers that have signed two different statements about one attempt, which would convict them."""
         return {peer for (peer, _), things in self.said.items() if len(things) > 1}
 
     def _note(self, me: str, about: object, content: object) -> None:
@@ -258,7 +259,7 @@ class World:
 
 
 def worlds(num_members: int, *, remembers: bool = True, majority_after_s: float, lies: bool = False) -> list[World]:
-    """One world for each schedule, after its last event."""
+    """Return one world for each schedule, after its last event."""
     ended = []
     for seed in range(NUM_SCHEDULES):
         world = World(seed, num_members, remembers=remembers, majority_after_s=majority_after_s, lies=lies)
@@ -268,7 +269,7 @@ def worlds(num_members: int, *, remembers: bool = True, majority_after_s: float,
 
 
 TWO_THIRDS, MAJORITY = 0.0, 5.0
-"""When a majority is enough: never, and after some seconds."""
+"""The seconds after which a majority is enough, or 0 for never."""
 
 
 @pytest.mark.parametrize(
@@ -276,11 +277,11 @@ TWO_THIRDS, MAJORITY = 0.0, 5.0
     # two thirds of three members are a majority
     [(2, TWO_THIRDS), (2, MAJORITY), (3, MAJORITY), (4, TWO_THIRDS), (4, MAJORITY)],
 )
-def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_after_s: float) -> None:
+def test_any_schedule_decides_at_most_one_outcome(num_members: int, majority_after_s: float) -> None:
     ended = worlds(num_members, majority_after_s=majority_after_s)
     assert all(len(world.decided) <= 1 for world in ended)
     assert not any(world.equivocators for world in ended)
-    # and the schedules come so far that this says something
+    # enough schedules reach a decision
     assert sum(len(world.decided) for world in ended) > NUM_SCHEDULES / 8
 
 
@@ -291,8 +292,8 @@ def test_one_liar_of_four_decides_no_second_outcome() -> None:
     assert sum(len(world.decided) for world in ended) > NUM_SCHEDULES / 8
 
 
-def test_promises_that_a_restart_forgets_let_two_outcomes_be_decided() -> None:
+def test_two_outcomes_are_decided_in_some_schedule_when_a_restart_forgets_promises() -> None:
     """This shows that the schedules find such faults."""
     ended = worlds(3, remembers=False, majority_after_s=5.0)
     assert any(len(world.decided) > 1 for world in ended)
-    assert any(world.equivocators for world in ended), "and honest members would be convicted"
+    assert any(world.equivocators for world in ended), "honest members must have signed two statements, too"

@@ -1,4 +1,5 @@
-"""A member whose copy of the state was changed in memory: it finds out at the next commit, and repairs that alone."""
+"""Tests that a member whose copy of the state was changed in memory notices it at the next commit and repairs only the
+changed chunks."""
 
 from __future__ import annotations
 
@@ -14,18 +15,17 @@ from swarm.training.state import replica_state
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
 
 CHUNK_BYTES = 1 << 12
-"""Smaller than real ones, so that a small state has six, of which theta ends in the third."""
+"""Smaller than real chunks, so that a small state has six of them. Theta ends in the third one."""
 LAST_CHUNK_BYTES = 8 * NUM_VALUES - 5 * CHUNK_BYTES
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (replica_state, replica_state):
-        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(replica_state, "CHUNK_BYTES", CHUNK_BYTES)
 
 
 def flip(member: Member, what: str, index: int) -> None:
-    """Change one bit, as a fault of the memory does."""
+    """Change one bit, as a memory fault does."""
     held = member.trainer.state
     assert held is not None
     x_N = {"theta": held.theta_N, "momentum": held.momentum_N}[what]
@@ -46,11 +46,11 @@ def _cost(function: object) -> float:
     [
         ("theta", 5, CHUNK_BYTES),
         ("theta", 2900, CHUNK_BYTES),
-        # what it moves in the next step is wrong then too
+        # the next step moves theta by the damaged momentum, too
         ("momentum", 2900, CHUNK_BYTES + LAST_CHUNK_BYTES),
     ],
 )
-def test_damaged_replica_fetches_only_the_chunks_that_differ_and_goes_on(
+def test_member_with_a_damaged_replica_fetches_only_the_chunks_that_differ_and_continues(
     what: str, index: int, num_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -75,7 +75,7 @@ def test_damaged_replica_fetches_only_the_chunks_that_differ_and_goes_on(
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_damage_in_a_fragment_that_is_not_moved_is_found_too() -> None:
+def test_damage_is_found_in_a_fragment_that_the_step_does_not_move() -> None:
     async def main() -> None:
         async with Swarm(replace(config(min_group=2, outer_steps=6), fragments=2)) as swarm:
             members = [await swarm.join(f"m{number}") for number in range(4)]
@@ -91,7 +91,7 @@ def test_damage_in_a_fragment_that_is_not_moved_is_found_too() -> None:
 
 
 @pytest.mark.parametrize(("victim", "what"), [(0, "momentum"), (1, "momentum"), (1, "theta")])
-def test_damage_at_one_of_two_is_found_by_it_and_mended_before_the_next_outcome(
+def test_damaged_one_of_two_members_repairs_itself_before_the_next_outcome(
     victim: int, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

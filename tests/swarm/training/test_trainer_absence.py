@@ -1,4 +1,4 @@
-"""A proven member that was away for some steps comes back to a run of whole trainers."""
+"""Tests a proven member that returns to a run of whole trainers after some steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_STEPS, NUM_AWAY = 14, 3
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
@@ -26,7 +26,7 @@ async def _until_step(member: Member, step: int) -> None:
 
 
 @pytest.mark.parametrize("absence_steps", [0, 100])
-def test_member_that_was_away_decides_and_counts_fully_again_unless_the_run_remembers_nobody(
+def test_returning_member_decides_and_counts_fully_only_when_the_run_remembers_it(
     absence_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="swarm")
@@ -52,7 +52,7 @@ def test_member_that_was_away_decides_and_counts_fully_again_unless_the_run_reme
                 assert back.peer_id in proof.roster
                 assert not proof.origin.on_probation
             else:
-                assert left[:1] == [4], "it begins anew"
+                assert left[:1] == [4], "a member that nobody remembers is on full probation again"
                 assert back.peer_id not in proof.roster
             assert_equal_steps(await swarm.finish(), NUM_STEPS)
 

@@ -1,4 +1,4 @@
-"""Bans travel: to who joins later, to who restarts, and to observers, and they last as long as the run says."""
+"""Tests that bans reach later members, restarted members and observers, and last as long as the run's rule says."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def ban_of(member: Member) -> Ban:
     return ban
 
 
-def test_who_joins_later_asks_the_others_whom_they_have_banned() -> None:
-    """The liar is gone, so that no group with it makes anybody show the evidence."""
+def test_late_member_asks_other_members_for_their_bans() -> None:
+    """The liar has left, so that no group with it makes a member show the evidence."""
 
     async def main() -> None:
         async with convicting() as (swarm, liar):
@@ -74,8 +74,8 @@ def test_who_joins_later_asks_the_others_whom_they_have_banned() -> None:
     virtual_time.run(main())
 
 
-def test_restarted_member_has_not_forgotten_whom_it_convicted() -> None:
-    """Alone, so that nobody tells it."""
+def test_restarted_member_remembers_the_peers_that_it_convicted() -> None:
+    """It is alone, so that it cannot learn the ban from others."""
 
     async def main() -> None:
         async with convicting() as (swarm, liar):
@@ -94,7 +94,7 @@ def test_restarted_member_has_not_forgotten_whom_it_convicted() -> None:
     virtual_time.run(main())
 
 
-def test_ban_ends_when_the_run_says_and_the_member_trains_again() -> None:
+def test_banned_member_trains_again_after_the_runs_ban_steps() -> None:
     async def main() -> None:
         kept = KeptEvidence()
         async with Swarm(config(min_group=2, outer_steps=10, ban_steps=3)) as swarm:
@@ -123,7 +123,7 @@ async def observing(swarm: Swarm) -> AsyncIterator[Observer]:
     await network.close()
 
 
-def test_observer_collects_evidence_and_checks_it_itself() -> None:
+def test_observer_collects_evidence_and_checks_it() -> None:
     async def main() -> None:
         async with convicting() as (swarm, liar), observing(swarm) as observer:
             async with asyncio.timeout(60):
@@ -136,7 +136,7 @@ def test_observer_collects_evidence_and_checks_it_itself() -> None:
 
 
 @pytest.mark.parametrize("shown", ["nonsense", "of another run", "without end"])
-def test_observer_believes_no_evidence_that_proves_nothing(shown: str) -> None:
+def test_observer_refuses_evidence_that_proves_nothing(shown: str) -> None:
     case = reduced()
     false = case.evidence(case.result()).evidence().to_bytes() if shown != "nonsense" else b"nonsense"
     asked = []
@@ -158,11 +158,11 @@ def test_observer_believes_no_evidence_that_proves_nothing(shown: str) -> None:
             await hostile.close()
 
     virtual_time.run(main())
-    assert len(asked) == 1, "who showed what proves nothing is not asked again"
+    assert len(asked) == 1, "a member that showed invalid evidence was asked again"
 
 
 def convicts_itself(number: int, run: str, step: int) -> bytes:
-    """Return evidence of two votes that a key has signed which is no member's."""
+    """Return evidence of two votes signed by a key that belongs to no member."""
     signer = RunSignatures(identity=Identity(number.to_bytes(32, "big")), network_id="test", run=run)
     votes = (
         Vote(
@@ -182,10 +182,10 @@ def convicts_itself(number: int, run: str, step: int) -> bytes:
 
 
 @pytest.mark.parametrize("finders", [LIARS, LIARS[:1]])
-def test_observer_goes_on_asking_who_shows_what_convicts_only_for_members_that_were_there(
+def test_observer_still_asks_a_member_that_showed_evidence_valid_only_for_those_who_were_present(
     finders: list[Identity],
 ) -> None:
-    """A liar that does not vote would otherwise have observers ask no member any more."""
+    """A liar that does not vote could otherwise have observers ask no member any more."""
     only_there = accusation(tuple(LIARS), finders=tuple(finders), on_probation=(VICTIM,)).evidence().to_bytes()
     shown, asked = (only_there, convicts_itself(1, "run", 1)), list[bytes]()
 
@@ -211,8 +211,9 @@ def test_observer_goes_on_asking_who_shows_what_convicts_only_for_members_that_w
     assert len(asked) == 2
 
 
-def test_observer_asks_no_stranger_and_takes_few_bans_of_them_and_none_of_a_step_to_come() -> None:
-    """Anyone can make keys that convict themselves, of which the newest lies would displace the members' bans."""
+def test_observer_asks_no_strangers_and_takes_few_bans_about_them_and_none_about_future_steps() -> None:
+    """Anyone can make keys that convict themselves. Without a bound, the newest of these bans would displace those of
+    members."""
     asked = set[str]()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""A member whose clock is wrong for a while, as of a virtual machine that was paused, takes part again afterwards."""
+"""Tests a member whose clock is wrong for a while, as after a pause of its virtual machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from swarm_protocol.version import Hello, software_version
 
 
 def hello_without_a_time(network: MemoryNetwork) -> Hello:
-    """Connections of libp2p compare clocks only when a node joins."""
+    """Return a greeting without the time. Connections of libp2p compare clocks only when a node joins."""
     return Hello(network_id=network.network_id, software_version=software_version())
 
 
 @pytest.mark.parametrize(("ahead_s", "is_left_out"), [(3600.0, False), (-3600.0, True)])
-def test_member_whose_clock_was_wrong_takes_part_again_once_it_is_right(
+def test_member_takes_part_again_once_its_clock_is_right(
     ahead_s: float, is_left_out: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it is ahead, the others check its parts at its backups; while it is behind, it takes nothing of theirs."""
+    """While its clock is ahead, the others check its parts at its backups. While it is behind, it accepts none of
+    theirs."""
     monkeypatch.setattr(MemoryNetwork, "_hello", hello_without_a_time)
 
     async def main() -> None:
@@ -37,7 +38,7 @@ def test_member_whose_clock_was_wrong_takes_part_again_once_it_is_right(
             members = await swarm.finish()
             assert_equal_steps(members, 24)
             groups = {event.step: event.group for event in swarm.members["a"].of(OuterStep)}
-            assert "one of the two clocks is wrong" in caplog.text, "or there is nothing to test"
+            assert "one of the two clocks is wrong" in caplog.text, "the wrong clock had no effect"
             assert any(member.peer_id not in group for group in groups.values()) == is_left_out
             assert all(member.peer_id in groups[step] for step in range(20, 25))
 

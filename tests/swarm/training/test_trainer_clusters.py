@@ -1,4 +1,5 @@
-"""More trainers than a round has places: all work, and all have the state that the round commits."""
+"""Tests runs with more trainers than a round has places: all of them work, and all have the state that the round
+commits."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterS
 
 STEP_S = 0.4
 TOKENS = 5 * 2 * 4
-"""The tokens of one trainer's interval."""
+"""The number of tokens of one trainer's interval."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def clustered(**changes: object) -> RunConfig:
-    """Three heads, each with three followers at most."""
+    """Return a run with three heads, each with at most three followers."""
     return config(**{"min_group": 2, "max_group": 3, "cluster_size": 4, "outer_steps": 6, **changes})
 
 
@@ -34,7 +35,7 @@ async def join(swarm: Swarm, name: str, step_s: float = STEP_S) -> Member:
 
 
 async def join_all(swarm: Swarm, num_trainers: int) -> None:
-    """Start as many more as make `num_trainers`."""
+    """Start trainers until there are `num_trainers`."""
     for index in range(len(swarm.members), num_trainers):
         await join(swarm, f"t{index:02}")
 
@@ -60,11 +61,11 @@ def followers_of(swarm: Swarm) -> list[Member]:
     return [member for member in swarm.members.values() if member not in heads]
 
 
-def test_24_trainers_in_clusters_of_6_all_work_on_one_state() -> None:
+def test_24_trainers_in_clusters_of_6_all_train_one_state() -> None:
     async def main() -> None:
         async with Swarm(clustered(max_group=4, cluster_size=6, outer_steps=3)) as swarm:
             await join_all(swarm, 4)
-            await asyncio.sleep(3.0)  # until the first group forms, each trainer calls each other one again and again
+            await asyncio.sleep(3.0)  # until the first group forms, every trainer calls every other one repeatedly
             await join_all(swarm, 24)
             members = await swarm.finish()
             assert_equal_steps(members, 3)
@@ -79,7 +80,7 @@ def test_24_trainers_in_clusters_of_6_all_work_on_one_state() -> None:
     virtual_time.run(main())
 
 
-def test_killed_follower_costs_no_step_and_no_other_work() -> None:
+def test_killed_follower_costs_no_step_and_no_work_of_others() -> None:
     async def main() -> None:
         with no_leaks():
             async with Swarm(clustered()) as swarm:
@@ -99,8 +100,8 @@ def test_killed_follower_costs_no_step_and_no_other_work() -> None:
 
 
 @pytest.mark.parametrize("is_coordinator", [False, True], ids=["head", "coordinator"])
-def test_killed_head_leaves_its_followers_at_work(is_coordinator: bool) -> None:
-    """Their second heads bring their work, and a trainer takes its place in the round."""
+def test_followers_of_a_killed_head_keep_working(is_coordinator: bool) -> None:
+    """Their second heads bring their work, and a trainer takes the dead head's place in the round."""
 
     async def main() -> None:
         async with Swarm(clustered()) as swarm:
@@ -123,7 +124,7 @@ def test_killed_head_leaves_its_followers_at_work(is_coordinator: bool) -> None:
     virtual_time.run(main())
 
 
-def test_newcomer_catches_up_and_works_in_the_step_after_the_next() -> None:
+def test_newcomer_catches_up_and_contributes_to_the_step_after_the_next() -> None:
     async def main() -> None:
         async with Swarm(clustered()) as swarm:
             await join_all(swarm, 10)
@@ -138,7 +139,7 @@ def test_newcomer_catches_up_and_works_in_the_step_after_the_next() -> None:
     virtual_time.run(main())
 
 
-def test_trainer_beyond_all_clusters_is_told_that_the_run_is_full_and_gets_the_place_of_one_that_leaves() -> None:
+def test_trainer_beyond_all_clusters_learns_that_the_run_is_full_and_gets_the_next_vacant_place() -> None:
     async def main() -> None:
         async with Swarm(clustered(max_group=2, cluster_size=2, outer_steps=8)) as swarm:
             await join_all(swarm, 4)
@@ -157,7 +158,7 @@ def test_trainer_beyond_all_clusters_is_told_that_the_run_is_full_and_gets_the_p
     virtual_time.run(main())
 
 
-def test_follower_that_leaves_brings_its_last_work_and_is_not_waited_for() -> None:
+def test_leaving_follower_brings_its_last_work_and_is_not_waited_for() -> None:
     async def main() -> None:
         async with Swarm(clustered()) as swarm:
             await join_all(swarm, 9)
@@ -175,7 +176,7 @@ def test_follower_that_leaves_brings_its_last_work_and_is_not_waited_for() -> No
     virtual_time.run(main())
 
 
-def test_follower_that_is_too_slow_loses_its_work_and_stops_no_one() -> None:
+def test_follower_that_is_too_slow_loses_its_work_and_delays_nobody() -> None:
     async def main() -> None:
         async with Swarm(clustered()) as swarm:
             await join_all(swarm, 8)
@@ -205,7 +206,7 @@ def test_follower_that_lies_about_its_work_is_refused_and_moves_the_state_no_mor
     virtual_time.run(main())
 
 
-def test_clusters_with_overlap_and_fragments_stay_equal() -> None:
+def test_states_stay_equal_in_clusters_with_overlap_and_fragments() -> None:
     async def main() -> None:
         async with Swarm(clustered(overlap_steps=2, fragments=2, outer_steps=8, error_feedback=True)) as swarm:
             await join_all(swarm, 9)

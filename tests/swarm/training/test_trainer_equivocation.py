@@ -1,5 +1,5 @@
-"""Members that say two things for one attempt are banned by those who hear both; honest ones never do, however they
-crash."""
+"""Tests that members which sign two statements about one attempt are banned, and that honest members never do, however
+they crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def slow_inner() -> SyntheticInner:
 
 
 def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]) -> type[RunMember]:
-    """Return a member that signs another vote beside each of its own; `tells` returns who is sent which."""
+    """Return a kind of member that signs a second vote beside each of its own. `tells` decides which peer gets which
+    vote."""
 
     class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
@@ -68,7 +69,7 @@ def one_to_each_half(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tup
 
 @pytest.mark.parametrize("tells", [both_to_all, one_to_each_half], ids=["to all", "to each half another"])
 def test_member_that_votes_twice_is_banned_by_all(tells: Callable[..., list[tuple[Vote, tuple[str, ...]]]]) -> None:
-    """A member that got one of the two alone finds the other in the certificates that others show."""
+    """A member that received only one of the two votes finds the other one in certificates that others show."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
@@ -90,7 +91,7 @@ def test_member_that_votes_twice_is_banned_by_all(tells: Callable[..., list[tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder(RunSignatures):
-    """Notes all that its member signs of attempts."""
+    """Note everything that its member signs about attempts."""
 
     name: str
     said: dict[object, set[bytes]]
@@ -141,7 +142,8 @@ def recorded(name: str, said: dict[object, set[bytes]]) -> type[RunMember]:
 def said_by_one_that_crashes(
     phase: str, nth: int, promises: Callable[[str], PromiseStore | None]
 ) -> tuple[dict[object, set[bytes]], list[Member]]:
-    """Return all that members have signed, of whom one is killed at `phase` and started again at once."""
+    """Return everything that members have signed in a run in which one of them is killed at `phase` and restarted at
+    once."""
     said: dict[object, set[bytes]] = defaultdict(set)
     killed = list[str]()
 
@@ -174,14 +176,16 @@ async def _start_again(swarm: Swarm, name: str, kind: type[RunMember], promises:
     await asyncio.wait({first.task})
     await first.trainer.close()
     await first.network.close()
-    # it trains something else this time, so that it would say something else
+    # this time it trains other values, so that it would sign other statements
     inner = SyntheticInner(virtual_step_s=0.4, corrupt=lambda x_N: 1.01 * x_N)
     kept = {"state": state, "certificate": certificate} if certificate else {}
     await swarm.join(name, inner=inner, kind=kind, promises=promises, **kept)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("phase", "nth"), [(phase, (1, 4)[index % 2]) for index, phase in enumerate(PHASES)])
-def test_honest_member_that_crashes_at_any_phase_never_says_two_things(phase: str, nth: int, tmp_path: Path) -> None:
+def test_honest_member_never_signs_two_statements_when_it_crashes_at_any_phase(
+    phase: str, nth: int, tmp_path: Path
+) -> None:
     said, members = said_by_one_that_crashes(phase, nth, lambda name: PromiseFile(tmp_path / name))
     assert {len(each) for each in said.values()} == {1}
     assert not any(member.of(MemberConvicted) for member in members)

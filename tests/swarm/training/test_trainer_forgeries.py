@@ -1,4 +1,4 @@
-"""Messages that strangers and members forge or replay are refused, and the run goes on unharmed."""
+"""Tests that forged or replayed messages of strangers and members are refused and do the run no harm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def swarm_at_work(swarm: Swarm) -> tuple[Member, RunSignatures, MemoryNetwork]:
-    """A member in its second step, and a stranger with a network and a signatures of its own."""
+    """Return a member in its second step, and a stranger's signatures and network."""
     for index in range(2):
         await swarm.join(f"m{index}")
     member = swarm.members["m0"]
@@ -55,7 +55,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
             vote = SignedGroup(group=group, signer="", data=b"", digest=bytes(32)).vote(outcome, "commit")
-            # signed by a stranger, who is in no group: nobody asks it for the group, so no signature is checked
+            # a stranger in no group signed it, so that nobody asks it for the group or checks a signature
             asked: list[bytes] = []
 
             async def show(_peer: str, request: bytes) -> bytes:
@@ -68,17 +68,17 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             with pytest.raises(PeerTimeout):
                 await exchange(network, member.peer_id, names.reduce, opening.to_bytes())
             assert asked == []
-            # a broken signature
+            # the signature is broken
             signature = stranger.sign_vote(vote).signature
             broken = replace(vote, signature=signature[:-1] + bytes([signature[-1] ^ 1]))
-            # somebody else's vote, a prepare vote as a commit vote, and a vote of another run
+            # another member's vote, a prepare vote sent as a commit vote, and a vote of another run
             other = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
             changed = replace(stranger.sign_vote(replace(vote, kind="prepare")), kind="commit")
             elsewhere = stranger.sign_vote(replace(vote, run="other"))
             for forged in (vote, broken, other.sign_vote(vote), changed, elsewhere):
                 with pytest.raises((IntegrityError, PeerViolation)):
                     await network.call(member.peer_id, names.vote, forged.to_bytes(), timeout_s=1.0)
-            # its own vote is well formed, and counts for nothing
+            # the stranger's own vote is well formed, and does not count
             await network.call(member.peer_id, names.vote, stranger.sign_vote(vote).to_bytes(), timeout_s=1.0)
             members = await swarm.finish("m0", "m1")
             await network.close()
@@ -89,8 +89,8 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("num_signers", "step"), [(1, NUM_STEPS), (2, NUM_STEPS + 1)], ids=["alone", "beyond the run"])
-def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signers: int, step: int) -> None:
-    """One identity alone could otherwise certify a state of its own, any number of steps ahead, and all would adopt
+def test_certificate_that_the_runs_settings_forbid_overtakes_nobody(num_signers: int, step: int) -> None:
+    """Otherwise one identity could certify a state of its own, any number of steps ahead, and all members would adopt
     it."""
 
     async def main() -> None:
@@ -122,8 +122,8 @@ def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signe
     virtual_time.run(main(), compute_s=_slow)
 
 
-def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() -> None:
-    """They sign any state, in any number of steps, and are not the run's members."""
+def test_certificate_of_enough_strangers_for_a_group_overtakes_nobody() -> None:
+    """Strangers can sign any state at any number of steps. They are not members of the run."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -140,7 +140,7 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
             assert member.trainer._steps is not None
             context = member.trainer._steps.context
             proof = context.signatures.check_certificate(forged[-1], network.now())
-            assert proof.rank > context.replica.rank, "it is a certificate, and further"
+            assert proof.rank > context.replica.rank, "the forged certificate must be valid alone, and of a later step"
             assert await overtaken(context, network.peer_id, forged[-1]) is None
             assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
             assert not member.of(RoundAborted)
@@ -149,7 +149,7 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
     virtual_time.run(main(), compute_s=_slow)
 
 
-def test_newcomer_to_a_closed_run_counts_no_certificate_of_strangers() -> None:
+def test_newcomer_to_a_closed_run_refuses_a_certificate_of_strangers() -> None:
     admitted = tuple(sorted(identity_of(name).peer_id for name in ("m0", "m1", "newcomer")))
 
     async def main() -> None:
@@ -176,8 +176,8 @@ async def exchange(network: MemoryNetwork, peer: str, method: str, message: byte
         await stream.receive()
 
 
-def test_parts_for_another_round_are_refused() -> None:
-    """A member replays the signed group of a committed step, and one for a step that nobody is at yet."""
+def test_reduction_streams_of_another_round_are_refused() -> None:
+    """A member replays the signed group of a committed step, and then one of a step that nobody has reached."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -199,8 +199,8 @@ def test_parts_for_another_round_are_refused() -> None:
     virtual_time.run(main(), compute_s=_slow)
 
 
-def test_made_up_lock_of_a_stranger_does_not_hand_it_the_run() -> None:
-    """It needs no parts: the outcome is the present state, with the stranger and its other self as the only members."""
+def test_made_up_lock_of_a_stranger_does_not_give_it_the_run() -> None:
+    """The lock needs no parts: its outcome is the present state with the stranger's two keys as the only members."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -211,7 +211,7 @@ def test_made_up_lock_of_a_stranger_does_not_hand_it_the_run() -> None:
             async def claim(target: Member) -> None:
                 service = target.trainer._steps.service
                 assert service is not None
-                # the one that is still at the first step would be further before it has read this
+                # a member that is still at the first step would be at the next one before it reads this report
                 while service._driver is None or service._driver.setup.step < 2:
                     await asyncio.sleep(0.001)
                 setup, attempt = service._driver.setup, service._driver.attempt

@@ -1,4 +1,5 @@
-"""Scores of members' contributions on held-out data in whole runs: honest work, noise, and what undoes others'."""
+"""Tests scores of contributions on held-out data in whole runs: of honest work, of noise, and of work that undoes the
+others'."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from swarm_protocol.identity import Identity
 HONEST = ("m0", "m1", "m2", "m3")
 NUM_STEPS = 6
 NUM_DISCOUNTED_STEPS = 8
-"""A low score counts only once it is measured: what follows needs some steps more."""
+"""A low score counts only after some measurements, so that its effects need a few more steps."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Slanderer(RunMember):
-    """Reports the worst effect of everybody else's contribution."""
+    """Report the worst effect for all contributions of others."""
 
     async def _open(self) -> OuterSteps:
         steps = await super()._open()
@@ -62,18 +63,18 @@ def scores(member: Member) -> dict[str, float]:
     return {each.peer_id: each.value / MICRO for each in member.trainer.state.manifest.held_out}
 
 
-def test_scores_tell_honest_work_from_noise_and_from_its_opposite() -> None:
+def test_scores_separate_honest_work_from_noise_and_from_reversed_work() -> None:
     async def main() -> None:
         async with Swarm(run_of()) as swarm:
             await joined(swarm, noise="noise", flipped="turned round")
             members = await swarm.finish()
             assert_equal_steps(members, NUM_STEPS)
             found = scores(members[0])
-            assert all(scores(member) == found for member in members), "part of the state, and so equal"
+            assert all(scores(member) == found for member in members), "scores are part of the state and must be equal"
             honest = [found[swarm.members[name].peer_id] for name in HONEST]
             noise, flipped = found[swarm.members["noise"].peer_id], found[swarm.members["flipped"].peer_id]
             assert min(honest) > 0
-            assert flipped < noise < min(honest) / 4, "a free-rider does nothing, or a little harm"
+            assert flipped < noise < min(honest) / 4, "noise must score near zero, and reversed work below it"
             assert flipped < 0
             for member in members:
                 event = member.of(HeldOutScored)[-1]
@@ -82,8 +83,8 @@ def test_scores_tell_honest_work_from_noise_and_from_its_opposite() -> None:
     virtual_time.run(main())
 
 
-def test_third_of_liars_moves_no_score_beyond_what_honest_members_found() -> None:
-    """The same run with and without slander: no honest member's score leaves the honest range."""
+def test_third_of_liars_moves_no_score_beyond_the_honest_reports() -> None:
+    """Compare the same run with and without slander: no honest member's score leaves the honest range."""
 
     async def ends(kind: type[RunMember]) -> tuple[Sequence[float], float]:
         async with Swarm(run_of(min_group=6)) as swarm:
@@ -104,9 +105,9 @@ def test_third_of_liars_moves_no_score_beyond_what_honest_members_found() -> Non
     virtual_time.run(main())
 
 
-def test_member_with_a_low_score_counts_for_a_tenth_if_the_run_says_so() -> None:
-    async def left_of(*, discounts: bool) -> float:
-        """Return the loss at the end of a run under the mean with a member that undoes others' work."""
+def test_member_with_a_low_score_counts_for_a_tenth_when_the_run_discounts() -> None:
+    async def final_loss(*, discounts: bool) -> float:
+        """Return the loss at the end of a run with the mean and a member that undoes the others' work."""
         proofs, num_steps = dict[int, Proof](), NUM_DISCOUNTED_STEPS
         run = run_of(outer_steps=num_steps, discount_low_scores=discounts, aggregator="mean", fallback="")
         async with Swarm(run) as swarm:
@@ -124,17 +125,17 @@ def test_member_with_a_low_score_counts_for_a_tenth_if_the_run_says_so() -> None
         }
         assert discounted[num_steps] == ({flipped} if discounts else set())
         assert not any(peers for step, peers in discounted.items() if step <= LEAST_MEASURED)
-        assert flipped in proofs[num_steps].origin.peer_ids, "it is not kept out"
+        assert flipped in proofs[num_steps].origin.peer_ids, "a discounted member must stay in the group"
         assert observed.trainer.state is not None
         return float((observed.trainer.state.theta_N - observed.inner.target_N).square().mean())
 
     async def main() -> None:
-        assert await left_of(discounts=True) < 0.5 * await left_of(discounts=False)
+        assert await final_loss(discounts=True) < 0.5 * await final_loss(discounts=False)
 
     virtual_time.run(main())
 
 
-def test_slices_of_drawn_contributions_are_freed_once_they_are_measured_and_after_the_last_step() -> None:
+def test_slices_of_drawn_contributions_are_freed_after_measuring_and_after_the_last_step() -> None:
     taken, drivers = list[int](), list[RoundDriver]()
 
     class Watched(AlteredMember):

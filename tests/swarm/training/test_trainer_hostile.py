@@ -1,4 +1,5 @@
-"""Members that lie: the others name them, go on without them, and end with one state."""
+"""Tests runs with members that lie or disrupt rounds: the others name them, go on without them, and end with one
+state."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def assert_honest_go_on(members: list[Member], liar: Member | None = None) -> None:
-    """Assert that they finish with one state, and once the liar is known, without it."""
+    """Assert that the members finish with one state, and without the liar once it is known."""
     assert_equal_steps(members, NUM_STEPS)
     if liar is not None:
         assert liar.peer_id not in members[0].of(OuterStep)[-1].group
@@ -112,10 +113,10 @@ def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[
     virtual_time.run(main())
 
 
-def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_step_at_most() -> None:
-    """It breaks no rule, reports ready each time, and answers each slice with an error of the harmless kind: its part
-    is its backup's then, unless the backup asks for its slices before they are there. That is one member's word against
-    another's, so that either may be left out of the next attempts, or none."""
+def test_member_that_refuses_every_reduction_stream_costs_at_most_three_attempts_a_step() -> None:
+    """It breaks no rule: it reports ready each time, and answers each slice with a harmless error. Its backup then
+    makes its part, unless the backup asks for its slices before they have arrived. That is one member's word against
+    another's, so that either of them or none may be left out of the next attempts."""
 
     class Spoiler(RunMember):
         async def _open(self) -> OuterSteps:
@@ -144,8 +145,8 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
 
 
 class Quitter(AlteredMember):
-    """Reports ready each time, and says that it leaves as soon as there is a group; with `accuses`, because of one of
-    the others. `left` are the groups that it has left."""
+    """Report ready each time, and announce that it leaves as soon as there is a group. With `accuses`, it blames one of
+    the others for this. `left` has the groups that it has left."""
 
     accuses = False
     context: RunContext
@@ -201,9 +202,9 @@ class AccusingQuitter(Quitter):
 
 async def finished_beside(kind: type[Quitter]) -> list[Member]:
     """Return three members that have made all steps beside one of this kind."""
-    # the run's id draws the coordinators; where the quitter is drawn itself, that can cost an attempt more
+    # the run's id draws the coordinators; if the quitter is drawn itself, that can cost another attempt
     async with Swarm(config(name="b", min_group=2, outer_steps=NUM_STEPS)) as swarm:
-        # rounds take a while, so that it leaves in time
+        # rounds take long enough for it to leave before they end
         for index in range(3):
             await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
         quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
@@ -215,7 +216,7 @@ async def finished_beside(kind: type[Quitter]) -> list[Member]:
 
 
 @pytest.mark.parametrize("kind", [Quitter, AccusingQuitter])
-def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: type[Quitter]) -> None:
+def test_member_that_leaves_each_group_costs_at_most_two_attempts_a_step(kind: type[Quitter]) -> None:
     async def main() -> None:
         for member in await finished_beside(kind):
             assert len(member.of(RoundAborted)) <= 2 * NUM_STEPS
@@ -224,7 +225,7 @@ def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: t
 
 
 class QuitterWithVote(Quitter):
-    """Votes first, for an outcome that its group cannot have: of `num_parts` parts."""
+    """Vote first for an outcome with `num_parts` parts, which its group cannot have."""
 
     num_parts = 0
 
@@ -253,14 +254,15 @@ class QuitterWithManyParts(QuitterWithVote):
 
 
 @pytest.mark.parametrize("kind", [QuitterWithVote, QuitterWithManyParts])
-def test_vote_for_an_outcome_that_its_group_cannot_have_counts_for_nothing(kind: type[QuitterWithVote]) -> None:
-    """All would otherwise fetch its parts and vote alike: for a certificate that nobody takes, their own included."""
+def test_vote_for_an_impossible_outcome_of_its_group_does_not_count(kind: type[QuitterWithVote]) -> None:
+    """Otherwise all members would fetch its parts and vote for it, which gives a certificate that nobody accepts, not
+    even they themselves."""
     virtual_time.run(finished_beside(kind), compute_s=lambda _: 0.01)
 
 
 class QuitterWithMadeUpPart(QuitterWithVote):
-    """Keeps its own part back, votes for an outcome with a made-up part of another member, shows its parts to all who
-    ask, and leaves the group. `made_up` are the digests of what it made up."""
+    """Keep its own part back, vote for an outcome with a made-up part of another member, show its parts on request, and
+    leave the group. `made_up` has the digests of the made-up parts."""
 
     made_up: set[bytes]
 
@@ -270,7 +272,7 @@ class QuitterWithMadeUpPart(QuitterWithVote):
 
     async def _outcome(self, driver: RoundDriver, signed: SignedGroup, digest: bytes) -> Outcome:
         context = self.context
-        await asyncio.sleep(1.0)  # until it has what the others made
+        await asyncio.sleep(1.0)  # until it has the parts of the others
         butterfly = driver.reductions._reductions[digest].butterfly
         parts = [bytes(part.data) for part in butterfly._parts]
         victim = next(part for part, peer in enumerate(signed.group.peer_ids) if peer != context.network.peer_id)
@@ -282,10 +284,10 @@ class QuitterWithMadeUpPart(QuitterWithVote):
 
 
 @pytest.mark.parametrize("is_audited", [True, False])
-def test_vote_for_a_made_up_part_is_followed_by_nobody_and_has_no_honest_owner_accused(
+def test_vote_for_a_made_up_part_convinces_nobody_and_has_no_honest_owner_accused(
     is_audited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a large group most members audit other parts than the one that is made up: here all do."""
+    """In a large group most members audit other parts. Without `is_audited`, nobody audits any part."""
     if not is_audited:
         monkeypatch.setattr(audit, "audit_plan", lambda *_: {})
     liars: list[str] = []
@@ -318,7 +320,7 @@ def test_vote_for_a_made_up_part_is_followed_by_nobody_and_has_no_honest_owner_a
 
 
 @pytest.mark.parametrize("puts_off", [False, True])
-def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt_only(puts_off: bool) -> None:
+def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(puts_off: bool) -> None:
     withheld: list[str] = []
 
     class Withholder(AlteredMember):
@@ -332,7 +334,7 @@ def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt
                 await act(action)
 
             async def put_off(peer: str, ready: Ready) -> ReadyReply:
-                reply = await report(peer, ready)  # `pending`, once it has stopped
+                reply = await report(peer, ready)  # `pending` once it has stopped signing
                 return ReadyReply(kind="left_out", reason="later") if puts_off and withheld else reply
 
             driver._act, driver.take_report = act_but_sign, put_off  # type: ignore[method-assign]
@@ -355,11 +357,11 @@ def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt
 
 
 @pytest.mark.parametrize("who", ["a stranger", "a member"])
-def test_peer_that_hurries_everyone_and_names_later_attempts_stops_nobody(who: str) -> None:
-    """Only the coordinator may hurry others, and only members that have moved on name later attempts."""
+def test_peer_that_hurries_all_members_and_names_later_attempts_stops_nobody(who: str) -> None:
+    """Only the coordinator may hurry others, and only members that have moved on may name later attempts."""
 
     async def main() -> None:
-        # fewer than half could begin two runs, before there is a roster: see the documentation's page One history
+        # with a smaller min_group, two runs could begin before there is a roster: see docs/explanation/one-history.md
         async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
             for index in range(3):
                 await swarm.join(f"m{index}")
@@ -377,7 +379,7 @@ def test_peer_that_hurries_everyone_and_names_later_attempts_stops_nobody(who: s
             if who == "a stranger":
                 await network.close()
 
-    # a state takes a while to be loaded, and an interval that is hurried meanwhile would bring nothing
+    # loading a state takes time, and an interval that is hurried meanwhile would contribute nothing
     virtual_time.run(main(), compute_s=lambda work: 0.5 if getattr(work, "__name__", "") == "load" else 0.0)
 
 
@@ -400,7 +402,7 @@ class Greedy(SyntheticInner):
         return replace(result, num_tokens=10**9)
 
 
-def test_claim_of_a_huge_weight_gets_no_weight() -> None:
+def test_member_that_claims_a_huge_weight_gets_no_weight() -> None:
     async def main() -> None:
         members, liar = await run_with_liar(RunMember, inner=Greedy())
         assert_equal_steps(members, NUM_STEPS)
@@ -413,8 +415,8 @@ def test_claim_of_a_huge_weight_gets_no_weight() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoFacedSignatures(RunSignatures):
-    """Signs a second group for the same attempt, without one of the members, and shows it to a victim, on a stream of
-    its own."""
+    """Sign a second group for the same attempt without one of the members, and show it to a victim on a separate
+    stream."""
 
     network: MemoryNetwork
     second: list[SignedGroup]
@@ -447,7 +449,7 @@ class TwoFacedSignatures(RunSignatures):
             pass
 
 
-def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
+def test_coordinator_that_signs_two_groups_is_named_by_a_member_that_sees_both() -> None:
     class TwoFaced(AlteredMember):
         second: list[SignedGroup]
 
@@ -493,8 +495,8 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 
 
-def test_made_up_lock_of_an_outcome_without_parts_is_refused_and_delays_nobody() -> None:
-    """The votes in a lock prove it. Before there were locks, the next group had to look for the parts in vain."""
+def test_made_up_lock_is_refused_and_delays_nobody() -> None:
+    """A lock is proved by its votes. Otherwise the next group would look in vain for the parts of its outcome."""
     refusals: list[str] = []
 
     class Liar(RunMember):
@@ -514,8 +516,8 @@ def test_made_up_lock_of_an_outcome_without_parts_is_refused_and_delays_nobody()
     virtual_time.run(main())
 
 
-def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() -> None:
-    """Others hear its false vote first. The two votes convict it, also where the step is committed meanwhile."""
+def test_member_that_votes_for_two_outcomes_has_nobody_commit_another_state() -> None:
+    """Its false vote arrives at the others first. The two votes convict it, even if the step is committed meanwhile."""
 
     class Equivocator(RunMember):
         async def _open_context(self) -> RunContext:
@@ -534,7 +536,7 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
 
 
 class TwoVotesNetwork:
-    """Sends another vote of the same kind, for another outcome, before each of its owner's."""
+    """Send another vote of the same kind, for another outcome, before each vote of its owner."""
 
     def __init__(self, context: RunContext, sent: list[str]) -> None:
         self._real = context.network
@@ -555,7 +557,7 @@ class TwoVotesNetwork:
 
 
 class LyingNetwork:
-    """Adds a lock for which only its owner has voted to each report of its owner."""
+    """Add to each report of its owner a lock for which only the owner has voted."""
 
     def __init__(self, context: RunContext, refusals: list[str]) -> None:
         self._real = context.network
@@ -594,7 +596,7 @@ def peer_id_of(name: str) -> str:
     return Identity(hashlib.sha256(name.encode()).digest()).peer_id
 
 
-def test_joiner_that_the_run_does_not_admit_ends_with_an_error_in_one_line() -> None:
+def test_joiner_that_the_run_does_not_admit_ends_with_a_one_line_error() -> None:
     async def main() -> None:
         admitted = (peer_id_of("m0"), peer_id_of("m1"))
         async with Swarm(config(min_group=2, admission=admitted)) as swarm:
@@ -612,7 +614,7 @@ def test_joiner_that_the_run_does_not_admit_ends_with_an_error_in_one_line() -> 
     virtual_time.run(main())
 
 
-def test_peer_that_is_not_admitted_and_does_not_heed_it_is_in_no_group() -> None:
+def test_peer_that_joins_without_admission_is_in_no_group() -> None:
     """It is not in the first group either, whose coordinator could be any peer."""
 
     class Brazen(RunMember):

@@ -1,4 +1,4 @@
-"""Newcomers enter a run of whole trainers by an invitation or by vouches, and others do not."""
+"""Tests that newcomers enter a run of whole trainers by an invitation or by vouches, and that others do not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIRST_STEPS, NUM_STEPS = 5, 10
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
@@ -81,7 +81,7 @@ async def _under_way(swarm: Swarm, num_members: int = 3) -> list[Member]:
 
 
 def _proof(swarm: Swarm, member: Member) -> Proof:
-    """What the newest certificate proves to somebody who has only the run's file."""
+    """Return the proof in the newest certificate, read with nothing but the run's file."""
     reader = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test")
     return reader.check_certificate(member.trainer.certificate, member.network.now())
 
@@ -93,7 +93,7 @@ def _trains(member: Member, of: Member) -> bool:
 
 
 @pytest.mark.parametrize("is_bound", [False, True])
-def test_invited_newcomer_counts_fully_at_its_first_step_and_an_uninvited_one_is_on_probation(is_bound: bool) -> None:
+def test_newcomer_counts_fully_at_its_first_step_with_an_invitation_and_is_on_probation_without(is_bound: bool) -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             members = await _under_way(swarm)
@@ -116,7 +116,7 @@ def test_invited_newcomer_counts_fully_at_its_first_step_and_an_uninvited_one_is
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_newcomer_whose_invitation_another_has_used_up_is_told_so_once() -> None:
+def test_newcomer_learns_once_that_another_one_has_used_up_its_invitation() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=2 * NUM_STEPS)) as swarm:
             members = await _under_way(swarm)
@@ -143,7 +143,9 @@ def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_o
             for member in founders:
                 await _until_step(member, FIRST_STEPS)
             assert first.trainer.state is not None
-            assert len(first.trainer.state.manifest.register.entries) == 2, "of three that have it, two enter"
+            assert len(first.trainer.state.manifest.register.entries) == 2, (
+                "two of the three peers with the invitation may enter"
+            )
             assert all(_trains(member, first) for member in founders)
             assert not _trains(stranger, first)
             assert not _trains(third_use, first)
@@ -153,7 +155,7 @@ def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_o
 
 
 @pytest.mark.parametrize("forged", ["another signer", "replayed"])
-def test_forged_or_stolen_invitation_lets_nobody_in(forged: str) -> None:
+def test_forged_or_stolen_invitation_admits_nobody(forged: str) -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             await _under_way(swarm)
@@ -171,7 +173,7 @@ def test_forged_or_stolen_invitation_lets_nobody_in(forged: str) -> None:
 
 
 @pytest.mark.parametrize("num_vouchers", [1, 2])
-def test_newcomer_counts_fully_once_enough_members_have_vouched_for_it(num_vouchers: int) -> None:
+def test_newcomer_counts_fully_only_when_enough_members_vouched_for_it(num_vouchers: int) -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, vouchers=2)) as swarm:
             await _under_way(swarm)
@@ -214,8 +216,9 @@ def test_invited_newcomer_of_a_full_run_enters_through_a_head() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_who_vouched_for_a_liar_that_is_convicted_is_on_probation_again() -> None:
-    """The liar multiplies what it reduces. Members that have its vouchers in their state name them in their reports."""
+def test_voucher_of_a_convicted_liar_is_on_probation_again() -> None:
+    """The liar multiplies its reduced part. Members that have its vouchers in their state name these in their
+    reports."""
 
     async def main() -> None:
         run: RunConfig = config(min_group=2, outer_steps=30, vouchers=1)
@@ -237,7 +240,7 @@ def test_who_vouched_for_a_liar_that_is_convicted_is_on_probation_again() -> Non
 
 
 @pytest.mark.parametrize("rule", ["welcome", "required"])
-def test_revocation_that_one_member_took_reaches_the_state_and_puts_out_or_demotes_who_entered_by_it(
+def test_revocation_given_to_one_member_reaches_the_state_and_removes_or_demotes_peers_that_entered_by_it(
     rule: str,
 ) -> None:
     async def main() -> None:
@@ -276,8 +279,8 @@ def test_revocation_that_one_member_took_reaches_the_state_and_puts_out_or_demot
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_invitation_that_expires_while_the_round_waits_blames_nobody() -> None:
-    """The newcomer is ready at once, and waits for the others' interval, which is longer than its invitation lasts."""
+def test_nobody_is_blamed_when_an_invitation_expires_while_the_round_waits() -> None:
+    """The newcomer is ready at once, and then waits for the others' interval, which outlasts its invitation."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=3)) as swarm:
@@ -292,14 +295,14 @@ def test_invitation_that_expires_while_the_round_waits_blames_nobody() -> None:
             for member in members:
                 assert not member.of(RoundAborted)
                 assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
-            assert friend.of(OnProbation), "it goes on without the invitation"
+            assert friend.of(OnProbation), "the newcomer must continue without the invitation"
 
     virtual_time.run(main())
 
 
-def test_certificates_of_a_required_runs_first_rounds_prove_who_was_invited_to_late_joiners() -> None:
-    """They hold the founders' credentials as they were when the groups were signed: long after these have expired a
-    newcomer checks them, and enters with an invitation of its own."""
+def test_late_member_checks_the_founders_expired_credentials_in_a_run_that_requires_invitations() -> None:
+    """Certificates hold the founders' credentials as they were when the groups were signed. A newcomer checks them long
+    after they have expired, and enters with its own invitation."""
     lifetime_s = 140.0
 
     async def main() -> None:

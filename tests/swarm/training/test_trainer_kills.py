@@ -1,4 +1,4 @@
-"""A member dies without notice at each phase of a step: the others go on soon, and with one state."""
+"""Tests that when a member dies without notice at any phase of a step, the others go on soon and with one state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_protocol.identity import short_id
 
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2
-"""Virtual seconds of such a run without a kill: 2 of them are the first group's grace."""
+"""Virtual seconds of a run without a kill, of which 2 are the first group's grace."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def run_with_kill(
     fault: Fault, *, num_members: int = 4, min_group: int = 1, link: LinkModel | None = None
 ) -> list[Member]:
-    """The members of a run in which `fault` struck, the dead one included. Its survivors have been compared."""
+    """Return the members of a run in which `fault` struck, including the dead one. The survivors' states have been
+    compared."""
 
     async def main() -> list[Member]:
         with no_leaks():
@@ -42,43 +43,43 @@ def run_with_kill(
                 survivors = await swarm.finish_after(script)
                 script.assert_all_fired()
                 took_s = asyncio.get_running_loop().time() - started
-                assert took_s < UNDISTURBED_S + 3.0, "a kill costs less than 3 s"
+                assert took_s < UNDISTURBED_S + 3.0, "the kill cost 3 s or more"
                 assert len(survivors) == num_members - 1
                 assert_equal_steps(survivors, NUM_STEPS)
                 members = list(swarm.members.values())
-                _assert_nothing_false_was_reported(members)
+                _assert_members_reported_equal_states(members)
                 return members
 
     return virtual_time.run(main())
 
 
-def _assert_nothing_false_was_reported(members: list[Member]) -> None:
-    """Assert that each state which any member reported as committed is the one that all others committed."""
+def _assert_members_reported_equal_states(members: list[Member]) -> None:
+    """Assert that all members which reported a state of a step as committed reported the same one."""
     for step in range(1, NUM_STEPS + 1):
         digests = {event.digest for each in members for event in each.of(OuterStep) if event.step == step}
         assert len(digests) <= 1
 
 
-# the first member that comes there, and one in the next step
+# the first member that reaches the phase, and one in the next step
 @pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("phase", PHASES)
-def test_kill_of_anyone_at_any_phase_leaves_the_others_with_one_state(phase: str, nth: int) -> None:
+def test_kill_of_any_member_at_any_phase_leaves_the_others_with_one_state(phase: str, nth: int) -> None:
     nth = min(nth, 4) if phase.startswith("round.sign") else nth
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=nth))
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_kill_of_one_of_two_leaves_the_other_to_finish(phase: str) -> None:
+def test_kill_of_one_of_two_members_lets_the_other_finish(phase: str) -> None:
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=2), num_members=2)
 
 
 @pytest.mark.parametrize("phase", ["round.reduced", "round.vote"])
-def test_kill_among_eight_over_uneven_links_leaves_one_state(phase: str) -> None:
+def test_kill_of_one_of_eight_members_over_uneven_links_leaves_one_state(phase: str) -> None:
     link = LinkModel(latency_s=0.02, jitter_s=0.04)
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=6), num_members=8, min_group=2, link=link)
 
 
-def test_kill_of_the_coordinator_is_named_in_the_reason() -> None:
+def test_aborted_round_names_a_killed_coordinator() -> None:
     members = run_with_kill(Fault(who="*", phase="round.signed", what="kill", nth=2))
     dead = next(member for member in members if not member.is_alive)
     aborted = [event for member in members for event in member.of(RoundAborted)]
@@ -88,15 +89,15 @@ def test_kill_of_the_coordinator_is_named_in_the_reason() -> None:
         assert event.missing == (dead.peer_id,)
 
 
-def test_kill_of_an_owner_that_had_served_one_member_commits_what_that_member_has() -> None:
-    """The one member with all parts votes; the others cannot finish their reduction, and get the parts from it."""
+def test_step_is_committed_when_an_owner_dies_after_it_has_served_one_member() -> None:
+    """The one member with all parts votes. The others cannot finish their reduction, and fetch the parts from it."""
 
     async def main() -> None:
         swarms: list[Swarm] = []
         served: list[str] = []
 
         async def serve_one_then_die(who: str) -> None:
-            # the first delivery goes out, the others wait; once it has arrived the owner dies
+            # the first delivery is sent and the others wait; the owner dies once it has arrived
             served.append(who)
             if len(served) > 1:
                 await asyncio.sleep(0.05)
@@ -121,7 +122,7 @@ def test_kill_of_an_owner_that_had_served_one_member_commits_what_that_member_ha
             survivors = await swarm.finish("m1", "m2", "m3")
             assert not swarm.members["m0"].is_alive
             assert_equal_steps(survivors, 4)
-            # the step in which it died was committed with its contribution, without another attempt
+            # the step in which the owner died was committed with its contribution, in the first attempt
             group = next(event.group for event in survivors[0].of(OuterStep) if event.step == 2)
             assert swarm.members["m0"].peer_id in group
             assert not any(event.step == 2 for each in survivors for event in each.of(RoundAborted))
@@ -134,8 +135,9 @@ class _Silent:
         pass
 
 
-def test_votes_that_nobody_counted_are_finished_by_the_next_attempt() -> None:
-    """All vote, and no vote arrives: members report their votes, and the next group decides the same outcome."""
+def test_next_attempt_finishes_votes_that_nobody_counted() -> None:
+    """All members vote, and no vote arrives. Members report their locks, and the next group decides the same
+    outcome."""
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=3)) as swarm:

@@ -1,4 +1,5 @@
-"""A member whose interval ends later than the others' is waited for within limits, and is told if it was not."""
+"""Tests that a member whose interval ends late is waited for within limits, and that it learns when its work came too
+late."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("overlap_steps", "later_s"), [(0, 2.0), (4, 1.0)])
-def test_contribution_that_comes_a_little_after_the_others_counts(overlap_steps: int, later_s: float) -> None:
-    """Where rounds overlap, a member that is slower falls back further with each interval."""
+def test_contribution_counts_when_it_is_only_a_little_late(overlap_steps: int, later_s: float) -> None:
+    """Where rounds overlap, a slower member falls back further with each interval."""
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS, interval_steps=STEPS, overlap_steps=overlap_steps)
@@ -41,8 +42,8 @@ def test_contribution_that_comes_a_little_after_the_others_counts(overlap_steps:
     virtual_time.run(main())
 
 
-def test_member_whose_contribution_comes_too_late_is_told_by_how_much() -> None:
-    """Its steps are so long that it cannot hurry, and the round so slow that it is ready before the round ends."""
+def test_member_learns_by_how_much_its_contribution_came_too_late() -> None:
+    """Its steps are so long that it cannot hurry, and the round is so slow that the member is ready before it ends."""
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=1.0, interval_steps=1)
@@ -59,7 +60,7 @@ def test_member_whose_contribution_comes_too_late_is_told_by_how_much() -> None:
     virtual_time.run(main())
 
 
-def test_member_that_is_overtaken_while_it_trains_is_told() -> None:
+def test_member_learns_that_it_was_overtaken_while_it_trained() -> None:
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=1.0, interval_steps=1)
         async with Swarm(run) as swarm:
@@ -72,7 +73,7 @@ def test_member_that_is_overtaken_while_it_trains_is_told() -> None:
     virtual_time.run(main())
 
 
-def test_member_that_waits_says_for_whom_and_since_when() -> None:
+def test_waiting_member_names_the_missing_peers_and_the_time() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=2), detection_s=1000.0) as swarm:
             for index in range(3):
@@ -80,7 +81,7 @@ def test_member_that_waits_says_for_whom_and_since_when() -> None:
             first, second, silent = swarm.members.values()
             while not first.of(OuterStep):
                 await asyncio.sleep(0.1)
-            assert first.trainer.waiting is None, "it trains"
+            assert first.trainer.waiting is None, "a member that trains does not wait"
             swarm.internet.partition([[silent.peer_id]])
             await asyncio.sleep(30.0)
             named = [each.trainer.waiting for each in (first, second)]
@@ -94,7 +95,7 @@ def test_member_that_waits_says_for_whom_and_since_when() -> None:
     virtual_time.run(main())
 
 
-def test_member_that_has_waited_for_the_others_loses_nothing_when_they_come_back() -> None:
+def test_member_loses_no_work_when_the_members_for_which_it_waited_come_back() -> None:
     """It has found them unreachable, and they take one of themselves for the coordinator."""
 
     async def main() -> None:
@@ -110,13 +111,13 @@ def test_member_that_has_waited_for_the_others_loses_nothing_when_they_come_back
                 inner = SyntheticInner(virtual_step_s=1.0)
                 await swarm.join(name, inner=inner, state=state, certificate=certificate)
             await swarm.finish()
-        assert members[0].of(RoundAborted), "it has waited"
+        assert members[0].of(RoundAborted), "the member never waited"
         assert not members[0].of(ContributionLate)
 
     virtual_time.run(main())
 
 
-def test_each_member_names_all_that_are_missing_and_not_the_next_coordinator_alone() -> None:
+def test_each_member_names_all_missing_members_and_not_only_the_next_coordinator() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=4, max_group=5, outer_steps=50)) as swarm:
             members = [await swarm.join(f"m{index}") for index in range(5)]

@@ -1,4 +1,4 @@
-"""One run over real sockets: two members, and a third trainer that joins on the way and follows one of them."""
+"""Tests one run over real sockets: two members, and a third trainer that joins later and follows one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_protocol.identity import Identity
 
 
-def test_run_among_three_real_hosts_with_a_late_follower_has_one_state_for_all(
+def test_three_real_hosts_with_a_late_follower_end_with_one_state(
     tiny_run: RunConfig, tiny_corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")

@@ -1,4 +1,5 @@
-"""Whole trainers with one liar of four: no second state of a step, no part sizes or seats of a coordinator's choice."""
+"""Tests whole trainers with one liar of four: it gets no second state of a step, and no part sizes or seats of its
+choice."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCom
 
 NUM_STEPS = 4
 Change = Callable[[Group, str], Group]
-"""Returns what a coordinator, here the second argument, signs in a group's place."""
+"""Return the group that a coordinator, the second argument, signs in place of the one that it formed."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LyingSignatures(RunSignatures):
-    """Signs another group than its member formed. `signed` are those that differ."""
+    """Sign another group than the one that the member formed. `signed` has those that differ."""
 
     change: Change
     signed: list[Group]
@@ -68,23 +69,23 @@ def liar_that(change: Change, signed: list[Group]) -> type[RunMember]:
 
 
 async def join_with(swarm: Swarm, liar: type[RunMember]) -> list[Member]:
-    """Return the three honest members."""
+    """Start three honest members and the liar, and return the honest ones."""
     honest = [await swarm.join(f"m{index}") for index in range(3)]
     await swarm.join("liar", kind=liar)
     return honest
 
 
 def forget_locks(group: Group, _me: str) -> Group:
-    """Make something new, whatever the members report."""
+    """Ignore all reported locks and make a new outcome."""
     if group.lock is None:
         return group
     members = tuple(replace(member, locked=None) for member in group.members)
     return replace(group, members=members, lock=None, origin=b"", part_values=part_sizes(NUM_VALUES, members))
 
 
-def test_one_liar_of_four_and_a_partition_make_no_second_certificate() -> None:
+def test_one_liar_of_four_makes_no_second_certificate_during_a_partition() -> None:
     """The liar alone sees enough commit votes of step 2 for a certificate. When it coordinates, it ignores the locks
-    behind them; and a member that voted is cut off from the others for a while."""
+    behind them, and a member that voted is cut off from the others for a while."""
     ignored, commit_votes = list[Group](), dict[str, Vote]()
 
     async def main() -> None:
@@ -130,14 +131,14 @@ def _losing(member: Member, commit_votes: dict[str, Vote], ignored: list[Group])
 
 
 def take_all(group: Group, me: str) -> Group:
-    """Own the whole vector, by decree."""
+    """Claim the whole vector, against the bandwidths."""
     if not group.part_values:
         return group
     return replace(group, part_values=tuple(group.num_values * (peer == me) for peer in group.peer_ids))
 
 
 def slow_others_down(group: Group, me: str) -> Group:
-    """Own most of the vector, by what the others are said to have reported."""
+    """Claim most of the vector by changing the others' reported bandwidths."""
     if not group.part_values:
         return group
     members = tuple(replace(member, bytes_per_s=10**9 if member.peer_id == me else 1000) for member in group.members)
@@ -145,7 +146,7 @@ def slow_others_down(group: Group, me: str) -> Group:
 
 
 def weigh_more(group: Group, _me: str) -> Group:
-    """Halve the weight of the others."""
+    """Halve the weight of all members."""
     if not group.part_values:
         return group
     members = tuple(replace(member, num_tokens=member.num_tokens // 2) for member in group.members)
@@ -160,7 +161,7 @@ def weigh_more(group: Group, _me: str) -> Group:
         (weigh_more, "did not sign"),
     ],
 )
-def test_coordinator_that_changes_what_follows_from_reports_is_refused_and_named(change: Change, words: str) -> None:
+def test_coordinator_that_changes_reports_or_part_sizes_is_refused_and_named(change: Change, words: str) -> None:
     signed = list[Group]()
 
     async def main() -> None:
@@ -179,9 +180,9 @@ def test_coordinator_that_changes_what_follows_from_reports_is_refused_and_named
     virtual_time.run(main())
 
 
-def test_twelve_keys_that_were_made_for_low_hashes_get_their_share_of_the_seats_and_no_more() -> None:
-    """They were ground for this very state and attempt, among 2,000 keys. Members of the state keep their seats, and
-    of newcomers the commitments of the members decide, which nobody knew when the keys were made."""
+def test_twelve_keys_ground_for_low_hashes_get_only_their_share_of_the_seats() -> None:
+    """They were ground for this state and attempt, among 2,000 keys. Members of the state keep their seats. The seats
+    of newcomers follow from the members' commitments, which nobody knew when the keys were made."""
     roster = tuple(sorted(Identity(bytes([90 + number]) * 32).peer_id for number in range(8)))
     newcomers = [Identity(bytes([140 + number]) * 32).peer_id for number in range(12)]
     beacon = attempt_beacon("run", bytes(32), 5, 0)
@@ -197,7 +198,9 @@ def test_twelve_keys_that_were_made_for_low_hashes_get_their_share_of_the_seats_
         assert set(roster) <= set(group.peer_ids)
         assert len(group.members) == 16
         taken += len(set(ground) & set(group.peer_ids))
-    assert 60 <= taken <= 100, "half of the 160 seats that were left, as many as the other newcomers got"
+    assert 60 <= taken <= 100, (
+        "the ground keys must get about half of the 160 seats that are left, as many as the other newcomers"
+    )
 
 
 def seats_of(roster: tuple[str, ...]) -> RoundSetup:

@@ -1,4 +1,4 @@
-"""How many vectors of the model's size a trainer keeps, counted among all tensors of the process."""
+"""Tests how many vectors of the model's size a trainer keeps, counted among all tensors of the process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 
 def storages() -> dict[int, int]:
-    """The bytes of all tensors' storages, by address."""
+    """Return the bytes of all tensors' storages, by address."""
     found = {}
     for each in gc.get_objects():
         # packed and compiled tensors have no storage, or sizes that are symbols
@@ -38,12 +38,13 @@ def storages() -> dict[int, int]:
 
 
 def vectors(num_values: int) -> int:
-    """The number of tensors' storages that hold a value, or one more, for each parameter of the model."""
+    """Return the number of tensors' storages that hold one value, or one value more, for each parameter of the
+    model."""
     return sum(num_bytes in {4 * num_values, 4 * (num_values + 1)} for num_bytes in storages().values())
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alone(
+def test_member_between_intervals_keeps_only_its_weights_and_the_committed_state(
     tiny_run: RunConfig, tiny_corpus: Corpus, resumes: bool
 ) -> None:
     run = replace(tiny_run, outer_steps=3, interval_steps=2, min_group=2)
@@ -62,7 +63,7 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
 
     gc.collect()
     before = vectors(num_values)
-    # what only a collection frees would stay for many rounds, since collections of all objects are rare
+    # objects that only the garbage collector frees would stay for many rounds, since full collections are rare
     gc.disable()
     try:
         # two members: the weights being trained, and the committed state's weights and momentum
@@ -71,8 +72,8 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
         gc.enable()
 
 
-def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
-    """Four of these bytes are results in int8, which are no tensors."""
+def test_member_in_a_round_needs_no_more_memory_than_run_show_says(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    """Four bytes for each parameter are results in int8, which are no tensors."""
     run = replace(tiny_run, outer_steps=4, interval_steps=2, min_group=2)
     num_values, names, seen = Layout.of(build_model(run.model)).num_values, ("a", "b"), list[int]()
     phases = ("interval", "round.reduced", "round.proposed", "round.committed", "round.applied")
@@ -88,7 +89,7 @@ def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig,
             for name in names:
                 inner = InnerLoop(run, build_model(run.model), tiny_corpus)
                 setup = TrainingSetup(inner=inner, theta_N=initial_theta(run))
-                # the swarm's own arithmetic, which `setup` replaces, keeps no vector that would be counted
+                # `setup` replaces the synthetic inner loop, which must keep no vector that would be counted
                 await swarm.join(name, inner=SyntheticInner(num_values=0), setup=setup)
             del inner, setup
             await swarm.finish()
@@ -101,7 +102,7 @@ def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig,
     assert (max(seen) - before) / len(names) / num_values <= PARAMETER_BYTES - 4
 
 
-def test_attempts_that_fail_keep_no_more_than_two_reductions() -> None:
+def test_failed_attempts_keep_at_most_two_reductions() -> None:
     names, seen = ("a", "b"), list[int]()
 
     def fail(_who: str) -> None:
@@ -123,7 +124,7 @@ def test_attempts_that_fail_keep_no_more_than_two_reductions() -> None:
     assert max(seen) == NUM_KEPT * num_parts
 
 
-def test_gradient_has_memory_during_an_interval_only(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+def test_gradient_takes_memory_only_during_an_interval(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     loop = InnerLoop(tiny_run, build_model(tiny_run.model), tiny_corpus)
     num_values = loop.flat().numel()
     gc.collect()
@@ -133,7 +134,7 @@ def test_gradient_has_memory_during_an_interval_only(tiny_run: RunConfig, tiny_c
     assert vectors(num_values) == before
 
 
-def test_loss_of_other_weights_copies_none(tiny_run: RunConfig) -> None:
+def test_loss_of_other_weights_copies_no_vector(tiny_run: RunConfig) -> None:
     model = build_model(tiny_run.model)
     num_values, counted = Layout.of(model).num_values, []
 

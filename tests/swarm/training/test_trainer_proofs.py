@@ -1,5 +1,5 @@
-"""Members that lie about what they reduced: they are convicted by evidence, their lie is never applied, and no honest
-member is ever convicted."""
+"""Tests that members which lie about their reductions are convicted by evidence, that their lies are never applied, and
+that no honest member is convicted."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def assert_convicted(members: list[Member], liar: Member) -> None:
-    """Assert that each of the honest `members` has convicted the liar and nobody else, by evidence that anyone can
-    check, that they have one state, and that it is near the target as it is without a liar."""
+    """Assert that each of the honest `members` has convicted the liar and nobody else by evidence that anyone can
+    check, and that they have one state, which is as near to the target as without a liar."""
     assert_equal_steps(members, NUM_STEPS)
     for member in members:
         (event,) = member.of(MemberConvicted)
@@ -102,8 +102,8 @@ def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_n
     virtual_time.run(main())
 
 
-def test_part_of_an_owner_whose_clock_is_wrong_is_audited_at_its_backup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It signs its part with a time at which the others take nothing, and the attempt goes on."""
+def test_part_is_audited_at_its_backup_when_the_owners_clock_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner signs its part with a time that the others refuse, and the attempt goes on."""
     late, sign_part = identity_of("m1").peer_id, RunSignatures.sign_part
 
     def sign(self: RunSignatures, statement: PartStatement, now: float) -> bytes:
@@ -123,12 +123,12 @@ def test_part_of_an_owner_whose_clock_is_wrong_is_audited_at_its_backup(monkeypa
     virtual_time.run(main())
 
 
-async def looks_no_further(_self: Auditing, _case: object) -> None:
+async def skips_its_own_check(_self: Auditing, _case: object) -> None:
     raise RoundError("the backup leaves it to the other auditors")
 
 
-def test_owner_that_shows_one_drawn_leaf_and_no_more_is_convicted_by_that_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its backup would convict it, too, and does not look."""
+def test_owner_that_shows_only_one_drawn_leaf_is_convicted_by_that_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backup would also convict it, and skips its check here."""
     answer, liars, shown = Auditing.answer, set[str](), list[int]()
 
     async def answer_one(self: Auditing, part: int, stream: Stream) -> None:
@@ -144,8 +144,8 @@ def test_owner_that_shows_one_drawn_leaf_and_no_more_is_convicted_by_that_leaf(m
         raise RoundError("it is busy")
 
     monkeypatch.setattr(Auditing, "answer", answer_one)
-    monkeypatch.setattr(leaf_checks, "LEAST_BYTES", 1 << 16)  # so that each auditor draws several
-    monkeypatch.setattr(Auditing, "_look_at_own", looks_no_further)
+    monkeypatch.setattr(leaf_checks, "LEAST_BYTES", 1 << 16)  # so that each auditor draws several leaves
+    monkeypatch.setattr(Auditing, "_look_at_own", skips_its_own_check)
     liars.add(identity_of("liar").peer_id)
 
     async def main() -> None:
@@ -157,10 +157,10 @@ def test_owner_that_shows_one_drawn_leaf_and_no_more_is_convicted_by_that_leaf(m
 
 
 @pytest.mark.parametrize("how", ["refuses", "shows others", "refuses, and its backup looks no further"])
-def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_by_its_backups_slices(
+def test_owner_that_signs_a_lie_and_shows_no_leaf_is_convicted_by_its_backups_slices(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner could answer those alone that drew a leaf about which it did not lie, and these would vote."""
+    """An owner could otherwise answer only the auditors that drew an honest leaf, and these would vote."""
     answer, audit, refused, liars = Auditing.answer, Auditing.audit, list[int](), set[str]()
 
     async def answer_first_only(self: Auditing, part: int, stream: Stream) -> None:
@@ -179,13 +179,13 @@ def test_owner_that_signs_a_lie_and_does_not_show_the_drawn_leaves_is_convicted_
         return None
 
     async def audit_others(self: Auditing, parts: Any) -> None:
-        if self._streams.me not in liars:  # as a liar reduces, it would find all others wrong
+        if self._streams.me not in liars:  # a liar's own reduction would find all others wrong
             await audit(self, parts)
 
     monkeypatch.setattr(Auditing, "answer", answer_first_only)
     monkeypatch.setattr(Auditing, "audit", audit_others)
     if how.endswith("looks no further"):
-        monkeypatch.setattr(Auditing, "_look_at_own", looks_no_further)
+        monkeypatch.setattr(Auditing, "_look_at_own", skips_its_own_check)
     liars.add(identity_of("liar").peer_id)
 
     async def main() -> None:
@@ -209,7 +209,7 @@ def test_owner_that_drops_a_members_slice_is_convicted() -> None:
 PEER = contextvars.ContextVar("PEER", default="")
 
 
-def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_that_delivers_different_results_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, accept, answer_for = get_codec("int8"), Butterfly.accept, Auditing._answer_for
     liars: set[str] = set()
 
@@ -252,7 +252,7 @@ def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: 
 
 
 def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_out() -> None:
-    """Nothing that it signed contradicts itself, so there is no evidence; owners refuse the slices."""
+    """Its signatures do not contradict each other, so that there is no evidence. Owners refuse the slices."""
 
     class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
@@ -277,19 +277,19 @@ def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_o
 
 
 def with_bad_scales(data: bytes) -> bytes:
-    """Return encoded int8 values with NaN as the scale of each block, wherever the vector was cut."""
+    """Return encoded int8 values with NaN as the scale of each block, for any cut of the vector."""
     num_blocks = -(-len(data) // 260)
     return b"\x00\x00\xc0\x7f" * num_blocks + data[4 * num_blocks :]
 
 
 class BadSlices(SpoiledCodec):
-    """Spoils slices, and gives a result of its own part that the others can decode."""
+    """Spoil slices, but give a decodable result of the member's own part."""
 
     def combine(self, encoded: Any, weights: Any, num_values: int, buffer: Any) -> None:
         self._honest.combine(encoded[:1], weights[:1], num_values, buffer)
 
 
-def test_member_that_commits_to_slices_that_nobody_can_decode_is_convicted_by_its_own_commitment() -> None:
+def test_member_that_commits_to_undecodable_slices_is_convicted_by_its_commitment() -> None:
     class Liar(RunMember):
         async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=BadSlices(with_bad_scales))
@@ -312,14 +312,14 @@ NAMES = ("m0", "m1", "m2", "m3", ACCOMPLICE, "liar")
 
 
 def with_bad_scales_where_marked(data: bytes) -> bytes:
-    """Return encoded int8 values with NaN as the scale of the blocks in which MARK is the largest value."""
+    """Return encoded int8 values with NaN as the scale of each block in which MARK is the largest value."""
     num_blocks = -(-len(data) // 260)
     scales = [data[4 * index : 4 * index + 4] for index in range(num_blocks)]
     return b"".join(b"\x00\x00\xc0\x7f" if each == MARK_SCALE else each for each in scales) + data[4 * num_blocks :]
 
 
 class Decodes(SpoiledCodec):
-    """Makes a result that others can decode, also where one of the slices cannot be decoded: it leaves that out."""
+    """Leave out slices that cannot be decoded, so that the result can be."""
 
     def combine(self, encoded: Any, weights: Any, num_values: int, buffer: Any) -> None:
         pairs = zip(encoded, weights, strict=True)
@@ -338,8 +338,8 @@ def member_with(codec: SpoiledCodec) -> type[RunMember]:
 async def lie_to_the_accomplice(
     monkeypatch: pytest.MonkeyPatch, accomplice: type[RunMember]
 ) -> tuple[list[Member], Member, Member]:
-    """Run four honest members with a liar that commits to slices that nobody can decode in the accomplice's part
-    alone, and with the accomplice. Return these four, the liar and the accomplice."""
+    """Run four honest members with an accomplice, and with a liar that commits to undecodable slices in the
+    accomplice's part only. Return the four members, the liar and the accomplice."""
     peers = sorted(identity_of(name).peer_id for name in NAMES)
     edges = [0, *accumulate(part_values(NUM_VALUES, (1.0,) * len(peers)))]
     part = peers.index(identity_of(ACCOMPLICE).peer_id)
@@ -359,7 +359,7 @@ async def lie_to_the_accomplice(
         return members, swarm.members["liar"], swarm.members[ACCOMPLICE]
 
 
-def test_member_that_commits_to_what_nobody_can_decode_is_convicted_together_with_the_owner_that_hides_it(
+def test_member_with_an_undecodable_slice_is_convicted_together_with_the_owner_that_hides_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -370,15 +370,15 @@ def test_member_that_commits_to_what_nobody_can_decode_is_convicted_together_wit
             assert reasons.keys() == {liar.peer_id, owner.peer_id}
             assert "cannot be decoded" in reasons[liar.peer_id]
             assert "signed a wrong result" in reasons[owner.peer_id]
-            assert len(member.of(RoundAborted)) == 1, "one lie convicts both"
+            assert len(member.of(RoundAborted)) == 1, "both must be convicted in one attempt"
 
     virtual_time.run(main())
 
 
-def test_member_whose_bad_slice_the_backup_finds_is_convicted_as_if_the_owner_had(
+def test_member_is_convicted_when_only_the_backup_finds_its_bad_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The owner is there, has left its slices with its backup, and makes nothing of its part."""
+    """The owner is present and has left its slices with its backup, but does not reduce its part."""
     reduce, withheld = PartOwner.reduce, list[str]()
 
     async def withhold(self: PartOwner) -> None:
@@ -397,13 +397,15 @@ def test_member_whose_bad_slice_the_backup_finds_is_convicted_as_if_the_owner_ha
             (event,) = member.of(MemberConvicted)
             assert event.peer_id == liar.peer_id
             assert "cannot be decoded" in event.reason
-            assert len(member.of(RoundAborted)) == 1, "it is convicted in the attempt in which the backup finds it"
+            assert len(member.of(RoundAborted)) == 1, (
+                "the conviction must come in the attempt in which the backup finds the slice"
+            )
 
     virtual_time.run(main())
 
 
 @pytest.mark.parametrize("ends", ["attempt", "stream"])
-def test_member_that_ends_the_attempt_before_its_bad_slice_is_proved_is_named_and_left_out(ends: str) -> None:
+def test_member_that_ends_the_attempt_before_the_proof_of_its_bad_slice_is_named_and_left_out(ends: str) -> None:
     class Liar(AlteredMember):
         async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=BadSlices(with_bad_scales))
@@ -465,7 +467,7 @@ def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out(ends_it: bool)
     virtual_time.run(main())
 
 
-def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again() -> None:
+def test_false_evidence_convicts_nobody_and_its_sender_is_ignored_afterwards() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
             for index in range(3):

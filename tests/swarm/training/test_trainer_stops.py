@@ -1,4 +1,4 @@
-"""A member falls silent for a while, as a stopped process does: its connections stay, and nothing comes over them.
+"""Tests a member that falls silent for a while, as a stopped process does: its connections stay open without traffic.
 
 The others go on within seconds and with one state, and it is back by itself. In virtual time a cut connection stands
 for the stopped process; `tests/chaos` stops real ones."""
@@ -22,7 +22,7 @@ STOPPED_S = 18.0
 INTERVAL_S = GRACE_S = 2.0
 ROUND_S = 1.0
 FOUND_S = QUIET_S + SILENT_S + ROUND_S
-"""The time until the others find out that it is silent, in a reduction."""
+"""The time until the others notice in a reduction that a member is silent."""
 MOST_S = INTERVAL_S + FOUND_S + MISSING_S + GRACE_S + ROUND_S
 """The time between two steps of the others: it may be drawn to form the next group, and who does form it may not have
 found out itself that it is silent."""
@@ -34,7 +34,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def run_with_silence(run: RunConfig, fault: Fault, num_members: int) -> tuple[Member, list[Member]]:
-    """Return the member that `fault` silenced, and the others, at the end of the run."""
+    """Return the member that `fault` silenced, and the other members, at the end of the run."""
     silenced: list[Member] = []
 
     def silence(who: str) -> None:
@@ -61,7 +61,7 @@ def longest_step_s(member: Member) -> float:
     [
         ("round.sign", "test"),
         ("round.slice", "test"),
-        # with these names the silent member is drawn as coordinator of the next attempt, too
+        # with these names the silent member is also drawn as the coordinator of the next attempt
         ("round.slice", "three"),
         ("round.slice", "six"),
         ("round.reduced", "test"),
@@ -69,25 +69,23 @@ def longest_step_s(member: Member) -> float:
         ("round.committed", "test"),
     ],
 )
-def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_comes_back(
-    phase: str, name: str
-) -> None:
+def test_member_silent_at_any_phase_delays_the_others_for_seconds_and_comes_back(phase: str, name: str) -> None:
     async def main() -> None:
-        # in the slowest case it is back at the tenth step
+        # in the slowest case the member is back at the tenth step
         run = config(min_group=2, outer_steps=11, quorum_grace_s=GRACE_S, name=name)
         nth = 2 if phase.startswith("round.sign") else 9
         silenced, others = await run_with_silence(run, Fault(who="*", phase=phase, what="stall", nth=nth), 4)
         assert max(map(longest_step_s, others)) < MOST_S
         groups = [event.group for event in others[0].of(OuterStep)]
         with_it = [silenced.peer_id in group for group in groups]
-        assert not all(with_it), "the others took steps without it"
-        assert with_it[-1], "it is back"
+        assert not all(with_it), "the others took no step without the silent member"
+        assert with_it[-1], "the member did not come back"
 
     virtual_time.run(main())
 
 
 @pytest.mark.parametrize("phase", ["round.reducing", "round.reduced", "round.deliver"])
-def test_owner_that_falls_silent_in_a_reduction_is_waited_for_once_and_its_backup_is_audited(phase: str) -> None:
+def test_silent_owner_is_waited_for_once_and_its_backup_is_audited(phase: str) -> None:
     async def main() -> None:
         run = config(min_group=2, outer_steps=14, quorum_grace_s=GRACE_S)
         _, others = await run_with_silence(run, Fault(who="*", phase=phase, what="stall", nth=9), 5)
@@ -99,7 +97,7 @@ def test_owner_that_falls_silent_in_a_reduction_is_waited_for_once_and_its_backu
 
 @pytest.mark.parametrize("name", ["two", "four"])
 def test_member_on_the_slowest_supported_connection_does_not_count_as_silent(name: str) -> None:
-    """Its frames to all others share the connection, and its answers to their calls wait behind them, for longer than
+    """Its frames to all others share the connection, and its answers to calls wait behind them for longer than
     SILENT_S."""
 
     async def main() -> None:
@@ -113,7 +111,7 @@ def test_member_on_the_slowest_supported_connection_does_not_count_as_silent(nam
             assert max(map(longest_step_s, members)) > 2 * SILENT_S
             slow, *others = members
             assert all(slow.peer_id in other.of(OuterStep)[-1].group for other in others)
-            # which may decide without its vote, while it still hands out its part and audits theirs
+            # the others may decide without its vote, while it still delivers its part and audits theirs
             assert not any(other.of(RoundAborted) for other in others)
 
     virtual_time.run(main())

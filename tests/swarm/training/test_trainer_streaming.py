@@ -1,4 +1,4 @@
-"""Fragments, overlap and mixing: replicas stay bit-identical, and communication runs under compute."""
+"""Tests fragments, overlap and mixing: replicas stay bit-identical, and communication runs during computation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def streaming(**changes: object) -> RunConfig:
-    """Streaming DiLoCo as published: fragments, two steps of overlap, half of each one's own weights kept, 4 bits."""
+    """Return a run of Streaming DiLoCo as published: fragments, two steps of overlap, half of each member's own weights
+    kept, 4 bits."""
     settings: dict[str, object] = {
         "fragments": 4,
         "overlap_steps": 2,
@@ -58,7 +59,7 @@ def inner(step_s: float = STEP_S, **options: int) -> SyntheticInner:
 
 
 def committed_samples(members: list[Member]) -> int:
-    """Return the committed samples by the state, after a check that all members agree."""
+    """Return the number of committed samples in the state, once all members agree on it."""
     states = [member.trainer.state for member in members]
     assert len({state.manifest.stripes for state in states if state}) == 1
     assert states[0] is not None
@@ -105,8 +106,8 @@ def test_streaming_step_moves_one_fragment_and_leaves_the_others_as_they_were() 
 
 
 def seconds_of_steps(overlap_steps: int, bandwidth_bytes_per_s: float) -> list[float]:
-    """Return the seconds of a run's outer steps but the first. Each has 10 inner steps in 1 s; transfers take the time
-    that the bandwidth allows."""
+    """Return the seconds of a run's outer steps without the first and the last. Each has 10 inner steps in 1 s, and
+    transfers take the time that the bandwidth allows."""
     seconds: list[float] = []
 
     async def main() -> None:
@@ -123,8 +124,8 @@ def seconds_of_steps(overlap_steps: int, bandwidth_bytes_per_s: float) -> list[f
     return seconds
 
 
-def test_overlap_hides_communication_under_compute() -> None:
-    # half of 100,000 values one way and half the other, at a byte each: 0.5 s in each direction
+def test_overlap_hides_communication_behind_computation() -> None:
+    # half of 100,000 values in each direction, at a byte each, take 0.5 s
     compute_s, bandwidth = 10 * STEP_S, 200_000.0
     one_after_the_other = seconds_of_steps(0, bandwidth)
     overlapping = seconds_of_steps(8, bandwidth)
@@ -133,7 +134,7 @@ def test_overlap_hides_communication_under_compute() -> None:
     assert all(each == pytest.approx(compute_s, abs=0.02) for each in overlapping), overlapping
 
 
-def test_overlap_with_more_communication_than_compute_costs_what_the_communication_does() -> None:
+def test_step_takes_as_long_as_communication_when_overlap_cannot_hide_it() -> None:
     bandwidth = 40_000.0
     communication_s = min(seconds_of_steps(0, bandwidth)) - 10 * STEP_S
     assert communication_s > 2.0
@@ -142,7 +143,7 @@ def test_overlap_with_more_communication_than_compute_costs_what_the_communicati
     assert all(each == pytest.approx(expected_s, abs=0.05) for each in seconds_of_steps(8, bandwidth))
 
 
-def test_joiner_of_a_streaming_run_trains_in_the_interval_that_runs_when_it_is_admitted() -> None:
+def test_joiner_of_a_streaming_run_trains_in_the_interval_that_admits_it() -> None:
     async def main() -> None:
         async with Swarm(streaming(interval_steps=10, outer_steps=12)) as swarm:
             for index in range(3):
@@ -154,7 +155,7 @@ def test_joiner_of_a_streaming_run_trains_in_the_interval_that_runs_when_it_is_a
             assert_equal_steps(members, 12)
             groups = {event.step: event.group for event in swarm.members["m0"].of(OuterStep)}
             admitted = next(step for step in sorted(groups) if late.peer_id in groups[step])
-            # the round that admits it has nothing of it yet; the very next one does
+            # the round that admits it has no work of it yet, but the next one does
             assert late.of(IntervalDone)[0].step == admitted + 1
             assert late.peer_id in groups[admitted + 1]
             assert late.of(OuterStep)[-1].num_tokens == 4 * 10 * 8
@@ -164,7 +165,7 @@ def test_joiner_of_a_streaming_run_trains_in_the_interval_that_runs_when_it_is_a
     virtual_time.run(main())
 
 
-def test_leaver_of_a_streaming_run_is_not_waited_for() -> None:
+def test_member_that_leaves_a_streaming_run_is_not_waited_for() -> None:
     async def main() -> None:
         async with Swarm(streaming(outer_steps=10)) as swarm:
             for index in range(3):
@@ -206,7 +207,7 @@ def test_kill_at_any_phase_of_a_streaming_run_leaves_the_others_with_one_state(p
     virtual_time.run(main())
 
 
-def test_member_eight_times_slower_contributes_in_its_time_and_delays_nobody() -> None:
+def test_member_eight_times_slower_contributes_partial_work_and_delays_nobody() -> None:
     async def main() -> None:
         run = config(interval_steps=40, interval_s=3.99, min_group=3, outer_steps=4)
         async with Swarm(run) as swarm:
@@ -214,7 +215,7 @@ def test_member_eight_times_slower_contributes_in_its_time_and_delays_nobody() -
             slow = await swarm.join("slow", inner=inner(8 * STEP_S))
             assert_equal_steps(await swarm.finish(), 4)
             assert {event.num_steps for event in quick[0].of(IntervalDone)} == {40}
-            # a step that has begun is finished
+            # an inner step that has begun is finished
             assert {event.num_steps for event in slow.of(IntervalDone)} == {5}
             for event in quick[0].of(OuterStep):
                 assert slow.peer_id in event.group

@@ -1,4 +1,5 @@
-"""Members leave for good, or a network is partitioned: which members go on, after which time, in one history."""
+"""Tests which members go on, and after how long, in one history when members leave permanently or a network is
+partitioned."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from swarm.training.trainer_events import OuterStep
 
 AFTER_S = 20.0
 WITHIN_S = 15.0
-"""A coordinator that sees too few gives its attempt up after so long at most, and the next one takes over."""
+"""The longest time until a coordinator with too few members gives its attempt up and the next one takes over."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ async def founded(swarm: Swarm, num_members: int) -> list[Member]:
 
 
 def assert_one_history(members: list[Member]) -> None:
-    """Assert that no member ever reported another state of an outer step as committed than the others."""
+    """Assert that all members which reported a state of an outer step as committed reported the same one."""
     for step in range(1, 100):
         assert len({event.digest for member in members for event in member.of(OuterStep) if event.step == step}) <= 1
 
@@ -42,10 +43,8 @@ async def until_step_after(members: list[Member], num_steps: int, within_s: floa
 
 
 @pytest.mark.parametrize(("num_members", "dead"), [(4, (2, 3)), (8, (0, 1, 7)), (2, (1,))])
-def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
-    num_members: int, dead: tuple[int, ...]
-) -> None:
-    """Two new members are there, too, so that the group has its min_group."""
+def test_majority_goes_on_after_majority_after_s_when_members_are_gone(num_members: int, dead: tuple[int, ...]) -> None:
+    """Two new members join, so that the group reaches min_group."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
@@ -56,7 +55,9 @@ def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
             living = [member for index, member in enumerate(members) if index not in dead]
             num_steps = max(len(member.of(OuterStep)) for member in members)
             await asyncio.sleep(AFTER_S / 2)
-            assert all(len(member.of(OuterStep)) <= num_steps + 1 for member in living), "the others may come back"
+            assert all(len(member.of(OuterStep)) <= num_steps + 1 for member in living), (
+                "a majority went on before the others had time to come back"
+            )
             await until_step_after(living, num_steps + 1, AFTER_S / 2 + WITHIN_S)
             assert_equal_steps(await swarm.finish(), 10)
             assert {member.peer_id for member in (*living, *fresh)} == set(living[0].of(OuterStep)[-1].group)
@@ -67,7 +68,7 @@ def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
 
 @pytest.mark.parametrize(("after_s", "dead"), [(AFTER_S, (0, 1)), (0.0, (2, 3))], ids=["half without", "never"])
 def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[int, ...]) -> None:
-    """Half of the members without the first one is no majority: the other half may go on. A run can rule out
+    """Half of the members without the first one is no majority: the other half may go on. A run may also forbid
     majorities."""
 
     async def main() -> None:
@@ -86,7 +87,7 @@ def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[i
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_partition_into_halves_lets_one_side_go_on_and_the_other_follow_when_it_heals() -> None:
+def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heals() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
             members = await founded(swarm, 4)
@@ -103,5 +104,5 @@ def test_partition_into_halves_lets_one_side_go_on_and_the_other_follow_when_it_
 
 
 def _cost(function: object) -> float:
-    """Return the cost of work: an interval takes a second, everything else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0

@@ -1,4 +1,4 @@
-"""Many fresh keys in an open run that is under way: they take neither its seats nor its votes nor its weight."""
+"""Tests that many fresh keys in a running open run take neither its seats nor its votes nor its weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_HONEST, NUM_SYBILS, FIRST_STEPS, NUM_STEPS = 4, 12, 4, 7
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
@@ -30,7 +30,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _flipped(theta_N: Tensor) -> Tensor:
-    """Weights whose pseudo-gradient is ten times the honest one, the other way."""
+    """Return weights whose pseudo-gradient is the honest one times minus ten."""
     target_N = torch.randn(theta_N.numel(), generator=torch.Generator().manual_seed(7))
     return theta_N - 2.0 * (target_N - theta_N)
 
@@ -55,23 +55,23 @@ async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
                 proofs[proof.outer_step] = proof
         members = await swarm.finish(*(member.name for member in honest))
         assert_equal_steps(members, NUM_STEPS)
-        told = [member.of(OnProbation)[:1] for name, member in swarm.members.items() if name.startswith("sybil")]
-        assert [event.steps_left for events in told for event in events] == [run.probation.steps] * NUM_SYBILS * bool(
+        announced = [member.of(OnProbation)[:1] for name, member in swarm.members.items() if name.startswith("sybil")]
+        assert [event.steps_left for events in announced for event in events] == [
             run.probation.steps
-        )
+        ] * NUM_SYBILS * bool(run.probation.steps)
         assert honest[0].trainer.state is not None
         loss = float((honest[0].trainer.state.theta_N - honest[0].inner.target_N).square().mean())
         return list(proofs.values()), {member.peer_id for member in honest}, loss
 
 
 @pytest.mark.parametrize("cluster_size", [1, 8])
-def test_twelve_fresh_keys_take_neither_twelve_of_sixteen_seats_nor_a_third_of_the_votes(cluster_size: int) -> None:
+def test_twelve_fresh_keys_get_few_seats_little_weight_and_no_votes(cluster_size: int) -> None:
     run = config(min_group=2, outer_steps=NUM_STEPS, cluster_size=cluster_size, aggregator="mean", fallback="")
 
     async def main() -> None:
         proofs, honest, loss = await _run(run)
         late = [proof for proof in proofs if proof.outer_step > FIRST_STEPS]
-        assert any(set(proof.origin.peer_ids) - honest for proof in late), "the test is about members on probation"
+        assert any(set(proof.origin.peer_ids) - honest for proof in late), "no fresh key took part in a round"
         for proof in late:
             group = proof.origin
             strangers = [each for each in group.members if each.peer_id not in honest]
@@ -89,8 +89,8 @@ def test_twelve_fresh_keys_take_neither_twelve_of_sixteen_seats_nor_a_third_of_t
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_same_keys_ruin_a_run_without_probation() -> None:
-    """What probation is for."""
+def test_twelve_fresh_keys_ruin_a_run_without_probation() -> None:
+    """This is the attack that probation prevents."""
 
     async def main() -> None:
         run = config(
@@ -103,8 +103,8 @@ def test_same_keys_ruin_a_run_without_probation() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_newcomer_that_is_started_anew_says_again_that_it_is_on_probation() -> None:
-    """Before the next step is committed: nobody is further, and here nobody else is there."""
+def test_restarted_newcomer_reports_again_that_it_is_on_probation() -> None:
+    """It reports so before the next step is committed. No other member is present here, so that none is further."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=90)) as swarm:
@@ -123,7 +123,7 @@ def test_newcomer_that_is_started_anew_says_again_that_it_is_on_probation() -> N
             async with asyncio.timeout(300):
                 while not again.of(OnProbation):
                     await asyncio.sleep(0.05)
-            (told,) = again.of(OnProbation)
-            assert (told.steps_left, again.of(OuterStep)) == (left, [])
+            (announced,) = again.of(OnProbation)
+            assert (announced.steps_left, again.of(OuterStep)) == (left, [])
 
     virtual_time.run(main(), compute_s=_cost)

@@ -1,5 +1,5 @@
-"""Members whose contributions do not follow from their intervals: validators find them, others see for themselves, and
-nobody is banned on one member's word."""
+"""Tests members whose contributions do not follow from their intervals: validators find them, others verify the
+findings, and no single member's finding bans anybody."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def outsider(member: Member) -> RunSignatures:
 
 
 @pytest.mark.parametrize("lie", ["turned round", "nothing trained"])
-def test_member_that_sends_something_else_than_it_trained_is_banned_by_all(lie: str) -> None:
+def test_member_whose_contribution_differs_from_its_training_is_banned_by_all(lie: str) -> None:
     async def main() -> None:
         members, liar = await run_with_liar(LIES[lie])
         assert_equal_steps(members, 8)
@@ -58,13 +58,13 @@ def test_member_that_sends_something_else_than_it_trained_is_banned_by_all(lie: 
             assert liar.peer_id not in member.of(OuterStep)[-1].group
             (ban,) = member.trainer.bans
             verdict = check(Evidence.from_bytes(ban.data), outsider(member), member.trainer._run.config)
-            assert verdict.peer_id == liar.peer_id, "also for somebody who was not there"
+            assert verdict.peer_id == liar.peer_id, "the evidence must convict the liar for an outsider, too"
             assert not member.of(FalselyAccused)
 
     virtual_time.run(main())
 
 
-def test_members_whose_devices_round_otherwise_are_never_accused() -> None:
+def test_members_with_other_rounding_are_never_accused() -> None:
     async def main() -> None:
         members, other = await run_with_liar(rounded, outer_steps=10)
         tiers = {event.tier for member in members for event in member.of(IntervalValidated)}
@@ -77,7 +77,7 @@ def test_members_whose_devices_round_otherwise_are_never_accused() -> None:
     virtual_time.run(main())
 
 
-def test_false_accuser_convicts_nobody_and_is_named_by_who_sees_for_itself() -> None:
+def test_false_accuser_convicts_nobody_and_is_named_by_members_that_verify() -> None:
     async def main() -> None:
         members, slanderer = await run_with_liar(lambda _, end_N: end_N, kind=Slanderer, outer_steps=13)
         assert_equal_steps(members, 13)
@@ -86,15 +86,15 @@ def test_false_accuser_convicts_nobody_and_is_named_by_who_sees_for_itself() -> 
         assert {event.accuser for event in named} == {slanderer.peer_id}
         for member in members:
             assert not member.of(MemberConvicted)
-            # whatever it says before the first interval has been computed again
+            # accusations count only until a member has recomputed the first interval
             steps = {event.step for event in member.of(FalselyAccused)}
-            assert not steps or max(steps) <= min(steps) + 1, "it is not listened to again"
-            assert len(member.of(OuterStep)[-1].group) == 5, "a word leaves nobody out"
+            assert not steps or max(steps) <= min(steps) + 1, "the accuser was taken seriously again"
+            assert len(member.of(OuterStep)[-1].group) == 5, "an accusation alone left somebody out"
 
     virtual_time.run(main())
 
 
-def test_validator_sits_out_a_step_which_takes_no_longer() -> None:
+def test_validator_sits_out_a_step_that_takes_no_longer() -> None:
     async def durations(rate: float) -> tuple[float, list[Member]]:
         async with Swarm(validated(validation_rate=rate, outer_steps=10)) as swarm:
             for name in HONEST:
@@ -109,7 +109,7 @@ def test_validator_sits_out_a_step_which_takes_no_longer() -> None:
         num_validations = sum(len(member.of(IntervalValidated)) for member in members)
         assert num_validations > 6
         assert validated_s < 1.05 * usual_s
-        # so many intervals were not trained, and no more
+        # only the drawn validators' intervals were not trained
         num_tokens = sum(step.num_tokens for step in members[0].of(OuterStep))
         lost = 1 - num_tokens / (10 * len(HONEST) * 5 * 2 * 4)
         assert lost == pytest.approx(num_validations / (10 * len(HONEST)), abs=0.05)
@@ -122,7 +122,7 @@ def evidence_of(members: list[Member]) -> tuple[WrongInterval, Member]:
     return WrongInterval.from_bytes(Evidence.from_bytes(ban.data).body), members[0]
 
 
-def test_findings_of_too_few_or_of_others_than_the_drawn_validator_convict_nobody() -> None:
+def test_findings_of_too_few_members_or_without_the_drawn_validator_convict_nobody() -> None:
     async def main() -> None:
         members, liar = await run_with_liar(LIES["noise"])
         whole, member = evidence_of(members)
@@ -149,7 +149,7 @@ def test_findings_of_too_few_or_of_others_than_the_drawn_validator_convict_nobod
     virtual_time.run(main())
 
 
-def test_evidence_is_checked_offline_by_its_findings_or_by_computing_the_interval_once_more(tmp_path: Path) -> None:
+def test_evidence_can_be_checked_offline_by_its_findings_or_by_recomputing_the_interval(tmp_path: Path) -> None:
     async def main() -> tuple[WrongInterval, Member, str]:
         members, liar = await run_with_liar(LIES["turned round"])
         return *evidence_of(members), liar.peer_id
@@ -170,7 +170,7 @@ def test_evidence_is_checked_offline_by_its_findings_or_by_computing_the_interva
     )
     with pytest.raises(IntegrityError, match="findings of only 1 of 5 members"):
         check_file(kept(alone))
-    # who computes it believes nobody
+    # the recomputation does not need the findings
     _, verdict = replay_file(kept(alone), state, lambda _: ChangedInner())
     assert (verdict.peer_id, verdict.kind) == (liar, "wrong_interval")
     with pytest.raises(IntegrityError, match="gives what the member sent"):
@@ -180,7 +180,7 @@ def test_evidence_is_checked_offline_by_its_findings_or_by_computing_the_interva
         replay_file(kept(alone), other, lambda _: ChangedInner())
 
 
-def test_newcomer_bans_by_the_findings_of_others() -> None:
+def test_newcomer_bans_a_liar_by_the_findings_of_others() -> None:
     async def main() -> None:
         async with Swarm(validated(outer_steps=10)) as swarm:
             swarm.run = run_of(swarm.run.config)

@@ -1,4 +1,4 @@
-"""Aggregators compared with fp64 references, with liars among the members, and bit by bit."""
+"""Compares aggregators with fp64 references, with liars among the members, and bit by bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def left_out(report: AggregationReport) -> tuple[int, ...]:
 
 
 def slices(num_members: int, seed: int = 0, num_values: int = NUM_VALUES) -> Floats:
-    """Return the slices of honest members: a shared direction, and noise of each one's own."""
+    """Return the slices of honest members: a shared direction, and individual noise."""
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal((num_members, num_values))
     return np.asarray(generator.standard_normal(num_values) + 0.5 * noise, dtype=np.float32)
@@ -112,7 +112,7 @@ def reference_multi_krum(x_MN: Doubles, weights: Sequence[int], liars: int | Non
 
 
 def reference_flag(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
-    """By singular value decompositions of the slices themselves."""
+    """Return the flag aggregate by singular value decompositions of the slices."""
     norms, fair = np.linalg.norm(x_MN, axis=1), np.array(weights) / sum(weights)
     limit = np.sort(np.repeat(norms, weights))[(sum(weights) - 1) // 2]
     direction_MN, weight_M = x_MN / norms[:, None], fair
@@ -139,7 +139,7 @@ REFERENCES: dict[str, Callable[[Doubles, Sequence[int]], Doubles]] = {
 
 @pytest.mark.parametrize("name", aggregator_names())
 @pytest.mark.parametrize("weights", [(7,) * 5, (3, 9, 1, 4, 8, 2, 6), (5, 5, 5, 5, 5, 5), (1,) * 16])
-def test_aggregate_is_the_reference_in_fp64(name: str, weights: tuple[int, ...]) -> None:
+def test_aggregate_equals_the_fp64_reference(name: str, weights: tuple[int, ...]) -> None:
     x_MN = slices(len(weights))
     x_MN[1] *= -30
     result_N, _ = run(name, x_MN, weights, frame_values=97)
@@ -147,7 +147,7 @@ def test_aggregate_is_the_reference_in_fp64(name: str, weights: tuple[int, ...])
     assert np.linalg.norm(result_N - expected_N) <= 2e-5 * np.linalg.norm(expected_N)
 
 
-def test_multi_krum_is_the_reference_where_distances_are_alike() -> None:
+def test_multi_krum_equals_the_reference_when_distances_are_similar() -> None:
     for seed in range(50):
         x_MN = slices(9, seed, num_values=2)
         expected_N = reference_multi_krum(x_MN.astype(np.float64), (1,) * 9, liars=3)
@@ -172,7 +172,9 @@ def test_geometric_median_has_the_least_sum_of_distances() -> None:
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("size", [1e6, -1e6, 1e30, LARGEST, -LARGEST])
 @pytest.mark.parametrize("num_members", [5, 11])
-def test_robust_result_is_among_the_honest_whatever_a_liar_sends(name: str, size: float, num_members: int) -> None:
+def test_robust_result_stays_near_the_honest_slices_for_any_slice_of_a_liar(
+    name: str, size: float, num_members: int
+) -> None:
     honest = slices(num_members - 1)
     x_MN = np.insert(honest, 2, np.full(NUM_VALUES, size, dtype=np.float32), axis=0)
     mean_N = honest.mean(axis=0, dtype=np.float64)
@@ -180,11 +182,11 @@ def test_robust_result_is_among_the_honest_whatever_a_liar_sends(name: str, size
     result_N, _ = run(name, x_MN, (10,) * num_members)
     assert np.linalg.norm(result_N - mean_N) < radius
     moved_N, _ = run("mean", x_MN * np.float32(0.1), (10,) * num_members)
-    assert np.linalg.norm(moved_N - mean_N) > 100 * radius, "the mean would not be fooled by this"
+    assert np.linalg.norm(moved_N - mean_N) > 100 * radius, "the liar's slice is too small to move even the mean"
 
 
 @pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clip"])
-def test_robust_result_holds_with_almost_half_of_the_weight_lying_in_concert(name: str) -> None:
+def test_robust_result_stays_near_the_honest_slices_when_almost_half_of_the_weight_lies(name: str) -> None:
     honest = slices(5)
     x_MN = np.concatenate([np.full((4, NUM_VALUES), 1e6, dtype=np.float32), honest])
     result_N, report = run(name, x_MN, (10,) * 9)
@@ -194,7 +196,7 @@ def test_robust_result_holds_with_almost_half_of_the_weight_lying_in_concert(nam
     assert all(kept < 1e-3 for kept in report.kept[:4])
 
 
-def test_norm_clipped_result_moves_by_no_more_than_the_liars_share_of_the_median_norm() -> None:
+def test_norm_clipped_result_moves_at_most_by_the_liars_share_of_the_median_norm() -> None:
     honest = slices(4)
     x_MN = np.concatenate([honest, np.full((1, NUM_VALUES), 1e9, dtype=np.float32)])
     result_N, report = run("norm_clipped_mean", x_MN, (1,) * 5)
@@ -203,7 +205,7 @@ def test_norm_clipped_result_moves_by_no_more_than_the_liars_share_of_the_median
     assert 0 < report.kept[4] < 1
 
 
-def test_multi_krum_leaves_out_the_farthest_slices_and_reports_it() -> None:
+def test_multi_krum_leaves_out_and_reports_the_farthest_slices() -> None:
     x_MN = slices(7)
     x_MN[2], x_MN[5] = 100, -100
     result_N, report = run("multi_krum", x_MN, (1, 2, 50, 3, 4, 50, 5), liars=2)
@@ -213,7 +215,7 @@ def test_multi_krum_leaves_out_the_farthest_slices_and_reports_it() -> None:
 
 
 @pytest.mark.parametrize(("num_members", "num_left_out"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 2), (9, 3)])
-def test_multi_krum_of_too_few_leaves_out_as_many_as_they_allow_and_reports_it(
+def test_multi_krum_leaves_out_and_reports_fewer_when_there_are_too_few_members(
     num_members: int, num_left_out: int
 ) -> None:
     result_N, report = run("multi_krum", slices(num_members), (1,) * num_members, liars=3)
@@ -222,12 +224,12 @@ def test_multi_krum_of_too_few_leaves_out_as_many_as_they_allow_and_reports_it(
     assert np.isfinite(result_N).all()
 
 
-def test_multi_krum_of_equal_scores_keeps_the_earlier_member() -> None:
+def test_multi_krum_keeps_the_earlier_member_when_scores_are_equal() -> None:
     _, report = run("multi_krum", np.ones((5, 8), dtype=np.float32), (1,) * 5)
     assert left_out(report) == (4,)
 
 
-def test_trimmed_mean_leaves_out_a_liar_with_just_the_trimmed_share() -> None:
+def test_trimmed_mean_leaves_out_a_liar_with_exactly_the_trimmed_share() -> None:
     for tokens in (1, 7, 40, 999, 12_345_678):
         x_MN = np.ones((5, 4), dtype=np.float32)
         x_MN[3] = LARGEST
@@ -235,7 +237,7 @@ def test_trimmed_mean_leaves_out_a_liar_with_just_the_trimmed_share() -> None:
         assert (result_N == 1).all(), tokens
 
 
-# --- what is degenerate is defined ---
+# --- degenerate inputs ---
 
 
 @pytest.mark.parametrize("name", aggregator_names())
@@ -258,20 +260,20 @@ def test_aggregate_of_equal_slices_is_that_slice(name: str, num_members: int) ->
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_aggregate_of_zeros_is_zero_with_a_plus(name: str) -> None:
+def test_aggregate_of_negative_zeros_is_positive_zero(name: str) -> None:
     result_N, _ = run(name, np.full((5, 9), -0.0, dtype=np.float32), (1, 2, 3, 4, 5))
     assert result_N.tobytes() == bytes(36)
 
 
 @pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clip", "norm_clipped_mean"])
-def test_aggregate_where_most_send_zeros_is_zero(name: str) -> None:
+def test_aggregate_is_zero_when_most_members_send_zeros(name: str) -> None:
     x_MN = np.zeros((5, 9), dtype=np.float32)
     x_MN[:2] = slices(2)[:, :9]
     assert not run(name, x_MN, (1,) * 5)[0].any()
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_aggregate_does_not_count_members_without_weight(name: str) -> None:
+def test_aggregate_ignores_members_without_weight(name: str) -> None:
     x_MN = slices(12)
     weights = [0, 0, 3, 0, 4, 0, 0, 5, 0, 3, 2, 0]
     counted = [member for member, weight in enumerate(weights) if weight]
@@ -282,20 +284,20 @@ def test_aggregate_does_not_count_members_without_weight(name: str) -> None:
     assert [report.kept[member] for member in counted if report.kept] == list(expected.kept)
 
 
-def test_aggregation_where_nobody_has_weight_is_refused_in_words() -> None:
+def test_aggregation_is_refused_with_a_clear_message_when_nobody_has_weight() -> None:
     with pytest.raises(AggregationError, match="no member has any weight"):
         Aggregation(get_aggregator("mean", {}), (0, 0))
 
 
 @pytest.mark.parametrize("weights", [(1, -1), (1.0, 2), (True, 1)])
-def test_aggregation_of_weights_that_are_no_counts_is_a_mistake(weights: Any) -> None:
+def test_aggregation_refuses_weights_that_are_no_counts(weights: Any) -> None:
     with pytest.raises(ValueError, match="whole numbers"):
         Aggregation(get_aggregator("mean", {}), weights)
 
 
 @pytest.mark.parametrize("name", aggregator_names())
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_aggregate_of_what_is_not_finite_names_the_member(name: str, value: float) -> None:
+def test_aggregate_names_the_member_whose_slice_is_not_finite(name: str, value: float) -> None:
     x_MN = slices(5)
     x_MN[3, 77] = value
     with pytest.raises(NotFinite) as caught:
@@ -304,7 +306,7 @@ def test_aggregate_of_what_is_not_finite_names_the_member(name: str, value: floa
 
 
 @pytest.mark.parametrize("rows", [3, 5])
-def test_aggregation_of_other_than_a_row_a_member_is_a_mistake(rows: int) -> None:
+def test_aggregation_refuses_another_number_of_rows_than_members(rows: int) -> None:
     aggregation = Aggregation(get_aggregator("mean", {}), (1,) * 4)
     aggregation.decide()
     with pytest.raises(ValueError, match=r"rows|zip"):
@@ -312,12 +314,12 @@ def test_aggregation_of_other_than_a_row_a_member_is_a_mistake(rows: int) -> Non
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_aggregate_of_nothing_is_nothing(name: str) -> None:
+def test_aggregate_of_empty_slices_is_empty(name: str) -> None:
     assert run(name, np.empty((3, 0), dtype=np.float32), (1, 1, 1))[0].size == 0
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_aggregate_of_the_greatest_weights_is_that_of_small_ones_in_the_same_ratio(name: str) -> None:
+def test_aggregate_is_equal_for_large_and_small_weights_in_the_same_ratio(name: str) -> None:
     x_MN = slices(5)
     for small in ((1, 2, 3, 4, 4), (1, 2, 3, 4, 5)):
         result_N, _ = run(name, x_MN, small)
@@ -350,7 +352,7 @@ GOLDEN = {
     "multi_krum": "6613c671039e92cd",
     "flag": "a8777ebd368be6d2",
 }
-"""Digests of the results below, whatever the machine."""
+"""Digests of the results of the next test, equal on every machine."""
 
 
 @pytest.mark.parametrize("name", aggregator_names())
@@ -363,8 +365,8 @@ def test_aggregate_gives_the_same_bytes_on_every_machine(name: str) -> None:
     "mixing", [None, NearestNeighbours(), Bucketing(liar_share=0.2)], ids=["none", "near", "bucket"]
 )
 @pytest.mark.parametrize("name", aggregator_names())
-def test_leaf_gives_the_same_bytes_alone_as_among_others(name: str, mixing: Mixing | None) -> None:
-    """An auditor computes one leaf of what an owner computes many at a time."""
+def test_leaf_has_the_same_bytes_alone_as_among_others(name: str, mixing: Mixing | None) -> None:
+    """An auditor computes one leaf of a part, while the owner computes many at a time."""
     num_leaves, leaf_values, weights = 9, 300, (5, 7, 7, 1, 9, 4, 0)
     x_MLV = pattern(7, num_leaves * leaf_values).reshape(7, num_leaves, leaf_values)
     x_MLV[3, 2] = 0.0
@@ -396,7 +398,7 @@ def test_products_do_not_depend_on_the_order_of_summation() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-20, 1.0, 1e19, 1e38])
-def test_products_are_those_in_fp64_to_a_millionth(scale: float) -> None:
+def test_products_equal_those_in_fp64_to_a_millionth(scale: float) -> None:
     x_MN = np.asarray(slices(4, num_values=20_001) / 8 * scale, dtype=np.float32)
     expected_MM = x_MN.astype(np.float64) @ x_MN.astype(np.float64).T
     assert np.abs(products(x_MN[None])[0] - expected_MM).max() <= 1e-6 * expected_MM.max()
@@ -404,7 +406,7 @@ def test_products_are_those_in_fp64_to_a_millionth(scale: float) -> None:
 
 @pytest.mark.parametrize("num_members", range(1, 18))
 def test_network_sorts_all_inputs(num_members: int) -> None:
-    """By the zero-one principle: what sorts all zeros and ones sorts all (up to 2^17 of them here)."""
+    """By the zero-one principle, a network that sorts all zeros and ones sorts all inputs (up to 2^17 of them here)."""
     numbers = np.arange(1 << num_members, dtype=np.uint32)
     rows = [(numbers >> np.uint32(bit)) & np.uint32(1) for bit in range(num_members)]
     for low, high in network(num_members):
@@ -413,7 +415,7 @@ def test_network_sorts_all_inputs(num_members: int) -> None:
     assert all((low <= high).all() for low, high in itertools.pairwise(rows))
 
 
-def test_trimmed_mean_of_256_members_is_the_reference() -> None:
+def test_trimmed_mean_of_256_members_equals_the_reference() -> None:
     weights = [1 + member % 3 for member in range(256)]
     x_MF = slices(256, num_values=40)
     expected_F = repeated(x_MF.astype(np.float64), weights)[100:-100].mean(axis=0)
@@ -431,14 +433,14 @@ def test_trimmed_mean_of_256_members_is_the_reference() -> None:
         ((-1, 1), (3, 1), 0, -0.5),
     ],
 )
-def test_trimmed_mean_counts_with_what_is_left_of_each_weight(
+def test_trimmed_mean_uses_the_remaining_weight_of_each_member(
     values: Sequence[float], weights: Sequence[int], cut: int, expected: float
 ) -> None:
     x_MF = np.array(values, dtype=np.float32)[:, None]
     assert trimmed_mean(x_MF, weights, cut).tolist() == [expected]
 
 
-def test_decide_of_one_token_cuts_nothing() -> None:
+def test_decide_cuts_nothing_of_a_single_token() -> None:
     assert get_aggregator("trimmed_mean", {}).decide(np.ones((1, 1), dtype=np.int64), np.zeros(1)).cut_L == [0]
 
 
@@ -449,7 +451,7 @@ def test_centred_stays_within_the_range_of_fp32() -> None:
 
 
 @pytest.mark.parametrize("cut", [-1, 2, 3])
-def test_trimmed_mean_that_cuts_everything_is_a_mistake(cut: int) -> None:
+def test_trimmed_mean_refuses_to_cut_everything(cut: int) -> None:
     with pytest.raises(ValueError, match="nothing is left"):
         trimmed_mean(slices(4), (1,) * 4, cut)
 
@@ -465,17 +467,17 @@ def parts(draw: st.DrawFn) -> tuple[Floats, list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(parts(), st.sampled_from(aggregator_names()), st.randoms(use_true_random=False))
-def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
+def test_aggregate_stays_among_the_slices_and_does_not_depend_on_their_order(
     part: tuple[Floats, list[int]], name: str, random: Any
 ) -> None:
     x_MN, weights = part
     result_N, report = run(name, x_MN, weights)
-    smallest = np.finfo(np.float32).tiny  # numbers below it have fewer digits
+    smallest = np.finfo(np.float32).tiny  # smaller numbers have fewer digits
     slack = 1e-5 * np.abs(x_MN).max(axis=0) + smallest
     low_N, high_N = x_MN.min(axis=0), x_MN.max(axis=0)
-    if name == "norm_clipped_mean":  # among the slices and zero
+    if name == "norm_clipped_mean":  # it lies among the slices and zero
         low_N, high_N = np.minimum(low_N, 0), np.maximum(high_N, 0)
-    if name == "flag":  # a projection of what is among the slices
+    if name == "flag":  # it is a projection of a value among the slices
         assert np.linalg.norm(result_N.astype(np.float64)) <= np.linalg.norm(x_MN.astype(np.float64), axis=1).max() * (
             1 + 1e-5
         )
@@ -484,7 +486,7 @@ def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
         assert (result_N <= high_N + slack).all()
     assert all(0 <= kept <= 1 for kept in report.kept)
     assert result_N.tobytes() == run(name, x_MN, weights)[0].tobytes()
-    if name in {"multi_krum", "flag"}:  # of equal scores the earlier stays, of equal directions some
+    if name in {"multi_krum", "flag"}:  # with equal scores the earlier member stays, with equal directions some of them
         return
     order = random.sample(range(len(weights)), len(weights))
     other_N, _ = run(name, x_MN[order], [weights[member] for member in order])
@@ -494,7 +496,7 @@ def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_slice_of_the_smallest_numbers_makes_no_result_infinite(name: str) -> None:
+def test_aggregate_is_finite_when_a_slice_has_the_smallest_numbers(name: str) -> None:
     x_MN = np.random.default_rng(0).normal(0, 1e-3, (5, 64)).astype(np.float32)
     x_MN[4] = 0
     x_MN[4, 7] = np.finfo(np.float32).smallest_subnormal
@@ -504,7 +506,7 @@ def test_slice_of_the_smallest_numbers_makes_no_result_infinite(name: str) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(parts(), st.data())
-def test_trimmed_mean_is_the_reference(part: tuple[Floats, list[int]], data: st.DataObject) -> None:
+def test_trimmed_mean_equals_the_reference(part: tuple[Floats, list[int]], data: st.DataObject) -> None:
     x_MN, weights = part
     cut = data.draw(st.integers(0, median_cut(weights)))
     sorted_WN = repeated(x_MN.astype(np.float64), weights)
@@ -514,14 +516,14 @@ def test_trimmed_mean_is_the_reference(part: tuple[Floats, list[int]], data: st.
 
 
 @pytest.mark.parametrize("name", ["mean", "median", "trimmed_mean"])
-def test_aggregate_of_each_coordinate_does_not_depend_on_the_frames(name: str) -> None:
+def test_coordinatewise_aggregate_does_not_depend_on_the_frames(name: str) -> None:
     x_MN = slices(5)
     whole_N, _ = run(name, x_MN, (1, 2, 3, 4, 5))
     assert whole_N.tobytes() == run(name, x_MN, (1, 2, 3, 4, 5), frame_values=33)[0].tobytes()
 
 
 @pytest.mark.parametrize("name", ["mean", "norm_clipped_mean", "geometric_median", "multi_krum"])
-def test_combine_holds_one_row_at_a_time(name: str) -> None:
+def test_combine_needs_only_one_row_at_a_time(name: str) -> None:
     x_MN = slices(5)
     aggregation = Aggregation(get_aggregator(name, {}), (1, 2, 3, 4, 5))
     buffer_N = np.empty(NUM_VALUES, dtype=np.float32)
@@ -558,18 +560,18 @@ def test_combine_holds_one_row_at_a_time(name: str) -> None:
         ("norm_clipped_mean", {"ratio": 11}),
     ],
 )
-def test_aggregator_with_an_impossible_parameter_is_refused_by_name(name: str, parameters: dict[str, Any]) -> None:
+def test_aggregator_refuses_an_impossible_parameter_and_names_it(name: str, parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(parameters))} = .*: use a "):
         get_aggregator(name, parameters)
 
 
-def test_aggregator_with_an_unknown_parameter_is_refused() -> None:
+def test_aggregator_refuses_an_unknown_parameter() -> None:
     with pytest.raises(ValueError, match="median has no parameter 'trim'"):
         get_aggregator("median", {"trim": 0.1})
 
 
 @pytest.mark.parametrize("name", aggregator_names())
-def test_parameters_of_an_aggregator_make_it_again(name: str) -> None:
+def test_aggregator_can_be_rebuilt_from_its_parameters(name: str) -> None:
     parameters = parameters_of(get_aggregator(name, {}))
     assert tuple(parameters) == parameter_names(name)
     assert get_aggregator(name, parameters) == get_aggregator(name, {})

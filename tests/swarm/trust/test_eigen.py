@@ -1,4 +1,4 @@
-"""Eigenvectors compared with LAPACK's, and bit by bit."""
+"""Compares eigenvectors with LAPACK's, and bit by bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def symmetric(num_rows: int, rank: int, seed: int = 0) -> Doubles:
 
 
 def _eigen(a_MM: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the eigenvalues and eigenvectors of one matrix, decomposed beside another one."""
+    """Return the eigenvalues and eigenvectors of one matrix, decomposed together with another one."""
     values_LM, vectors_LMM = symmetric_eigen(np.stack([a_MM, np.diag(np.arange(len(a_MM)) + 0.5)]))
     return values_LM[0], vectors_LMM[0]
 
@@ -24,7 +24,7 @@ def _eigen(a_MM: Doubles) -> tuple[Doubles, Doubles]:
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 40])
 @pytest.mark.parametrize("rank", [1, 3, 40])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_eigenvectors_make_the_matrix_again(num_rows: int, rank: int, scale: float) -> None:
+def test_eigenvectors_reconstruct_the_matrix(num_rows: int, rank: int, scale: float) -> None:
     a_MM = scale * symmetric(num_rows, rank)
     values_M, vectors_MM = _eigen(a_MM)
     assert np.allclose(vectors_MM.T @ vectors_MM, np.eye(num_rows), atol=1e-12)

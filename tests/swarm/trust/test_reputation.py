@@ -1,4 +1,4 @@
-"""What spot checks make of a server, for how long, and what routing does with it."""
+"""Tests how spot checks change a server's reputation, for how long, and how routing uses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVERS = {
 
 
 def chosen(known: Reputation, salt: str = "s", now: float = NOW) -> str:
-    """Return the server that a session is routed to, where all cost the same."""
+    """Return the server to which a session is routed when all cost the same."""
     trust = known.for_routing(SERVERS, now, salt)
     context = RoutingContext(
         rtt_ms={}, load={}, avoid=trust.avoided, barred=trust.barred, salt=salt, cost_factors=trust.cost_factors
@@ -25,16 +25,16 @@ def chosen(known: Reputation, salt: str = "s", now: float = NOW) -> str:
     return find_chain(SERVERS, 0, 4, context).hops[0].peer_id
 
 
-def test_proved_server_is_preferred_and_newcomers_are_still_asked() -> None:
+def test_server_that_passed_checks_is_preferred_and_newcomers_are_still_asked() -> None:
     known = Reputation()
     for _ in range(5):
         known.note(PEERS[3], "passed", NOW)
     asked = [chosen(known, f"session {number}") for number in range(400)]
     assert asked.count(PEERS[3]) > 320
-    assert all(asked.count(peer) > 2 for peer in PEERS), "one session in eight goes to anyone"
+    assert all(asked.count(peer) > 2 for peer in PEERS), "one session in eight must go to any server"
 
 
-def test_server_that_was_proved_to_lie_is_not_asked_for_a_month_and_then_is_a_stranger() -> None:
+def test_server_that_lied_is_barred_for_a_month_and_then_counts_as_a_stranger() -> None:
     known = Reputation()
     for _ in range(50):
         known.note(PEERS[0], "passed", NOW)
@@ -46,7 +46,7 @@ def test_server_that_was_proved_to_lie_is_not_asked_for_a_month_and_then_is_a_st
     assert known.track_records[PEERS[0]].cost_factor(NOW + BAR_S + 1) == 1.0
 
 
-def test_disputes_lower_trust_in_both_and_ban_nobody_and_fade() -> None:
+def test_disputes_lower_trust_in_both_servers_bar_nobody_and_fade() -> None:
     known = Reputation()
     for peer_id in PEERS[:2]:
         known.note(peer_id, "disputed", NOW)
@@ -60,12 +60,12 @@ def test_disputes_lower_trust_in_both_and_ban_nobody_and_fade() -> None:
     assert not known.for_routing(PEERS, NOW + DISPUTED_HALF_LIFE_S, "").avoided
 
 
-def test_passes_fade() -> None:
+def test_passed_checks_fade() -> None:
     standing = TrackRecord(at=NOW).after("passed", NOW)
     assert standing.faded(NOW + PASSED_HALF_LIFE_S).num_passed == pytest.approx(0.5)
 
 
-def test_file_keeps_all_and_refuses_what_is_none() -> None:
+def test_reputation_is_read_back_equal_and_invalid_ones_are_refused() -> None:
     known = Reputation()
     for peer_id, outcome in zip(PEERS, ("passed", "failed", "disputed"), strict=False):
         known.note(peer_id, outcome, NOW)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_file_keeps_all_and_refuses_what_is_none() -> None:
             Reputation.from_dict(bad)
 
 
-def test_liars_are_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liars_are_forgotten_last_when_there_are_too_many_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reputation, "MAX_PEERS", 3)
     known = Reputation()
     known.note(PEERS[0], "failed", NOW)

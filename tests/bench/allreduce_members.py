@@ -38,17 +38,17 @@ from torch import Tensor
 CODEC = get_codec("int8")
 METHODS = Methods("bench")
 START_S = 90.0
-"""For members to import and to find each other on a busy machine."""
+"""Time for members to import and to find each other on a busy machine."""
 ROUND_S = 30.0
-"""For members to form a group, and again for them to reduce."""
+"""Time for members to form a group, and again for them to reduce."""
 
 
 class Stuck(Exception):
-    """Members that did not answer in time, or ended."""
+    """Raised when members did not answer in time, or ended."""
 
 
 def vector(index: int, num_values: int) -> Tensor:
-    """What member `index` contributes."""
+    """Return the contribution of member `index`."""
     return torch.randn(num_values, generator=torch.Generator().manual_seed(index))
 
 
@@ -66,7 +66,8 @@ def group_of(peer_ids: list[str], num_values: int) -> Group:
 
 
 class Member:
-    """Ours. Its peak memory is what the process grows by beyond the vector, in the kernel's count."""
+    """Run our all-reduce as one member. Its peak memory is the growth of the process beyond the vector, as the kernel
+    counts it."""
 
     def __init__(self, node: Libp2pNetwork, index: int) -> None:
         self._node = node
@@ -106,7 +107,7 @@ class Member:
         print("member", self._index, error, flush=True)
 
     async def go(self) -> dict[str, float]:
-        """The reduction, and its mean decoded: what hivemind's averager leaves, too."""
+        """Reduce and decode the mean, which hivemind's averager leaves, too."""
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         since, butterfly = time.process_time(), self._butterfly
         assert butterfly is not None
@@ -161,7 +162,7 @@ def hiveminds(pipe: Connection, index: int, num_values: int, num_members: int) -
     from hivemind.averaging.control import AveragingStage  # noqa: PLC0415
     from hivemind.compression import Float16Compression  # noqa: PLC0415
 
-    multiprocessing.set_start_method("fork", force=True)  # it pickles nothing
+    multiprocessing.set_start_method("fork", force=True)  # so that nothing is pickled
     torch.set_num_threads(1)
     dht = DHT(initial_peers=pipe.recv(), start=True)
     averager = DecentralizedAverager(
@@ -186,7 +187,7 @@ def hiveminds(pipe: Connection, index: int, num_values: int, num_members: int) -
             try:
                 control.allow_allreduce()
                 result = control.result(ROUND_S)
-            except (TimeoutError, RuntimeError):  # what it gives up with
+            except (TimeoutError, RuntimeError):  # these end a failed round
                 result = None
             pipe.send({"members": len(result)} if result else None)
     averager.shutdown()
@@ -211,7 +212,7 @@ class Swarm:
             process.start()
             self._processes.append(process)
             pipes.append(pipe)
-        # all import at once, which takes longest; the first is whom the others join through
+        # all import at once, which takes longest; the others join through the first one
         try:
             for pipe in pipes:
                 pipe.send(tuple(addrs))
@@ -230,14 +231,15 @@ class Swarm:
         return [_answer(pipe, 2 * ROUND_S) for _, pipe in self.members]
 
     def round_s(self, *prepare: Any) -> tuple[float, float, list[Any]]:
-        """How long all of them take, the CPU seconds of all their processes, and what they say."""
+        """Return the seconds until all members have finished, the CPU seconds of all their processes, and their
+        answers."""
         self.ask("prepare", *prepare)
         since, cpu_s = time.perf_counter(), self._cpu_s()
         results = self.ask("go")
         return time.perf_counter() - since, self._cpu_s() - cpu_s, results
 
     def close(self) -> None:
-        """Members end by themselves, or are killed with all that they have started."""
+        """Let members end by themselves, or kill them with all processes that they have started."""
         for _, pipe in self.members:
             with suppress(OSError):
                 pipe.send(None)
@@ -252,7 +254,7 @@ class Swarm:
             process.join()
 
     def _started(self) -> list[psutil.Process]:
-        """All members, and their children: daemons of the network, and what hivemind forks."""
+        """Return all members and their children: daemons of the network, and processes that hivemind forks."""
         own = [psutil.Process(process.pid) for process in self._processes if process.is_alive()]
         return [each for parent in own for each in (parent, *parent.children(recursive=True))]
 

@@ -43,7 +43,7 @@ NUM_HONEST = NUM_MEMBERS - NUM_LIARS
 OUTER_STEPS, INTERVAL_STEPS, BATCH = 20, 16, 128
 LEARNING_RATE, BETA1, BETA2 = 1e-2, 0.9, 0.95
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.6
-"""Those of runs by default."""
+"""The defaults of runs."""
 DIRICHLET = 0.3
 
 SYMBOLS, CONTEXT, EMBEDDING, HIDDEN = 64, 4, 8, 32
@@ -177,13 +177,13 @@ def _times(factor: float) -> Callable[[Floats, Liars], Floats]:
 
 
 def _noise(x_HN: Floats, liars: Liars) -> Floats:
-    """The same random direction in all rounds, as long as an honest contribution: liars that send louder or changing
-    noise are found out, or cancel out."""
+    """Return one random direction for all rounds, as long as an honest contribution. Louder liars would be found out,
+    and changing noise would cancel out."""
     return liars.direction_N * np.linalg.norm(x_HN, axis=1).mean()
 
 
 def _little(x_HN: Floats, _: Liars) -> Floats:
-    """A little is enough (Baruch et al. 2019, arXiv 1902.06156), against the sign of each coordinate's mean."""
+    """Deviate a little against the sign of each coordinate's mean (Baruch et al. 2019, arXiv 1902.06156)."""
     mean_N = x_HN.mean(axis=0)
     return mean_N - 1.5 * x_HN.std(axis=0) * np.sign(mean_N)
 
@@ -199,7 +199,7 @@ def _mimic(x_HN: Floats, liars: Liars) -> Floats:
 
 
 def _hidden(total: Callable[[NDArray[np.float64]], float]) -> Callable[[Floats, Liars], Floats]:
-    """Go as far against the mean as the honest members are from each other: min-max and min-sum (Shejwalkar and
+    """Go as far against the mean as the honest members are from each other, by min-max or min-sum (Shejwalkar and
     Houmansadr 2021, section 4), for each leaf."""
 
     def leaf(x_HF: Floats) -> Floats:
@@ -234,7 +234,7 @@ ATTACKS: Mapping[str, Callable[[Floats, Liars], Floats] | None] = {
     "min-max": _hidden(lambda squares: float(squares.max())),
     "min-sum": _hidden(lambda squares: float(squares.sum())),
 }
-"""Liars that flip labels train honestly on the wrong ones. The flip turns round what each liar has learned. Inner
+"""Liars that flip labels train honestly on wrong labels. The flip turns round what each liar has learned. Inner
 product: Xie et al. 2019, arXiv 1903.03936."""
 
 
@@ -247,7 +247,7 @@ on."""
 
 
 class AttackedRun:
-    """One trial."""
+    """Run one trial."""
 
     def __init__(self, trial: Trial) -> None:
         rule = trial.rule
@@ -375,6 +375,6 @@ class AttackedRun:
 
 
 def losses(trials: Sequence[Trial]) -> list[float]:
-    """On one thread."""
+    """Return the final losses of trials, computed on one thread."""
     torch.set_num_threads(1)
     return [AttackedRun(trial).train() for trial in trials]

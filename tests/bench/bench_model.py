@@ -17,7 +17,8 @@ MODEL = "bench-44m"
 
 
 def write_model(directory: Path) -> Path:
-    """44M parameters, 12 blocks, random weights, one token a byte, and no token that ends a text."""
+    """Write a Llama of 44M parameters and 12 blocks with random weights, one token for each byte, and no token that
+    ends a text."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256,
@@ -37,7 +38,7 @@ def write_model(directory: Path) -> Path:
 
 
 async def answer(client: AsyncClient, index: int, *, num_prompt_tokens: int = 32, num_tokens: int = NUM_TOKENS) -> Any:
-    """One greedy answer; returns its trace."""
+    """Generate one greedy answer and return its trace."""
     prompt = bytes(prompt_ids(index, num_prompt_tokens)).decode()
     generation = client.generate(model=MODEL, prompt=prompt, max_tokens=num_tokens)
     num_seen = 0

@@ -25,7 +25,7 @@ from torch import Tensor
 EVERY_STEPS = 100
 """Inner steps between two points of a curve."""
 NUM_BATCHES = 32
-"""Batches of validation, the same for all points: 65k tokens."""
+"""The number of validation batches, equal for all points: 65k tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """`points` are tokens of all replicas, and the validation loss in nats a byte."""
+    """Hold the points of a curve: tokens of all replicas, and the validation loss in nats a byte."""
 
     name: str
     points: tuple[tuple[int, float], ...]
@@ -61,7 +61,7 @@ class Curve:
 
 
 class Replicas:
-    """Those of `method`, from the run's first weights on."""
+    """Train the replicas of `method` from the run's initial weights."""
 
     def __init__(self, method: Method) -> None:
         run = self._run = method.run
@@ -99,7 +99,7 @@ class Replicas:
         return self._loops[0].held_out_loss(self.theta_N, num_batches)
 
     def _arranged(self, method: Method) -> Tensor:
-        """Weights come in the order of one fragment."""
+        """Return weights in the order of one fragment, arranged for the method's fragments."""
         assert method.theta_N is not None
         whole = Layout.of(build_model(method.run.model))
         return self._layout.join(whole.unflatten(method.theta_N))
@@ -110,7 +110,7 @@ class Replicas:
         loop.train(samples[start * size : stop * size], stop - start, done_steps=done_steps)
 
     def _mean(self, deltas: list[Tensor]) -> Tensor:
-        """[F]: as it is after the codec has carried each contribution to its owner, and the result back."""
+        """Return the mean [F] of the deltas, with the codec applied to each contribution and to the result."""
         num_values = deltas[0].numel()
         mean_F = torch.zeros(num_values)
         for delta_F in deltas:
@@ -119,7 +119,7 @@ class Replicas:
 
 
 def train(method: Method) -> Curve:
-    """The whole run, on one thread."""
+    """Train the whole run on one thread and return its curve."""
     torch.set_num_threads(1)
     started, run, replicas = time.perf_counter(), method.run, Replicas(method)
     tokens_a_step = method.num_replicas * run.inner.batch_windows * run.data.window_tokens

@@ -72,7 +72,7 @@ class Peers:
 
 
 def _records(index: int) -> list[Record]:
-    """A node, and what it does: two of three serve, the others train."""
+    """Return the records of a node. Two of three nodes serve, the others train."""
     model = MODELS[index % len(MODELS)]
     start = index * 7 % (NUM_BLOCKS - 8)
     work: Record = serve_record(

@@ -24,8 +24,8 @@ LONG_PROMPTS = (512, 4096)
 
 
 def prompt_ids(index: int, num_tokens: int = PROMPT_TOKENS) -> list[int]:
-    """Random printable ASCII, so that a text stands for them. No two prompts share a page that servers could keep, nor
-    do two lengths of one."""
+    """Return random printable ASCII, so that the ids stand for a text. No two prompts, of one length or of different
+    ones, share a page that servers could keep."""
     chosen = random.Random(f"{index} {num_tokens}")
     return [chosen.randrange(33, 123) for _ in range(num_tokens)]
 

@@ -28,7 +28,7 @@ from swarm_compression import get_codec
 from torch import Tensor
 
 NUM_BATCHES = 8
-"""Batches of validation."""
+"""The number of validation batches."""
 
 RUN = RunConfig(
     name="liars",
@@ -52,11 +52,11 @@ RUN = RunConfig(
 """21k parameters: a step takes some milliseconds, and the validation loss falls from 5.5 to 2.6 nats a byte."""
 
 Lie = Callable[[Tensor, Tensor], Tensor]
-"""What the liar contributes [N], by its own honest contribution [N] and all honest ones [H, N]."""
+"""Return the liar's contribution [N] from its own honest contribution [N] and all honest ones [H, N]."""
 
 
 def _noise_like(x_N: Tensor) -> Tensor:
-    """The same direction in each round, as long as `x_N`."""
+    """Return the same random direction in each round, as long as `x_N`."""
     direction_N = torch.randn(x_N.numel(), generator=torch.Generator().manual_seed(1))
     return direction_N * (x_N.norm() / direction_N.norm())
 
@@ -92,7 +92,7 @@ class Ending:
 
 
 class LyingRun:
-    """The last of the members lies."""
+    """Run one trial in which the last member lies."""
 
     def __init__(self, trial: Trial, corpus: Corpus) -> None:
         self._lie = LIES[trial.lie]
@@ -120,7 +120,7 @@ class LyingRun:
         return self._theta_N - loop.flat()
 
     def _reduced(self, delta_MN: Tensor) -> Tensor:
-        """[N]: each leaf aggregated on its own, as it is after the codec."""
+        """Return the aggregate [N] of each leaf, after the codec."""
         num_values = delta_MN.shape[1]
         kept_M, leaves = torch.zeros(len(delta_MN)), []
         for delta_MF in delta_MN.split(leaf_values(num_values), dim=1):
@@ -140,7 +140,7 @@ class LyingRun:
 
 
 def ending(trial: Trial) -> Ending:
-    """On one thread."""
+    """Run the trial on one thread and return its end."""
     torch.set_num_threads(1)
     return LyingRun(trial, _corpus()).train()
 

@@ -18,7 +18,7 @@ GROWTH = 1.25
 
 
 def broken_promises(large: Report, small: Report) -> list[str]:
-    """Return what `large` does not keep, one line for each promise. `small` is a tenth of it."""
+    """Return the promises that `large` breaks, one line each. `small` has a tenth of its nodes."""
     return [*_broken_lookups(large), *_broken_state(large, small), *_broken_training(large)]
 
 
@@ -40,7 +40,9 @@ def _broken_state(large: Report, small: Report) -> Iterator[str]:
     if last["records_mean"] > GROWTH * min(first["records_mean"], few["records_mean"]):
         yield f"records: {first['records_mean']} to {last['records_mean']}, {few['records_mean']} in the small network"
     doublings = math.log2(last["nodes"] / few["nodes"])
-    if last["peers_mean"] > few["peers_mean"] + BUCKET_SIZE * doublings:  # one more bucket for twice the nodes
+    if (
+        last["peers_mean"] > few["peers_mean"] + BUCKET_SIZE * doublings
+    ):  # a network of twice the nodes fills one more bucket
         yield f"routing table: {last['peers_mean']}, {few['peers_mean']} in the small network"
     if last["peers_max"] > BUCKET_SIZE * math.log2(last["nodes"]):
         yield f"largest routing table: {last['peers_max']}"

@@ -1,4 +1,4 @@
-"""What Linux has counted of a process's memory."""
+"""Reads what Linux has counted of a process's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLE_S = 0.01
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever had."""
+    """Return the most memory that a process ever had."""
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -52,9 +52,10 @@ class TreePeaks:
 
 
 def resident_bytes(pid: int) -> list[int]:
-    """What a process and each of its living descendants have in memory now. A process that ends meanwhile counts 0."""
+    """Return the memory that a process and each of its living descendants have now. A process that ends during the call
+    counts 0."""
     found = [0]
-    with suppress(OSError, ValueError):  # it has ended: its files are gone, or lack the line
+    with suppress(OSError, ValueError):  # the process has ended, so that its files are gone or lack the line
         status = Path(f"/proc/{pid}/status").read_text()
         found = [1024 * int(status.partition("VmRSS:")[2].partition("kB")[0])]
         for child in children(pid):

@@ -1,4 +1,5 @@
-"""How benchmarks report: an aligned table for people, and a JSON line per row for those that compare runs."""
+"""Writes the reports of benchmarks: an aligned table for people, and a JSON line for each row for comparisons of
+runs."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ BENCH_FILE = Path("build/bench.jsonl")
 
 
 def aim(**reached: bool) -> None:
-    """What the project aims at, and may not have reached: a bench that misses some is shown as an expected failure that
-    names them (`make bench` lists these), and passes once they are all `reached`. Say it last."""
+    """Mark what follows as an aim of the project that may not have been reached yet. A bench that misses aims is shown
+    as an expected failure that names them (`make bench` lists these), and passes once all are `reached`. Check aims at
+    the end of a bench."""
     if missed := [name.replace("_", " ") for name, is_reached in reached.items() if not is_reached]:
         pytest.xfail(f"not reached: {', '.join(missed)}")
 

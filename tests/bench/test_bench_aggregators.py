@@ -28,7 +28,7 @@ pytestmark = pytest.mark.bench
 NUM_VALUES = 4_000_000
 NUM_REPEATS = 3
 LEAST_GB_PER_S = 0.05
-"""12.5M values/s: what an owner gets in int8 over 100 Mbit/s, from all members together."""
+"""12.5M values/s, which is what an owner receives in int8 over 100 Mbit/s from all members together."""
 
 
 def frames(x_MN: Floats) -> Iterator[list[Floats]]:
@@ -46,7 +46,7 @@ def gb_per_s(aggregator: Aggregator, x_MN: Floats, weights: Sequence[int]) -> fl
 
 
 @pytest.mark.parametrize("num_members", [4, 16])
-def test_aggregators_keep_up_with_what_an_owner_receives(num_members: int) -> None:
+def test_aggregators_keep_up_with_an_owners_incoming_traffic(num_members: int) -> None:
     report = Report(f"aggregation of {num_members} slices of 4M values")
     x_MN = np.random.default_rng(0).standard_normal((num_members, NUM_VALUES), dtype=np.float32)
     rules = {name: get_aggregator(name, {}) for name in aggregator_names()}

@@ -32,7 +32,7 @@ SIZES = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore")  # hivemind's own
+@pytest.mark.filterwarnings("ignore")  # warnings of hivemind
 def test_bench_allreduce_beside_hivemind(tmp_path: Path) -> None:
     own: list[tuple[float, float]] = []
     said: list[dict[str, float]] = []
@@ -66,12 +66,12 @@ def test_bench_allreduce_beside_hivemind(tmp_path: Path) -> None:
     report.show()
     assert sent <= 2.1
     assert max(errors) < 0.01
-    assert ratio is not None, "there is nothing to compare with"
+    assert ratio is not None, "hivemind finished no round, so that there is nothing to compare with"
     aim(three_times_as_fast_as_hivemind=ratio >= 3, a_peak_of_1_3_bytes_a_value=peak < 1.3)
 
 
 class Peer:
-    """hivemind's averager, which may get stuck: that is a line of the report, and no end of the bench."""
+    """Run hivemind's averager. If it gets stuck, the report says so and the bench goes on."""
 
     def __init__(self) -> None:
         self.troubles: list[str] = []
@@ -87,7 +87,7 @@ class Peer:
             yield
 
     def round(self) -> list[tuple[float, float]]:
-        """One round's seconds and CPU seconds; none if it failed."""
+        """Return the seconds and CPU seconds of one round, or none if it failed."""
         if self._members is None:
             return []
         try:

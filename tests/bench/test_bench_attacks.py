@@ -64,7 +64,7 @@ Excess = Mapping[tuple[Rule, str], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """How the samples are dealt, and the `most` that an attack is to raise the loss by."""
+    """Describe how samples are dealt, and the `most` by which an attack may raise the loss."""
 
     name: str
     words: str
@@ -80,13 +80,13 @@ def test_default_trains_on_under_nine_attacks_of_three_of_ten_members(data: Data
     excess = _measured(data)
     _show(f"held-out loss above that without an attack, three liars of ten, {data.words}", excess)
     _draw(data, excess)
-    assert _worst(excess, MEAN) > RUINED or data is UNEQUAL, "the mean would not be ruined"
+    assert _worst(excess, MEAN) > RUINED or data is UNEQUAL, "the attacks must ruin the mean"
     for rule in (DEFAULT, DISCOUNTING):
-        assert excess[rule, NO_ATTACK] < MOST_SHARED, "it costs something where nobody lies"
+        assert excess[rule, NO_ATTACK] < MOST_SHARED, "the rule must cost nearly nothing when nobody lies"
         assert _worst(excess, rule) < 2 * data.most
     others = [rule for rule in RULES if rule.mixing != NEAREST]
     assert _worst(excess, DEFAULT) < min(_worst(excess, rule) for rule in others)
-    # with unequal data discounts fall on honest members whose data is unlike the held-out data
+    # with unequal data, discounts hit honest members whose data differs from the held-out data
     assert data is UNEQUAL or _worst(excess, DISCOUNTING) < _worst(excess, DEFAULT)
     aim(
         **{
@@ -98,7 +98,7 @@ def test_default_trains_on_under_nine_attacks_of_three_of_ten_members(data: Data
 
 
 def _measured(data: Data) -> Excess:
-    """Return how much higher each rule's loss is under each attack, as a share."""
+    """Return by which share each rule's loss is higher under each attack."""
     kinds = [(rule, attack) for rule, attack in product(RULES, ATTACKS)] + [(MEAN, ABSENT)]
     trials = [
         [Trial(rule=rule, attack=attack, unequal=data is UNEQUAL, seed=seed) for seed in _seeds_of(rule)]
@@ -138,7 +138,7 @@ def _percent(share: float) -> str:
 
 
 def _draw(data: Data, excess: Excess) -> None:
-    """Draw as SVG, for each rule a mark for each attack, in percent, cut off where a run is of no use any more."""
+    """Draw an SVG with a mark for each attack under each rule, in percent, cut off where a run has become useless."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     most, plot = 60.0, Path(f"build/attacks-{data.name}.svg")

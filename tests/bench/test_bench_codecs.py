@@ -52,14 +52,15 @@ def work_of_codecs(x_N: torch.Tensor) -> Work:
 
 
 def gb_per_s(work: Work, num_values: int) -> dict[tuple[str, str], list[float]]:
-    """In turn, so that whatever else the machine does slows all of them alike. Small vectors are timed in a loop."""
+    """Return the speed of each codec. They are timed in turn, so that other work on the machine slows all of them
+    alike. Small vectors are timed in a loop."""
     rates, num_loops = defaultdict(list), max(1, (1 << 21) // num_values)
     for round_ in range(NUM_ROUNDS + 1):
         for key, step in work.items():
             since = time.perf_counter()
             for _ in range(num_loops):
                 step()
-            if round_:  # the first warms caches
+            if round_:  # the first round warms caches
                 rates[key].append(4e-9 * num_values * num_loops / (time.perf_counter() - since))
     return rates
 
@@ -81,13 +82,13 @@ def test_bench_codecs(num_values: int) -> None:
     for (name, column), samples in rates.items():
         report.row(name, **{column: statistics.median(samples), f"{column}_best": max(samples)})
     report.show()
-    # the best, from which other work on the machine takes least
+    # the best round is disturbed least by other work on the machine
     for column in ("encode", "decode", "accumulate"):
         assert max(rates["int8", column]) >= TARGET_GB_PER_S
 
 
 def test_bench_warm_up_from_the_cache() -> None:
-    """What a process waits for when an earlier one has compiled, besides a third of a second to import numba."""
+    """This is the wait of a process when an earlier one has compiled, besides a third of a second to import numba."""
     load_fused()
     since = time.perf_counter()
     load_fused()

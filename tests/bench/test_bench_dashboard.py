@@ -30,7 +30,7 @@ SERVER = Path(__file__).with_name("dashboard_server.py")
 
 @contextmanager
 def dashboard(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """Its process and its URL."""
+    """Start a dashboard and yield its process and its URL."""
     environment = {**os.environ, "PYTHONPATH": str(SERVER.parents[1]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, str(SERVER), str(NUM_NODES), str(folder / "history.sqlite")],
@@ -54,7 +54,7 @@ def dashboard(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 
 class Visitor:
-    """Counts the overviews that reach it."""
+    """Count the overviews that reach a visitor."""
 
     def __init__(self) -> None:
         self.num_events = 0

@@ -38,7 +38,7 @@ INNER = InnerConfig(
 )
 OUTER = OuterConfig(learning_rate=1.0, momentum=0.7)
 STREAMING_OUTER = OuterConfig(learning_rate=0.7, momentum=0.8)
-"""What did best of some in trials with a model of 0.2M parameters."""
+"""The best of several values in trials with a model of 0.2M parameters."""
 
 
 def _run(
@@ -74,11 +74,11 @@ METHODS = {method.name: method for method in (PRETRAINING, DATA_PARALLEL, DILOCO
 
 
 def _train(name: str, *, theta_N: Tensor | None = None, first_sample: int = 0) -> Curve:
-    """In a process of its own, to which a run's configuration cannot be sent."""
+    """Train in a separate process, to which a run's configuration cannot be sent."""
     return train(replace(METHODS[name], theta_N=theta_N, first_sample=first_sample))
 
 
-def test_replicas_that_seldom_talk_learn_as_much_from_the_same_tokens() -> None:
+def test_replicas_that_communicate_rarely_learn_as_much_from_the_same_tokens() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         pretrained = pool.submit(_train, PRETRAINING.name).result()
         names = [method.name for method in (DILOCO, STREAMING, DATA_PARALLEL)]

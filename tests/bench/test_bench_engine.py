@@ -27,11 +27,11 @@ NUM_ROUNDS = 300
 MAX_TOKENS = 512
 NUM_SEATS = (1, 16, 64)
 BOUNDS_MS = {1: 0.3, 16: 1.0}
-"""What may be added to a step of a model."""
+"""The most time that the engine may add to a model's step, by the number of sequences."""
 
 
 class Instant:
-    """Gives outputs of the right shapes."""
+    """Return outputs of the right shapes at once."""
 
     start, end, num_blocks, hidden_size, vocab_size, context_tokens = 0, 4, 4, 512, 32_000, MAX_TOKENS
 
@@ -45,7 +45,7 @@ class Instant:
 
 
 async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
-    """From the first step submitted to the last result; every round is one pass."""
+    """Return the time from the first submitted step to the last result, for rounds of one pass each."""
     span = Instant()
     pool = KVPool([KVShape(num_heads=1, key_width=1, value_width=1)] * 4, num_sequences * 33, torch.float32, "cpu")
     engine = Engine(span, pool, ServerOptions(), revision="r")
@@ -72,6 +72,6 @@ def test_bench_engine_overhead_of_a_pass() -> None:
         for name, is_last in (("hidden states of 512", False), ("tokens picked of 32,000", True)):
             times = asyncio.run(rounds_ms(num_sequences, is_last=is_last))
             report.row(f"{num_sequences} sequences, {name}", median_ms=statistics.median(times), best_ms=min(times))
-            # the best: other work on the machine is no fault of the engine's
+            # the best round counts, since other work on the machine is not the engine's cost
             assert min(times) < BOUNDS_MS.get(num_sequences, 10.0)
     report.show()

@@ -38,7 +38,7 @@ NUM_POOL_BYTES = 256 * 2**20
 
 
 def theory_bytes(config: Any, num_blocks: int) -> int:
-    """Keys and values of one token in fp32."""
+    """Return the bytes of one token's keys and values in fp32."""
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return int(2 * num_kv_heads * head_size * 4 * num_blocks)
@@ -49,7 +49,7 @@ async def answer(client: AsyncClient, family: str, prompt: Sequence[int]) -> lis
 
 
 async def compare(client: AsyncClient, family: str, directory: Path) -> dict[str, Any]:
-    """Return whether the tokens are those of one machine, up to where an answer ended."""
+    """Return whether the tokens equal those of one machine, up to where an answer ended."""
     prompts = [prompt_ids(index, length) for index, length in enumerate(LENGTHS)]
     expected = [local_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]
     alone = [await answer(client, family, prompt) for prompt in prompts]
@@ -59,7 +59,8 @@ async def compare(client: AsyncClient, family: str, directory: Path) -> dict[str
 
 
 def _agree(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> str:
-    """An answer ends with its end token, which transformers was told to go beyond."""
+    """Return whether the tokens agree. An answer ends with its end token, while transformers is told to go beyond
+    it."""
     pairs = zip(found, expected, strict=True)
     return "equal" if all(len(ours) > 0 and list(ours) == list(theirs)[: len(ours)] for ours, theirs in pairs) else "no"
 
@@ -106,11 +107,13 @@ def test_greedy_tokens_of_every_family_equal_those_of_transformers(tmp_path: Pat
     report.show()
     for family, row in report.rows.items():
         assert (row["alone"], row["batch_of_16"]) == ("equal", "equal"), family
-        assert row["tokens_each"] > len(LENGTHS) * NUM_TOKENS / 2, family  # few were cut short by an end token
+        assert row["tokens_each"] > len(LENGTHS) * NUM_TOKENS / 2, (
+            family
+        )  # only few answers were cut short by an end token
         assert row["ratio"] == pytest.approx(1, abs=0.05), family
 
 
-def test_pool_of_keys_and_values_takes_of_the_system_what_theory_says() -> None:
+def test_pool_of_keys_and_values_takes_the_memory_that_theory_predicts() -> None:
     shape = KVShape(num_heads=8, key_width=64, value_width=64)
     num_blocks, theory = 12, 2 * 8 * 64 * 4 * 12
     num_pages = NUM_POOL_BYTES // (theory * PAGE_TOKENS)

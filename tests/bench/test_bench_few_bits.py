@@ -56,7 +56,7 @@ def test_few_bits_beside_bf16(tmp_path: Path) -> None:
     files = open_model(write_model(tmp_path / "model"))
     spans = {kind: load_span(files, 0, NUM_BLOCKS, dtype=torch.bfloat16, bits=bits) for kind, bits in KINDS.items()}
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _ in range(NUM_ROUNDS + 1):  # the first warms up
+    for _ in range(NUM_ROUNDS + 1):  # the first round warms up
         for kind, span in spans.items():
             seen[kind].append(tokens_per_s(span))
     report = Report("weights of few bits beside bf16, a 0.3 B Llama, one session")

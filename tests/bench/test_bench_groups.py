@@ -52,7 +52,7 @@ MIXING_STEPS = 4
 SEEDS = (0, 1, 2)
 NUM_BATCHES = 16
 STATE_VECTORS = 8
-"""A state's weights and momentum in fp32, in V."""
+"""The size of a state's weights and momentum in fp32, in V."""
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.9
 """Parameters of gossip: NoLoCo's own alpha and beta, and a gamma within its bounds for groups of 8."""
 MOST_LOSS = 1.01
@@ -72,14 +72,14 @@ PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, NUM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """`loss` in nats a byte is that of the state that all share at the end, or of the replicas' mean."""
+    """Hold the `loss` in nats a byte of the state that all share at the end, or of the replicas' mean."""
 
     loss: float
     disagreement: float
 
 
 class Bench:
-    """The replicas of one run, in turn in this process."""
+    """Train the replicas of one run in turn in this process."""
 
     def __init__(self, seed: int, corpus: Corpus) -> None:
         self.run = RunConfig(
@@ -98,7 +98,8 @@ class Bench:
         self.draw = random.Random(seed)
 
     def delta(self, replica: int, theta_N: Tensor, step: int, place: int) -> Tensor:
-        """The pseudo-gradient of one interval from `theta_N`, on the samples of that place in that step of 32."""
+        """Return the pseudo-gradient of one interval from `theta_N`, on the samples of the given place of 32 in the
+        step."""
         loop, num_samples = self._loops[replica], self.run.samples_per_interval
         first = (step * NUM_REPLICAS + place) * num_samples
         loop.load(theta_N)
@@ -106,7 +107,7 @@ class Bench:
         return theta_N - loop.flat()
 
     def reduced(self, deltas: Sequence[Tensor], weights: Sequence[int] = ()) -> Tensor:
-        """What a group's reduction makes of them, before its result is encoded."""
+        """Return the result of a group's reduction before it is encoded."""
         counts = weights or [1] * len(deltas)
         members = [
             Contribution(peer_id=peer, num_tokens=count, num_samples=count)
@@ -190,7 +191,7 @@ def gossip(bench: Bench) -> Result:
 
 
 def committee(bench: Bench, num_turns: int = NUM_GROUPS) -> Result:
-    """`num_turns` committees for each step of the others."""
+    """Use `num_turns` committees for each step of the other methods."""
     theta_N, momentum_N = bench.theta_N.clone(), bench.zeros_N.clone()
     for step in range(OUTER_STEPS):
         for turn in range(num_turns):
@@ -213,12 +214,13 @@ WAYS: dict[str, Callable[[Bench], Result]] = {
 
 
 def _butterfly(num_members: int) -> float:
-    """What each member sends in one: its slices to the owners, and its own part's result to the others."""
+    """Return the bytes that each member sends in a butterfly: its slices to the owners, and its own part's result to
+    the others."""
     return 2 * (num_members - 1) / num_members
 
 
 def _bytes_sent(way: str) -> tuple[float, float]:
-    """The mean and the most that a member sends for an interval of all replicas, in V."""
+    """Return the mean and the most that a member sends for an interval of all replicas, in V."""
     num_followers = NUM_REPLICAS - NUM_GROUPS
     match way:
         case "one group of 32":
@@ -234,7 +236,7 @@ def _bytes_sent(way: str) -> tuple[float, float]:
         case "groups of 8, gossip":
             return 2 * _butterfly(GROUP_SIZE), 2 * _butterfly(GROUP_SIZE)
         case _:
-            # who was not in the last committee fetches the state from it
+            # replicas outside the last committee fetch the state from it
             fetched = (1 - GROUP_SIZE / NUM_REPLICAS) * STATE_VECTORS
             return _butterfly(GROUP_SIZE) + fetched, _butterfly(GROUP_SIZE) + fetched
 

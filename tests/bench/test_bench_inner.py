@@ -48,7 +48,8 @@ def test_local_options_side_by_side() -> None:
 
 
 def _measure(run: RunConfig, local: LocalOptions) -> tuple[float, float, float]:
-    """Mean loss of the first steps, tokens/s of the median step after them, and the time to the end of the first."""
+    """Return the mean loss of the first steps, the tokens per second of the median step after them, and the time to the
+    end of the first step."""
     started = time.perf_counter()
     loop = InnerLoop(run, build_model(run.model), load_bytes(run.data, seed=run.seed), local)
     try:

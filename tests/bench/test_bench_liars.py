@@ -28,7 +28,7 @@ pytestmark = pytest.mark.bench
 NUM_VALUES = 20_000
 NUM_SEEDS = 5
 NOISE = 1.0
-"""The noise of each member, as long as what all share: so differ the results of short intervals on other data."""
+"""The noise of each member, as long as the shared part. Results of short intervals on other data differ that much."""
 
 Attack = Callable[[Floats, np.random.Generator], Floats]
 ATTACKS: dict[str, Attack] = {
@@ -50,7 +50,7 @@ def aggregated(name: str, x_MN: Floats, **parameters: float) -> tuple[Floats, Ag
 
 
 def moved(name: str, num_members: int, attack: Attack | None) -> float:
-    """The mean distance over several seeds."""
+    """Return the mean distance over several seeds."""
     distances = []
     for seed in range(NUM_SEEDS):
         generator = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def test_one_liar_moves_the_default_aggregator_little_and_it_costs_nothing_witho
     default = rows[DEFAULT_AGGREGATOR]
     assert default["honest"] < 0.05
     assert max(default[attack] for attack in ATTACKS) < 0.75
-    assert rows["mean"]["large"] > 50, "that is what a single member does to the mean"
+    assert rows["mean"]["large"] > 50, "a single member must be able to move the mean far"
 
 
 def test_default_radius_clips_next_to_no_honest_contribution() -> None:

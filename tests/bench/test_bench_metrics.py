@@ -34,7 +34,7 @@ from swarm_protocol.session_frames import TokenDraw
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 
 TOKEN_MS = 5.0
-"""A fast server's share of a token: a GPU's or a small model's. Slower ones lose less."""
+"""A fast server's time for a token, as with a GPU or a small model. Slower servers lose a smaller share."""
 
 SCRAPE_S = 15.0
 NUM_ROUNDS = 41
@@ -46,7 +46,7 @@ NUM_WARM_PAIRS = 50
 
 
 def cpu_us(work: Callable[[], None], num_calls: int) -> float:
-    """Processor time of a call, the median of rounds: what else the machine does takes no part."""
+    """Return the processor time of a call, as the median of rounds. Other work on the machine does not count."""
     times = []
     for _ in range(NUM_ROUNDS):
         since = time.thread_time()
@@ -77,7 +77,7 @@ def test_metrics_cost_a_token_less_than_a_hundredth() -> None:
 
 @asynccontextmanager
 async def seated(span: Span, options: ServerOptions) -> AsyncIterator[EngineSequence]:
-    """One session of a server's engine."""
+    """Yield one session of a server's engine."""
     num_tokens = NUM_WARM_PAIRS + NUM_PAIRS
     engine = Engine(span, span.new_pool(num_tokens // 8 + 1), options, revision="r")
     running = asyncio.create_task(engine.run())
@@ -90,14 +90,14 @@ async def seated(span: Span, options: ServerOptions) -> AsyncIterator[EngineSequ
 
 
 async def token_s(sequence: EngineSequence) -> float:
-    """Processor time of one more token, of all threads."""
+    """Return the processor time of one more token, over all threads."""
     since = time.process_time()
     await sequence.step(torch.tensor([5]), Want.NOTHING, Pick(TokenDraw()))
     return time.process_time() - since
 
 
 async def paired_ratios(span: Span) -> list[float]:
-    """A token that is counted to one that is not, of neighbours; which of the two is first takes turns."""
+    """Return the ratios of counted to uncounted neighbouring tokens. Which of the two comes first alternates."""
     registry, traffic = Registry(), Traffic()
     server = ServerMetrics(registry)
 

@@ -193,7 +193,7 @@ def figures(
 
 
 async def compare(folder: Path) -> dict[str, dict[str, float]]:
-    """Medians by contender."""
+    """Return the medians by contender."""
     contenders = {"Libp2pNetwork": ours, "hivemind P2P": plain_hivemind, "asyncio TCP": plain_tcp}
     samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
@@ -209,7 +209,7 @@ async def compare(folder: Path) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore")  # hivemind's own
+@pytest.mark.filterwarnings("ignore")  # warnings of hivemind
 def test_bench_network_beside_plain_hivemind_and_tcp(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         medians = runner.run(compare(tmp_path))
@@ -292,7 +292,7 @@ IDLE = """
         options = Libp2pOptions(identity_path=Path(identity), network_id="test", peers=peers)
         async with await Libp2pNetwork.create(options) as node:
             processes = [psutil.Process(), *psutil.Process().children()]
-            await asyncio.sleep(2)  # let the start's own work end
+            await asyncio.sleep(2)  # let the work of the start end
             before = [sum(process.cpu_times()[:2]) for process in processes]
             await asyncio.sleep(10)
             after = [sum(process.cpu_times()[:2]) for process in processes]
@@ -329,15 +329,15 @@ def test_bench_idle_host(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_bench_idle_seed(tmp_path: Path) -> None:
-    """The command, as an operator runs it, without any peer."""
+    """Start the command without any peer, as an operator does."""
     command = [sys.executable, "-m", "swarm_node", "seed", "--home", str(tmp_path / "home"), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as seed:
         assert seed.stdout is not None
         try:
             events = map(json.loads, seed.stdout)
-            assert any(event.get("number", 0) == event.get("of") for event in events), "it did not start"
+            assert any(event.get("number", 0) == event.get("of") for event in events), "the seed did not start"
             processes = [psutil.Process(seed.pid), *psutil.Process(seed.pid).children()]
-            time.sleep(2)  # let the start's own work end
+            time.sleep(2)  # let the work of the start end
             before = [sum(process.cpu_times()[:2]) for process in processes]
             time.sleep(10)
             after = [sum(process.cpu_times()[:2]) for process in processes]

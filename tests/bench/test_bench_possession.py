@@ -33,7 +33,7 @@ FILE_BYTES = 2**29
 KINDS = ("plain", "published")
 
 
-def test_first_token_of_a_published_model_comes_as_soon(tmp_path: Path) -> None:
+def test_first_token_of_a_published_model_comes_as_soon_as_of_an_unpublished_one(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", FAMILIES["llama"]())
     published_copy(plain, tmp_path / "published", name="published")
     first_ms: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -86,10 +86,10 @@ def test_first_token_of_a_published_model_comes_as_soon(tmp_path: Path) -> None:
                     await asyncio.sleep(0.2)
                     num_proven += client.possession.num_proven
                     await client.aclose()
-                    if number:  # the first pair warms the server up
+                    if number:  # the first pair warms up the server
                         first_ms[kind].append(first)
                         next_ms[kind].append(following)
-            assert num_proven >= NUM_CLIENTS, "each client has had its proof, beside the requests"
+            assert num_proven >= NUM_CLIENTS, "each client must have received a proof beside its requests"
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -54,7 +54,7 @@ def write_model(directory: Path) -> Path:
 
 
 def prompt(length: int, round_: int) -> torch.Tensor:
-    """No two share a page that the engine could keep."""
+    """Return a prompt. No two prompts share a page that the engine could keep."""
     return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(1000 * length + round_))
 
 
@@ -95,7 +95,7 @@ def test_first_token_at_bf16_beside_local_transformers(tmp_path: Path) -> None:
         pairs = []
         for round_ in range(NUM_ROUNDS + 1):
             pairs.append((asyncio.run(ours_s(loaded, length, round_)), theirs_s(local, length, round_)))
-        pairs = pairs[1:]  # the first warms up
+        pairs = pairs[1:]  # the first pair warms up
         ratios[length] = statistics.median(ours / theirs for ours, theirs in pairs)
         ours_ms, theirs_ms = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
         report.row(f"{length} tokens", local_ms=theirs_ms, engine_ms=ours_ms, ratio=ratios[length])

@@ -61,7 +61,7 @@ def test_proofs_take_less_than_a_twentieth_of_a_short_step(aggregator: str) -> N
     part = b"".join(codec.encode(delta_N[frame]) for frame in part_frames(group, 0))
     leaf = AuditedSlice(data=codec.encode(delta_N[leaf_at(NUM_VALUES, 0)]))
     commit_s = median_cpu_s(lambda: committed_tree(lambda frame: codec.encode(delta_N[frame]), codec, NUM_VALUES))
-    # slices of the own part from all members, and all parts' results: both are as large as the vector
+    # slices of the own part from all members, and the results of all parts: both are as large as the vector
     hash_s = 2 * NUM_MEMBERS * median_cpu_s(lambda: hashed_part(codec, group, 0, part))
     leaf_s = median_cpu_s(lambda: reduced_leaf(group, scheme, 0, [leaf] * NUM_MEMBERS))
     report = Report(f"CPU seconds that proofs take a member of {NUM_MEMBERS}, {NUM_VALUES} values in int8")

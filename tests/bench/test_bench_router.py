@@ -28,13 +28,13 @@ NUM_BLOCKS = 126
 
 
 def swarm(num_servers: int) -> dict[str, ServeRecord]:
-    """Each has measured as many links as a record holds."""
+    """Return the records of servers, each of which has measured as many links as a record holds."""
     rng = random.Random(num_servers)
     peer_ids = [peer_id_of(rng.randbytes(32)) for _ in range(num_servers)]
     servers = {}
     for peer_id in peer_ids:
         length = rng.randint(4, 40)
-        # clamped, so that the model's ends have as many servers as its middle
+        # clamp spans, so that the model's ends have as many servers as its middle
         start = max(0, min(NUM_BLOCKS - length, rng.randint(-20, NUM_BLOCKS)))
         servers[peer_id] = ServeRecord(
             model="m",
@@ -53,7 +53,8 @@ def swarm(num_servers: int) -> dict[str, ServeRecord]:
 
 
 def times_ms(name: str, decide: Callable[[], object]) -> dict[str, float]:
-    """Return the median of this thread's own time, and the best, to which other work on the machine adds least."""
+    """Return the median of this thread's own time, and the best time, which other work on the machine disturbs
+    least."""
     times = []
     for _ in range(NUM_ROUNDS):
         since = time.thread_time()

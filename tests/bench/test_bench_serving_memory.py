@@ -33,13 +33,13 @@ NUM_SESSIONS = 8
 
 
 async def until_free(client: AsyncClient, num_tokens: int) -> None:
-    """Wait until the server says that so much of its cache is free."""
+    """Wait until the server reports that so many tokens of its cache are free."""
     async with asyncio.timeout(60):
         while any(record.free_kv_tokens < num_tokens for record in (await client.servers(MODEL)).values()):
             await asyncio.sleep(0.2)
 
 
-def test_node_that_is_told_its_memory_never_exceeds_it(tmp_path: Path) -> None:
+def test_node_never_exceeds_its_max_memory(tmp_path: Path) -> None:
     model = write_model(tmp_path / MODEL)
     report = Report(f"a node with a 44M Llama that is told --max-memory {TOLD_MIB}MiB, under load")
 

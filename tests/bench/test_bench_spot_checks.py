@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.1)  # loud, so that blocks change much of what they get
+            torch.nn.init.normal_(parameter, std=0.1)  # large weights, so that blocks change their inputs much
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     return open_model(directory)
@@ -81,7 +81,8 @@ def spans(files: ModelFiles, kind: str, dtype: torch.dtype | None = None) -> tup
 
 @torch.inference_mode()
 def served(span: Span, x: Tensor, batch: int, num_prompt: int, num_threads: int) -> Tensor:
-    """What a server gives for [N, T, …]: prompts, then decodes of `batch` sequences together. float32 [N, T, C]."""
+    """Return what a server gives for [N, T, …]: prompts, then decodes of `batch` sequences together. The result is
+    float32 [N, T, C]."""
     torch.set_num_threads(num_threads)
     num_pages = -(-x.shape[1] // PAGE_TOKENS)
     outputs = []
@@ -108,7 +109,7 @@ def served(span: Span, x: Tensor, batch: int, num_prompt: int, num_threads: int)
 
 @torch.inference_mode()
 def recomputed(span: Span, x: Tensor, num_threads: int) -> Tensor:
-    """What another server gives for the whole sequences."""
+    """Return what another server gives for the whole sequences."""
     torch.set_num_threads(num_threads)
     output = torch.cat([span.forward(each[None], span.start, span.end).float() for each in x])
     torch.set_num_threads(2)
@@ -117,7 +118,7 @@ def recomputed(span: Span, x: Tensor, num_threads: int) -> Tensor:
 
 @dataclass
 class Recorded:
-    """Both halves' outputs as several servers computed them: [N, T, C] each."""
+    """Hold both halves' outputs as several servers computed them: [N, T, C] each."""
 
     middle: list[Tensor]
     logits: list[Tensor]
@@ -231,7 +232,7 @@ def test_server_that_swaps_in_four_bit_weights_is_told_apart(files: ModelFiles, 
     assert draws[:, 1].min() > 1
 
 
-def test_three_hundred_requests_name_a_liar_with_ninety_five_percent() -> None:
+def test_liar_is_named_within_three_hundred_requests_with_ninety_five_percent() -> None:
     """A server that lies in every answer is named by the first of its answers that is drawn."""
     report = Report("requests until a liar is named, by the share that is checked")
     shares = (0.005, 0.01, 0.0152, 0.02)
@@ -251,8 +252,8 @@ def test_three_hundred_requests_name_a_liar_with_ninety_five_percent() -> None:
 
 
 def test_one_percent_of_checks_costs_less_than_two_percent(files: ModelFiles) -> None:
-    """An answer of 64 tokens to a prompt of 128 on half of the model, against what its server does for checks: with
-    one thread, as more wait for each other on a model this small."""
+    """Compare an answer of 64 tokens to a prompt of 128 on half of the model with the work that its server does for
+    checks. One thread is used, since more would wait for each other on a model this small."""
     span = load_span(files, 0, SPAN)
     tokens = torch.randint(0, VOCAB, (1, 192), generator=torch.Generator().manual_seed(1))
     identity = Identity(bytes(32))

@@ -28,7 +28,7 @@ NUM_ROUNDS = 5
 BATCH = 8
 SPANS = ((0, 4), (4, 8), (8, 12))
 HIDDEN_BYTES = 4 * 512
-"""One token's hidden states of this model, in fp32."""
+"""The size of one token's hidden states of this model in fp32."""
 
 
 def _bytes(client: AsyncClient) -> tuple[int, int]:
@@ -51,7 +51,7 @@ async def _round(client: AsyncClient, round_: int) -> dict[str, float]:
         "one_tokens_per_s": NUM_TOKENS / one_s,
         "batch_tokens_per_s": BATCH * NUM_TOKENS / batch_s,
         "first_token_512_ms": 1000 * (time.perf_counter() - since),
-        # the prompt's 32 rows pass once, too
+        # the prompt's 32 rows are also sent once
         "up_bytes_per_token": (after[0] - before[0]) / (NUM_TOKENS + 32),
         "down_bytes_per_token": (after[1] - before[1]) / (NUM_TOKENS + 32),
     }
@@ -80,7 +80,7 @@ def test_text_at_home_beside_ordinary_serving(tmp_path: Path) -> None:
         report.row(who, **row)
     ratio = {name: value / figures["ordinary"][name] for name, value in figures["text at home"].items()}
     report.row("ratio", **ratio).show()
-    # hidden states leave once a token; each server's come back, as ordinarily, and now the last one's, too
+    # a token's hidden states are sent once; those of each server come back as usual, and here also the last one's
     assert HIDDEN_BYTES <= figures["text at home"]["up_bytes_per_token"] <= 1.2 * HIDDEN_BYTES
     assert (
         figures["text at home"]["down_bytes_per_token"]

@@ -32,7 +32,7 @@ pytestmark = [
 MIB = 2**20
 NUM_STEPS = 3
 MOST_MIB = 1260
-"""With the activations of 4 windows of 128 tokens."""
+"""The most memory, with the activations of 4 windows of 128 tokens."""
 MODEL = {
     "model_type": "llama",
     "vocab_size": 256,

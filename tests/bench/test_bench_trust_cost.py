@@ -68,7 +68,7 @@ FEATURES: dict[str, list[tuple[Any, str]]] = {
 
 @dataclass
 class CpuTimes:
-    """CPU seconds by feature, of the outermost one that a thread is in."""
+    """Measure CPU seconds by feature. A thread's time counts for the outermost feature that it is in."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     inside: threading.local = field(default_factory=threading.local)
@@ -99,7 +99,7 @@ class CpuTimes:
 
 
 class ByteKinds:
-    """The bytes that all members send for their steps, by kind: what `OuterStep.bytes_sent` counts."""
+    """Count the bytes that all members send for their steps by kind, as `OuterStep.bytes_sent` counts them."""
 
     def __init__(self) -> None:
         self.sent: defaultdict[str, int] = defaultdict(int)
@@ -115,7 +115,7 @@ class ByteKinds:
 
         @asynccontextmanager
         async def counted_open(streams: PartStreams, peer: str, opening: Any) -> AsyncIterator[Any]:
-            if self._kind.get() == "payload":  # the opening of an audit is an audit's
+            if self._kind.get() == "payload":  # the opening of an audit counts as part of the audit
                 size = len(opening.to_bytes())
                 self.sent["openings"] += size
                 self.sent["payload"] -= size
@@ -159,7 +159,8 @@ class ByteKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`times` are CPU seconds by feature, beside `cpu_s` of all; `bytes_sent` is what a member sent in a step."""
+    """Hold CPU seconds by feature in `times`, CPU seconds of the process in `cpu_s`, and the bytes of a member in a
+    step in `bytes_sent`."""
 
     times: dict[str, float]
     cpu_s: float
@@ -249,7 +250,7 @@ def test_bytes_of_trust_by_kind(num_members: int, num_values: int, monkeypatch: 
     with kinds.watching(monkeypatch):
         total = virtual_time.run(main())
     # votes that came too late, and the groups that admit members, belong to no step
-    assert sum(kinds.sent.values()) == pytest.approx(total, rel=0.01), "a kind is not counted"
+    assert sum(kinds.sent.values()) == pytest.approx(total, rel=0.01), "the kinds must add up to all bytes"
     shown = Report(f"Bytes of trust, {num_members} members, {num_values:,} values")
     percents = {kind: 100 * count / sum(kinds.sent.values()) for kind, count in kinds.sent.items() if kind != "payload"}
     shown.row("percent of all", **percents, together=sum(percents.values()))

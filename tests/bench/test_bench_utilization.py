@@ -35,16 +35,17 @@ NUM_VALUES = 10_000_000
 STEP_S = 0.1
 LATENCY_S = 0.05
 MBITS = (20, 100)
-BATCH_WINDOWS = 2  # the synthetic inner loop's
+BATCH_WINDOWS = 2  # as in the synthetic inner loop
 
 STREAMING = "streaming, 4 fragments, H 52, tau 12, int4"
 LEAST_STREAMING = 0.95
-"""At 100 Mbit/s."""
+"""The least utilization of Streaming DiLoCo at 100 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """`num_steps` are outer steps: enough that the first one, in which the group forms, matters little."""
+    """Describe a method. `num_steps` are outer steps, enough for the first one, in which the group forms, to matter
+    little."""
 
     name: str
     num_steps: int
@@ -64,7 +65,7 @@ METHODS = (
 
 
 class PassingInner(SyntheticInner):
-    """The first step of a stretch is made, and the others only take their time."""
+    """Compute the first step of a stretch, and let the others only take their time."""
 
     def clock(self) -> float:
         return self._passed_s
@@ -90,7 +91,7 @@ class PassingInner(SyntheticInner):
 
 
 class HomeLines(MemoryInternet):
-    """Each node has `mbit` Mbit/s up and as much down, which all its links share."""
+    """Give each node a line of `mbit` Mbit/s up and as much down, which all its links share."""
 
     def __init__(self, mbit: float) -> None:
         super().__init__(default_link=LinkModel(latency_s=LATENCY_S))
@@ -104,7 +105,7 @@ class HomeLines(MemoryInternet):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`megabytes` is what a member sent for one outer step, on average."""
+    """Hold the figures of a run. `megabytes` is the average that a member sent for one outer step."""
 
     utilization: float
     step_s: float

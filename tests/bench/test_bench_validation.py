@@ -44,7 +44,7 @@ def run_with(*, fresh: bool, **changes: object) -> RunConfig:
 
 
 class Flipped:
-    """Other labels: windows of other bytes in the places of a corpus's."""
+    """Change labels, by windows of other bytes in the places of a corpus's windows."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -57,7 +57,7 @@ class Flipped:
 
 @dataclass
 class Trained:
-    """Outer steps of a run, in one process. `deltas` are the members' last pseudo-gradients."""
+    """Train outer steps of a run in one process. `deltas` are the members' last pseudo-gradients."""
 
     run: RunConfig
     corpus: Corpus
@@ -210,7 +210,7 @@ def test_validation_costs_its_rate_of_the_intervals_and_no_bytes() -> None:
     started = time.perf_counter()
     assert likeness(group, CODEC, chosen, slices, delta_N, 0.5).tier == "exact"
     compare_s = time.perf_counter() - started
-    # the validator sits out one interval for each that it validates; the slices are those of its own part
+    # the validator sits out one interval for each one that it validates, and is shown the slices of its own part
     share = run.validation_rate * (interval_s + compare_s) / interval_s
     evidence_bytes = sum(len(each.data) + 320 for each in slices)
     Report("validation at a rate of 5 %").row(

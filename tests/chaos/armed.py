@@ -19,8 +19,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Kills `who` ("*": anyone) at the `nth` time from now on that it reaches `phase`. `number` tells kills apart.
-    `is_stop`: the process is stopped, not ended."""
+    """Kill `who` ("*" for any process) at the `nth` time from now on that it reaches `phase`. `number` identifies the
+    kill. With `is_stop`, the process is stopped and not ended."""
 
     number: int
     who: str
@@ -31,7 +31,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """The process that was struck, when by the machine's monotonic clock, and at which phase."""
+    """Record the process that was struck, the time by the machine's monotonic clock, and the phase."""
 
     who: str
     phase: str
@@ -39,19 +39,19 @@ class Struck:
 
 
 class KillSwitch:
-    """The planner's side. `folder` is shared with the processes."""
+    """Arm kills, on the side of the test. `folder` is shared with the processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def arm(self, kill: Kill) -> None:
-        """Replaces the kill armed before."""
+        """Arm a kill in place of the one armed before."""
         draft = self._folder / "armed.tmp"
         draft.write_text(json.dumps(asdict(kill)))
         draft.replace(self._folder / "armed")
 
     def struck(self, number: int) -> Struck | None:
-        """What happened, once it has."""
+        """Return what happened, or None if the kill has not struck yet."""
         try:
             return Struck(**json.loads((self._folder / f"struck-{number}").read_text()))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -59,7 +59,7 @@ class KillSwitch:
 
 
 class ArmedFaults:
-    """The side of the process `who`. Implements `FailpointHook`."""
+    """Carry out armed kills in the process `who`. Implements `FailpointHook`."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Stops a member of a real run by SIGSTOP at a phase, continues it later, and measures what that cost the others."""
+"""Stop members of a real run by SIGSTOP at given phases, continue them later, and measure what that cost the others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from swarm.training.trainer_events import OuterStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """`longest_s`: the most time that passed between two steps of any other member. `back_s`: how long after it was
-    continued all were in one group again."""
+    """Describe one stop. `longest_s` is the longest time between two steps of any other member. `back_s` is the time
+    from continuing the process until all members were in one group again."""
 
     phase: str
     longest_s: float
@@ -29,8 +29,8 @@ class Stop:
 
 
 async def stop_members(folder: Path, phases: Sequence[str], *, num_members: int, stopped_s: float) -> list[Stop]:
-    """One trial for each of `phases`, in one run. Each stopped process is continued after `stopped_s`, or once the
-    others have taken two steps without it if that is later."""
+    """Run one trial for each of `phases` in one run. Each stopped process is continued after `stopped_s`, or, if that
+    is later, once the others have taken two steps without it."""
     switch = KillSwitch(folder)
     async with (
         await libp2p_node(folder / "seed.identity") as seed,
@@ -88,6 +88,6 @@ def _num_steps(member: Member, since_s: float) -> int:
 
 
 def _longest_s(member: Member, since_s: float) -> float:
-    """Return the longest time between two steps, from the last one before `since_s` on."""
+    """Return the longest time between two steps, starting with the last one before `since_s`."""
     times = [at_s for at_s, _ in member.of(OuterStep)]
     return max(after - before for before, after in pairwise(times) if after > since_s)

@@ -1,4 +1,4 @@
-"""Ten thousand connections that say nothing, against a gateway and against a libp2p node; real sockets on loopback.
+"""Opens ten thousand silent connections to a gateway and to a libp2p node, over real sockets on loopback.
 
 .venv/bin/python -m pytest tests/chaos/test_chaos_connections.py -m chaos -s
 """
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 NUM_SILENT = 10_000
 NUM_OTHER_FILES = 2_500
-"""What this process opens beside them, those of the gateway's own side included."""
+"""The number of other files that this process opens, including the gateway's side of the connections."""
 AT_ONCE = 200
 NUM_ASKED = 20
 
 
 @pytest.fixture
 def num_silent() -> int:
-    """NUM_SILENT, or as many as this process may open: a system may allow fewer files, even to who asks for more."""
+    """Return NUM_SILENT, or as many as this process may open: a system may allow fewer files, even on request."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = NUM_SILENT + NUM_OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -43,7 +43,8 @@ def num_silent() -> int:
 
 @asynccontextmanager
 async def _silent(host: str, port: int, num: int) -> AsyncIterator[int]:
-    """`num` connections, of which those that were closed meanwhile stay so. The value: how many could be opened."""
+    """Open `num` connections, and yield how many could be opened. Connections that are closed by the peer stay
+    closed."""
     writers: list[asyncio.StreamWriter] = []
 
     places = iter(range(num))
@@ -68,7 +69,7 @@ async def _eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_gateway_answers_beside_thousands_that_say_nothing(num_silent: int) -> None:
+def test_gateway_answers_beside_thousands_of_silent_connections(num_silent: int) -> None:
     async def main() -> None:
         process = psutil.Process()
         with no_leaks():
@@ -99,7 +100,7 @@ async def _echo(_peer_id: str, request: bytes) -> bytes:
     return request
 
 
-def test_libp2p_node_answers_beside_thousands_that_say_nothing(num_silent: int, tmp_path: Path) -> None:
+def test_libp2p_node_answers_beside_thousands_of_silent_connections(num_silent: int, tmp_path: Path) -> None:
     async def main() -> None:
         with no_leaks():
             async with (

@@ -1,4 +1,5 @@
-"""The model of `test_round_model` over three attempts: a lock is of the first, resumed in the second, or neither."""
+"""Checks the model of `test_round_model` over three attempts, in which a lock may be made in the first one and resumed
+in the second one."""
 
 from __future__ import annotations
 

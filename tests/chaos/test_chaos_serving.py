@@ -37,13 +37,13 @@ LONG = "".join(f"x{i} = {i} * {i + 1}\n" for i in range(50))  # some 800 tokens
 NUM_TOKENS = 48
 TEMPERATURES = (0.0, 0.8)
 SEED = 7
-LEAVING_S = 0.08  # what a hand-over takes, and some more
+LEAVING_S = 0.08  # a handover takes less
 NUM_STREAMS = 8
 NUM_CHANGES = 6
 
 
 def _write_model(directory: Path) -> Path:
-    """Random weights of which the seed is chosen such that texts go on to the end."""
+    """Write a model of random weights, with a seed for which texts do not end early."""
     run = RunConfig(name="chaos", seed=3, model={**DEFAULT_MODEL, "initializer_range": 0.1})
     export_hf(initial_theta(run), run, directory)
     return directory
@@ -59,11 +59,8 @@ def _generation(servers: ServingFleet, prompt: str, temperature: float) -> Gener
 
 
 async def _trial(servers: ServingFleet, number: int) -> tuple[str, float, bool]:
-    """One answer with the death of its middle server in it.
-
-    Returns the text, the longest pause in seconds from then on, and whether it was a death: who is asked to leave may
-    have handed over and gone before.
-    """
+    """Get one answer during which its middle server dies. Return the text, the longest pause in seconds from then on,
+    and whether the server was killed: one that was asked to leave may have handed over and left before."""
     phase, chance = PHASES[number % len(PHASES)], random.Random(number)
     generation = _generation(servers, LONG if phase == "prefill" else SHORT, TEMPERATURES[number // len(PHASES) % 2])
     fatal_token = chance.randint(1, NUM_TOKENS // 2)
@@ -83,26 +80,26 @@ async def _trial(servers: ServingFleet, number: int) -> tuple[str, float, bool]:
                 await asyncio.sleep(chance.uniform(0, 2 * LEAVING_S))
             last_s = time.monotonic()
     assert dying is not None
-    assert dying.done(), "the answer was over before the death"
+    assert dying.done(), "the answer ended before the server's death"
     process = servers.fleet.processes[dying.result().name].process
-    assert generation.trace()["replays"], f"the end of a server in trial {number} changed nothing: {phase}"
+    assert generation.trace()["replays"], f"the end of a server in trial {number} caused no replay: {phase}"
     return "".join(texts), pause_s, await process.wait() == -signal.SIGKILL
 
 
 def _middle(generation: Generation) -> str | None:
-    """The peer that has the middle blocks now; None before the chain is open."""
+    """Return the peer that has the middle blocks now, or None before the chain is open."""
     hops = reversed(generation.trace()["hops"])
     return next((hop["peer_id"] for hop in hops if hop["start"] == MIDDLE[0]), None)
 
 
 async def _die(servers: ServingFleet, generation: Generation, phase: str, chance: random.Random) -> NodeState:
-    """Kill the middle server at a moment of `phase`; returns it."""
+    """Kill the middle server at a moment of `phase`, and return it."""
     while not (middle := _middle(generation)):
         await asyncio.sleep(0.001)
     victim = servers.find(middle)
     if phase == "hand-over":
         servers.drain(victim)
-    # the long prompt takes some hundred milliseconds, a token some ten; between two, nobody computes
+    # the long prompt takes a few hundred milliseconds and a token about ten; between two tokens nobody computes
     within_s = {"prefill": 0.1, "decode": 0.03, "between": 0.0, "hand-over": LEAVING_S}[phase]
     await asyncio.sleep(chance.uniform(0, within_s))
     if not servers.fleet.processes[victim.name].ended:
@@ -110,7 +107,7 @@ async def _die(servers: ServingFleet, generation: Generation, phase: str, chance
     return victim
 
 
-def test_hundred_kills_in_all_phases_change_no_token(tmp_path: Path) -> None:
+def test_tokens_are_unchanged_by_a_hundred_kills_in_all_phases(tmp_path: Path) -> None:
     model = _write_model(tmp_path / "chaos")
     expected = {
         (prompt, temperature): demo_answer.complete_undisturbed(
@@ -147,8 +144,9 @@ def test_hundred_kills_in_all_phases_change_no_token(tmp_path: Path) -> None:
     assert p99_s < 3
 
 
-def test_steady_load_sees_no_failure_while_nodes_join_and_leave(tmp_path: Path) -> None:
-    """Eight streams without an end; in turn one server joins, and another one of the same span drains and goes."""
+def test_no_request_fails_under_steady_load_while_nodes_join_and_leave(tmp_path: Path) -> None:
+    """There are eight endless streams. Repeatedly, one server joins, and another one of the same span drains and
+    leaves."""
     model = _write_model(tmp_path / "chaos")
     expected = demo_answer.complete_undisturbed(model, SHORT, NUM_TOKENS)
     outcomes: Counter[str] = Counter()

@@ -57,7 +57,8 @@ async def _tokens(client: AsyncClient, **options: Any) -> list[int]:
 
 @contextmanager
 def _sent_to_servers() -> Iterator[list[Frame]]:
-    """Collect the frames that this process sends to others, and not to the ends of the model that it runs itself."""
+    """Collect the frames that this process sends to other peers, without those to the ends of the model that it runs
+    itself."""
     sent: list[Frame] = []
     send = MultiplexedConnection.send
 
@@ -131,7 +132,7 @@ async def _gateway(servers: ServingFleet, model: Path, peers: str) -> None:
     assert "keeps text at home" in answer["error"]["message"]
 
 
-def test_same_tokens_with_real_servers_and_none_is_lost_with_one_of_them(tmp_path: Path) -> None:
+def test_text_at_home_gives_the_same_tokens_when_a_server_is_killed(tmp_path: Path) -> None:
     model = _write_model(tmp_path / "kept")
 
     async def main() -> None:

@@ -36,10 +36,10 @@ NUM_MEMBERS = 4
 STANDBYS_AT_ONCE = 4
 P50_S, P99_S = 2.0, 10.0
 CATCHING_UP_S = 1.0
-"""For what was committed while the state arrived: long beside these intervals, and nothing beside real ones."""
+"""Time to catch up with steps committed while the state arrived: long for these intervals, short for real ones."""
 
 SCENES = {
-    # only who coordinates gets there
+    # only the coordinator reaches this phase
     "coordinator before signing": ("round.sign", 1, True),
     "coordinator after signing": ("round.signed", 1, True),
     "owner before reducing": ("round.reducing", 1, False),
@@ -60,7 +60,8 @@ SCENES = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`survivors` are the members that lived through it. `step`: the outer step in which the kill struck."""
+    """Describe one kill. `survivors` are the members that lived through it, and `step` is the outer step in which it
+    struck."""
 
     scene: str
     struck: Struck
@@ -70,7 +71,7 @@ class Trial:
 
 
 def _progress(member: Member) -> dict[int, float]:
-    """When the member first had the state of each outer step."""
+    """Return the time at which the member first had the state of each outer step."""
     times: dict[int, float] = {}
     told: list[tuple[float, OuterStep | StateFetched]] = [*member.of(OuterStep), *member.of(StateFetched)]
     for at_s, event in told:
@@ -79,12 +80,12 @@ def _progress(member: Member) -> dict[int, float]:
 
 
 def _newest(members: Iterable[Member]) -> int:
-    """The outer step that all of them have."""
+    """Return the newest outer step that all of the members have."""
     return min(max(_progress(member), default=0) for member in members)
 
 
 def _is_whole(members: Members) -> bool:
-    """Return whether all contributed to the newest step, and have it."""
+    """Return whether all members contributed to the newest step and have it."""
     last = [steps[-1][1] for member in members.alive if (steps := member.of(OuterStep))]
     is_everyone = len(last) == NUM_MEMBERS and len({event.step for event in last}) == 1
     return (
@@ -139,29 +140,30 @@ async def _ready(members: Members, numbers: Iterable[int]) -> list[Member]:
     await members.until(
         lambda: all(each.is_ready or each.has_ended for each in started), within_s=300, what="starting processes"
     )
-    assert all(each.is_ready for each in started), "a process could not start: its log says why"
+    assert all(each.is_ready for each in started), "a process could not start: see its log"
     return started
 
 
 def _newest_at(member: Member, at_s: float) -> int:
-    """The outer step whose state the member had then."""
+    """Return the outer step whose state the member had at that time."""
     return max((step for step, since_s in _progress(member).items() if since_s <= at_s), default=0)
 
 
 def _undisturbed_s(trials: list[Trial]) -> float:
-    """The median time of the steps right before the kills, in which all four took part."""
+    """Return the median time of the steps right before the kills, in which all four members took part."""
     times = [(_progress(member), trial.step - 1) for trial in trials for member in trial.survivors]
     return statistics.median(each[step] - each[step - 1] for each, step in times if step - 1 in each)
 
 
 def _delay_s(trial: Trial, step_s: float) -> float:
-    """What the kill cost the slowest survivor, in the step in which it struck and the one after."""
+    """Return the delay of the slowest survivor over the step in which the kill struck and the next one."""
     times = [_progress(member) for member in trial.survivors]
     return max(each[trial.step + 1] - each[trial.step - 1] for each in times) - 2 * step_s
 
 
 def _assert_all_steps_are_true(members: Members) -> None:
-    """Each that anyone reported, also one who died: proved by a certificate, and the same for all."""
+    """Assert that each step that any member reported, including dead ones, has a certificate and is equal for all
+    members."""
     signatures = RunSignatures.of_run(signed(RUN), Identity.generate(), "test")
     digests: dict[int, set[str]] = defaultdict(set)
     for member in members.all.values():
@@ -175,8 +177,8 @@ def _assert_all_steps_are_true(members: Members) -> None:
 
 
 def _assert_joiner_trained_at_once(members: Members, joiner: Member) -> None:
-    """Once it has caught up, it is in the next round that forms, which may not be the one under way: at most one
-    interval begins without it, and then it trains."""
+    """Assert that a joiner trains in the next interval after it has caught up. The round under way may begin without
+    it, so that at most one interval does."""
     arrived_s, _ = joiner.of(StateFetched)[0]
     trained = joiner.of(IntervalDone)[0][1].step
     newest = max(_newest_at(member, arrived_s + CATCHING_UP_S) for member in members.all.values())

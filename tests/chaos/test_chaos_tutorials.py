@@ -30,8 +30,8 @@ UNITS_AND_NAMES = frozenset({"s", "ms", "min", "kB", "MB", "GB", "MiB", "GiB", "
 
 
 def as_pattern(line: str) -> str:
-    """Return an expression for a line that a page shows. … stands for anything; figures, units, names of machines and
-    ends of peer ids differ, while blocks such as 0:3 do not."""
+    """Return an expression for a line that a page shows. … stands for any text. Numbers, units, machine names and ends
+    of peer ids may differ, but blocks such as 0:3 may not."""
     return r"\s+".join(map(_word_pattern, line.split()))
 
 
@@ -46,7 +46,7 @@ def _word_pattern(word: str) -> str:
 
 
 class Learner:
-    """Types what pages say into shells of one folder. Commands that last go on in the background."""
+    """Type the lines of pages into shells of one folder. Lasting commands go on in the background."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Learner:
         }
 
     def read(self, page: str, *, without: tuple[str, ...] = ()) -> None:
-        """Do what the page says, section by section, those named in `without` left out."""
+        """Follow the page, section by section, without the sections named in `without`."""
         for section in re.split(r"^## ", (DOCS / "tutorials" / page).read_text("utf-8"), flags=re.MULTILINE):
             if section.split("\n", 1)[0] in without:
                 continue
@@ -77,7 +77,7 @@ class Learner:
                     self._edit(block)
 
     def type(self, line: str, *, shown: str = "") -> None:
-        """Type a line, and wait until it has printed what the page shows."""
+        """Type a line, and wait until it has printed the text that the page shows."""
         if not LASTING.match(line):
             self._until_done(["bash", "-c", self._meant(line)], line, shown)
             return
@@ -101,11 +101,11 @@ class Learner:
             self._address = f"/ip4/127.0.0.1/tcp/{self._ports['4001']}/p2p/{peer_id}"
 
     def ended(self) -> dict[str, int]:
-        """The exit codes of those lasting commands that have ended."""
+        """Return the exit codes of the lasting commands that have ended."""
         return {line: code for line, process in self._running.items() if (code := process.poll()) is not None}
 
     def wait(self, word: str) -> list[int]:
-        """The exit codes of those that `word` is in, once they have ended."""
+        """Wait for the lasting commands with `word` in their lines, and return their exit codes."""
         return [process.wait(OTHERS_S) for line, process in self._running.items() if word in line]
 
     def close(self) -> None:
@@ -130,7 +130,8 @@ class Learner:
         path.write_text(text, "utf-8")
 
     def _until_done(self, command: list[str], what: str, shown: str = "") -> None:
-        """Again and again until it works and prints what is `shown`: people wait until what they started is there."""
+        """Repeat the command until it succeeds and prints `shown`, as a person waits until what they started is
+        ready."""
         if what.startswith("make setup"):
             return
         print(f"$ {what.splitlines()[0]}")
@@ -139,7 +140,7 @@ class Learner:
         while True:
             done = self._run(command)
             is_good = done.returncode == 0 and not done.stdout.startswith(('{"error"', '{"object":"list","data":[]'))
-            # that the demo's own kill comes in time is its own tests' to show: a slow machine may be too late for it
+            # whether the demo's kill comes in time is left to the demo's tests: a slow machine may be too late
             printed = done.stdout + done.stderr
             lines = [line for line in shown.splitlines() if line != "…"]
             missing = [line for line in lines if not re.search(as_pattern(line), printed)]
@@ -173,8 +174,8 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
 def test_tutorials_work_as_they_are_written(learner: Learner) -> None:
     learner.read("volunteer.md", without=("Leave",))
     learner.read("operator.md")
-    assert learner.ended() == {}, "the network is still there"
+    assert learner.ended() == {}, "a lasting command of the network ended"
     learner.read("client.md")
     assert all("--home two" in line for line in learner.ended())
     learner.read("researcher.md")
-    assert learner.wait("trainer") == [0, 0], "both members end by themselves, their work done"
+    assert learner.wait("trainer") == [0, 0], "both members must end by themselves when the run is over"

@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 RUN = config(outer_steps=1_000_000, interval_steps=5, min_group=2, max_group=8, quorum_grace_s=2.0)
 STEP_S = 0.1
 NUM_VALUES = 300_000
-"""Small enough that a joiner gets the state within an interval on a busy machine too."""
+"""Small enough that a joiner gets the state within an interval, even on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What all members share. `folder` holds their identities and logs, and the armed kill."""
+    """Hold the settings that all members share. `folder` has their identities and logs, and the armed kill."""
 
     folder: Path
     peers: tuple[str, ...]
@@ -56,7 +56,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a member says. `event` is None when it is ready to take part. `certificate` proves an OuterStep."""
+    """Hold one message of a member. `event` is None when the member is ready to take part. `certificate` proves an
+    OuterStep."""
 
     at_s: float
     event: TrainingEvent | None = None
@@ -64,7 +65,7 @@ class Told:
 
 
 class RestlessInner(SyntheticInner):
-    """It never gets where it wants to be, so that no two contributions are alike, however long the run."""
+    """Train towards a target that moves, so that no two contributions are alike, however long the run."""
 
     def train(
         self,
@@ -80,7 +81,7 @@ class RestlessInner(SyntheticInner):
 
 
 def live(name: str, plan: Plan, owner: Connection) -> None:
-    """The whole life of the member `name`: until it is killed, or `owner` is."""
+    """Run the whole life of the member `name`, until it is killed or `owner` ends."""
     logging.basicConfig(filename=plan.folder / f"{name}.log", level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -117,13 +118,13 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
             try:
                 await trainer.run()
             except Exception:
-                # the thread that waits for the owner would keep the process, and what went wrong would not be seen
+                # the thread that waits for the owner would keep the process alive and hide the error
                 logger.exception("%s failed", name)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _end_with(owner: Connection) -> None:
-    """So that nothing is left behind, whatever happens to the owner."""
+    """End this process when its owner ends, so that none is left behind."""
     with contextlib.suppress(EOFError):
         await asyncio.to_thread(owner.recv)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -131,7 +132,8 @@ async def _end_with(owner: Connection) -> None:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A process, as its owner sees it. `called_s`: when it was told to take part; 0 before."""
+    """Represent a member's process to its owner. `called_s` is the time at which it was told to take part, or 0 before
+    that."""
 
     name: str
     process: ForkServerProcess
@@ -145,12 +147,12 @@ class Member:
         return bool(self.told)
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
-        """Its events of that kind, each with its time."""
+        """Return the member's events of that kind, each with its time."""
         return [(told.at_s, told.event) for told in self.told if isinstance(told.event, kind)]
 
 
 class Members:
-    """All processes of one run. An async context: leaving it kills them."""
+    """Own all processes of one run. Leaving the async context kills them."""
 
     def __init__(self, plan: Plan) -> None:
         self.all: dict[str, Member] = {}
@@ -170,11 +172,11 @@ class Members:
 
     @property
     def alive(self) -> list[Member]:
-        """Those who take part, as far as is known."""
+        """Return the members that take part, as far as is known."""
         return [member for member in self.all.values() if member.called_s and not member.has_ended]
 
     def stand_by(self, name: str) -> Member:
-        """Start a process that gets ready, and then waits."""
+        """Start a process that gets ready and then waits."""
         processes = forking()
         connection, theirs = processes.Pipe()
         process = processes.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
@@ -185,12 +187,12 @@ class Members:
         return member
 
     def call(self, member: Member) -> None:
-        """Have it take part."""
+        """Have the member take part."""
         member.called_s = time.monotonic()
         member.connection.send(None)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
-        """Wait until `condition()`, looked at whenever a member says something or ends."""
+        """Wait until `condition()` holds. It is checked whenever a member sends a message or ends."""
         try:
             async with asyncio.timeout(within_s):
                 while not condition():

@@ -1,4 +1,4 @@
-"""The lab for a test, and what it must leave behind: nothing."""
+"""Provides the lab for tests, and checks that nothing of it is left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OpenLab = Callable[[], AbstractContextManager[LabNodes]]
 
 @pytest.fixture(scope="session")
 def make_lab() -> MakeLab:
-    """Skips where there are no network namespaces for us."""
+    """Build a lab. Tests are skipped where this process may not make network namespaces."""
     try:
         namespaces.check_available()
     except namespaces.Unavailable as unavailable:
@@ -30,7 +30,7 @@ def make_lab() -> MakeLab:
 
 @contextmanager
 def built_lab(make_lab: MakeLab) -> Iterator[Lab]:
-    """A lab of its own. Nothing of it is there any more afterwards, whatever happens meanwhile."""
+    """Yield a separate lab for one test, and remove it afterwards even if the test fails."""
     lab = make_lab()
     try:
         lab.build()
@@ -54,7 +54,7 @@ def nodes(lab: Lab, tmp_path: Path) -> Iterator[LabNodes]:
 
 @pytest.fixture(scope="session")
 def open_lab(make_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory) -> OpenLab:
-    """Labs for fixtures that last longer than a test, and need one only while they measure."""
+    """Yield labs for fixtures that outlast a test but need a lab only while they measure."""
 
     @contextmanager
     def opened() -> Iterator[LabNodes]:
@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[Report]:
-    """What was measured, shown at the end (with -s) and appended to build/bench.jsonl."""
+    """Collect measured figures. They are shown at the end (with -s) and appended to build/bench.jsonl."""
     report = Report("tests/internet")
     yield report
     if report.rows:

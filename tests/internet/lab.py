@@ -23,17 +23,17 @@ PORT = 4001
 """The port that routers with forwarding forward."""
 
 PUBLIC = {"seed": 10, "open1": 31, "open2": 32, "open3": 33, "open4": 34}
-"""Hosts with nothing in front of them, by the last byte of their address."""
+"""Hosts that are behind no router, by the last byte of their address."""
 SPARE = range(50, 60)
-"""Last bytes that an address may change to."""
+"""The last bytes of addresses to which a router may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A NAT. It drops what nobody behind it has asked for. `is_symmetric`: each destination sees another port of it;
-    else ports are kept where they are free. `forwards`: the host to which it forwards PORT. `outer`: its address, on
-    the backbone, or on the network of the router that it is `behind`. `lan6`: its inner network of IPv6, whose hosts
-    have public addresses behind the same filter; empty if there is none."""
+    """A NAT that drops packets which nobody behind it has asked for. With `is_symmetric`, each destination sees another
+    port of it. Otherwise ports are kept where they are free. `forwards` is the host to which it forwards PORT. `outer`
+    is its address on the backbone, or on the network of the router that it is `behind`. `lan6` is its inner network of
+    IPv6, whose hosts have public addresses behind the same filter, or empty if there is none."""
 
     outer: str
     lan: str  # the first three bytes of its inner network, in which it is .1
@@ -62,10 +62,10 @@ HOME_ROUTER = {host: name for name, router in ROUTERS.items() for host in router
 HOSTS = (*PUBLIC, *HOME_ROUTER)
 
 EVERYTHING = "-A OUTPUT -o eth0"
-"""The rule that counts all that a host sends."""
+"""The rule that counts all bytes that a host sends."""
 
 AT_ONCE6 = {f"ipv6/conf/{which}/accept_dad": 0 for which in ("all", "default")}
-"""An address can be used without a second in which others may say that it is theirs."""
+"""Skips the second in which other hosts may claim a new address."""
 
 FORWARDING6 = {"ipv6/conf/all/forwarding": 1}
 FIREWALL6 = """\
@@ -78,15 +78,15 @@ FIREWALL6 = """\
 -A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 COMMIT
 """
-"""Neighbours are found by ICMPv6. Addresses stay as they are, and what nobody behind has asked for is dropped."""
+"""Allows ICMPv6, which finds neighbours. Addresses are kept, and unsolicited packets are dropped."""
 
 STRICT_TRACKING = {"netfilter/nf_conntrack_tcp_loose": 0}
-"""A connection that a router has forgotten is dead: it takes up none in the midst."""
+"""Has a router drop packets of connections that it has forgotten, as it did not see their beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Bytes of packets that a host has sent, in all and `to` each address or network of the lab."""
+    """Bytes of packets that a host has sent, in total and `to` each address or network of the lab."""
 
     total: int
     to: Mapping[str, int]
@@ -100,7 +100,7 @@ class Lab:
     # --- building and removing ----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Raises RuntimeError; then `remove` still has to be called."""
+        """Build all hosts and routers. Raises RuntimeError, after which `remove` must still be called."""
         for each in ("wan", *HOSTS, *ROUTERS):
             namespaces.add(self.namespace(each))
             namespaces.configure(self.namespace(each), ["link set lo up"])
@@ -118,7 +118,7 @@ class Lab:
             namespaces.filter_packets(self.namespace(host), _counting(addresses6), tables="ip6tables")
 
     def remove(self) -> None:
-        """Remove what there is of it. Processes inside keep their namespace alive, without its name."""
+        """Remove whatever exists of the lab. Processes inside keep their namespace alive, without its name."""
         for name in namespaces.named(rf"{re.escape(self._name)}-\w+"):
             namespaces.remove(name)
 
@@ -166,14 +166,14 @@ class Lab:
     # --- what happens on the internet ---------------------------------------------------------------------------------
 
     def address(self, host: str) -> str:
-        """Return the address under which the host's packets arrive on the backbone, now."""
+        """Return the address from which the host's packets arrive on the backbone now."""
         if host in PUBLIC:
             return f"{BACKBONE}.{PUBLIC[host]}"
         router = HOME_ROUTER[host]
         return self._outer[ROUTERS[router].behind or router]
 
     def change_address(self, host: str) -> None:
-        """Give the host's router another address, at once: mappings of the old one are gone."""
+        """Give the host's router another address at once, without the mappings of the old one."""
         router = HOME_ROUTER[host]
         old = self._outer[router]
         new = next(f"{BACKBONE}.{last}" for last in SPARE if f"{BACKBONE}.{last}" not in self._outer.values())
@@ -195,13 +195,14 @@ class Lab:
         namespaces.forget_connections(self.namespace(HOME_ROUTER[host]))
 
     def forget_after(self, host: str, seconds: int) -> None:
-        """Let the host's router forget mappings after so long without a packet, from each one's next packet on."""
+        """Let the host's router forget mappings after `seconds` without a packet, starting with each mapping's next
+        packet."""
         settings = {"tcp_timeout_established": seconds, "udp_timeout": seconds, "udp_timeout_stream": seconds}
         tracking = {f"netfilter/nf_conntrack_{name}": value for name, value in settings.items()}
         namespaces.set_kernel(self.namespace(HOME_ROUTER[host]), tracking)
 
     def limit(self, host: str, mbit: int) -> None:
-        """Let the host's line carry so many Mbit/s each way: a token bucket, with a queue of 200 ms before it."""
+        """Limit the host's line to `mbit` Mbit/s each way, by a token bucket with a queue of 200 ms before it."""
         other = self.namespace(HOME_ROUTER.get(host, "wan"))
         for namespace, interface in ((self.namespace(host), "eth0"), (other, host)):
             bucket = f"tbf rate {mbit}mbit burst 32kb latency 200ms"
@@ -219,7 +220,7 @@ class Lab:
 
 
 def remove_abandoned() -> None:
-    """Remove the labs of processes that are gone."""
+    """Remove the labs of processes that have ended."""
     for name in namespaces.named(r"swarm-lab-\d+-\w+"):
         if not Path("/proc", name.split("-")[2]).exists():
             namespaces.remove(name)
@@ -231,7 +232,7 @@ def lan_of(host: str) -> str:
 
 
 def address6(host: str) -> str:
-    """Return the host's address of IPv6, which no router rewrites; empty if it has none."""
+    """Return the host's IPv6 address, which no router rewrites, or an empty string if it has none."""
     if host in PUBLIC:
         return f"{BACKBONE6}{PUBLIC[host]}"
     router = ROUTERS[HOME_ROUTER[host]]
@@ -239,12 +240,13 @@ def address6(host: str) -> str:
 
 
 def _default_route(gateway: str) -> str:
-    """The backbone has no way out. With a route it looks as if it had one, and what is sent there arrives nowhere."""
+    """Return the command that adds a default route. The backbone has no exit, but a host with a route behaves as if
+    there were one, and packets sent there are lost."""
     return f"route replace default {f'via {gateway}' if gateway else 'dev eth0'}"
 
 
 def _counting(addresses: Iterable[str]) -> str:
-    """Rules without a target count, and do nothing else."""
+    """Return packet filter rules without a target, which only count."""
     rules = [EVERYTHING, *(f"-A OUTPUT -d {each}" for each in addresses)]
     return "\n".join(["*filter", *rules, "COMMIT", ""])
 

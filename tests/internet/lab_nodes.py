@@ -1,4 +1,4 @@
-"""Starts `swarm-node` processes on hosts of the lab, and speaks to those that are talkers."""
+"""Starts `swarm-node` processes on hosts of the lab, and sends commands to those that are talkers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_S = 60.0
 
 
 class Conversation:
-    """A command that a talker carries out, from when this is made. The talker says things on the way to its result."""
+    """Send a command to a talker, and receive its messages until the result."""
 
     def __init__(self, path: Path, command: dict[str, object]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -33,7 +33,8 @@ class Conversation:
         self._socket.sendall(json.dumps(command).encode() + b"\n")
 
     def next(self, *, within_s: float = START_S) -> dict[str, Any]:
-        """Return what is said next; the result is under `done`. Fails with the talker's error, or without a word."""
+        """Return the next message. The result is under `done`. Fails with the talker's error, or if it sends nothing in
+        time."""
         self._socket.settimeout(within_s)
         try:
             line = self._lines.readline()
@@ -66,7 +67,7 @@ class LabNode(Node):
 
     peer_id: str
     public: tuple[str, ...]
-    """Where others of the lab reach it, if it is on a public host."""
+    """The addresses at which other hosts reach the node, if it is on a public host."""
     public6: tuple[str, ...]
 
     def __init__(self, *arguments: object, host: str, port: int, home: Path, begin: Begin) -> None:
@@ -75,7 +76,7 @@ class LabNode(Node):
         self._conversations: list[Conversation] = []
 
     def tell(self, command: str, **arguments: object) -> Conversation:
-        """Give a talker a command."""
+        """Send a talker a command, and return the conversation."""
         conversation = Conversation(self.home / talker.SOCKET, {"command": command, **arguments})
         self._conversations.append(conversation)
         return conversation
@@ -128,10 +129,8 @@ class LabNodes:
         listen: Sequence[str] = LISTEN,
         begin_with: Any = namespaces.enter,
     ) -> LabNode:
-        """Start a node that listens on `port`, or where it does by itself if `listen` is empty.
-
-        `home`: in the home of that name, where another one was before.
-        """
+        """Start a node that listens on `port`, or on the default addresses if `listen` is empty. `home` names the home
+        of an earlier node to use again."""
         node = LabNode(
             *arguments,
             *(each.format(port=port) for each in listen),
@@ -158,7 +157,7 @@ class LabNodes:
 
 @contextmanager
 def lab_nodes(lab: Lab, folder: Path) -> Iterator[LabNodes]:
-    """Nodes that end with the context, and leave no process in the lab."""
+    """Yield nodes that end with the context. No process may be left in the lab."""
     nodes = LabNodes(lab, folder)
     try:
         yield nodes

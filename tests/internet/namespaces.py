@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class Unavailable(Exception):
-    """This machine has no namespaces for us. The message is one sentence that says why."""
+    """Raised when this process cannot make network namespaces. The message is one sentence with the reason."""
 
 
 def run(*command: str, text: str = "") -> str:
-    """Return what the command prints, given `text` to read. Raises RuntimeError with its complaint."""
+    """Return what the command prints when it is given `text` as input. Raises RuntimeError with its error output."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -45,7 +45,7 @@ def run(*command: str, text: str = "") -> str:
 
 
 def check_available() -> None:
-    """Raises Unavailable unless a namespace with a NAT and IPv6 can be made here."""
+    """Check that a namespace with a NAT and IPv6 can be made here. Raises Unavailable otherwise."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("the small internet of these tests needs root on Linux")
     if missing := [program for program in PROGRAMS if not shutil.which(program)]:
@@ -85,7 +85,7 @@ def processes(name: str) -> list[int]:
 
 
 def enter(name: str) -> None:
-    """Move the calling thread, and with it all that it starts from now on, into a namespace."""
+    """Move the calling thread, and all processes that it starts from now on, into a namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with (FOLDER / name).open() as namespace:
         if libc.setns(namespace.fileno(), CLONE_NEWNET):
@@ -113,12 +113,12 @@ def inside(name: str, act: Callable[[], T]) -> T:
 
 
 def configure(name: str, commands: Iterable[str]) -> None:
-    """Carry out commands of `ip`, each without that word, in a namespace."""
+    """Carry out commands of `ip`, each given without that word, in a namespace."""
     run("ip", "-n", name, "-batch", "-", text="\n".join(commands))
 
 
 def filter_packets(name: str, rules: str, *, tables: str = "iptables") -> None:
-    """Set packet filters of a namespace, in the form that iptables-save writes. `tables`: ip6tables for IPv6."""
+    """Set packet filters of a namespace, in the format of iptables-save. `tables` is ip6tables for IPv6."""
     run("ip", "netns", "exec", name, f"{tables}-restore", text=rules)
 
 
@@ -130,7 +130,7 @@ def filter_counts(name: str, *, tables: str = "iptables") -> dict[str, int]:
 
 
 def set_kernel(name: str, settings: Mapping[str, int]) -> None:
-    """Set values below /proc/sys/net, which each namespace has its own of."""
+    """Set values below /proc/sys/net, of which each namespace has its own."""
 
     def write() -> None:
         for path, value in settings.items():

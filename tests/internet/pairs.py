@@ -1,4 +1,4 @@
-"""Which pairs of hosts meet in the lab, and what is expected of their paths."""
+"""Lists the pairs of hosts that meet in the lab, and what is expected of their paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """`one` makes the first contact. It is the host that has a forwarded port, if there is one: only one port is."""
+    """Two hosts, of which `one` makes the first contact. It is the host with the forwarded port if there is one, since
+    only one port is forwarded."""
 
     name: str
     one: str
@@ -40,7 +41,7 @@ OTHERS = (
     # the port that a symmetric NAT gives this peer is not the one that others have seen, and the home's router drops it
     Pair(name="symmetric+NAT", one="sym1", other="home1", finds_path=False),
 )
-"""Pairs that talk, and neither train nor answer here."""
+"""Pairs that only talk, and neither train nor serve."""
 
 MAX_SEED_SHARE = 0.05
 MAX_DIRECT_S = 10.0
@@ -49,8 +50,8 @@ MAX_DIRECT_S = 10.0
 def each_pair(
     fixture: str, *, with_path: bool, more: Sequence[Pair] = (), quick: Sequence[str] = ()
 ) -> pytest.MarkDecorator:
-    """Run a test with `fixture` of each pair and of `more`; `with_path`: of those that have a direct path. `quick`
-    names those that are quick tests, too."""
+    """Run a test with `fixture` for each pair and for `more`. With `with_path`, only pairs with a direct path are used.
+    `quick` names the pairs whose tests are also quick ones."""
     pairs = [pair for pair in (*PAIRS, *more) if pair.finds_path or not with_path]
     marked = dict.fromkeys(quick, pytest.mark.quick)
     values = [pytest.param(pair, id=pair.name, marks=marked.get(pair.name, ())) for pair in pairs]

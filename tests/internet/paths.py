@@ -1,4 +1,4 @@
-"""How the bytes of two hosts travel: what share of them a seed carries, and when they have begun to go directly."""
+"""Measures how the bytes of two hosts travel: which share a seed carries, and when they begin to go directly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from internet.lab import HOME_ROUTER, PUBLIC, Lab, Sent, address6, lan_of
 
 LOOK_S = 0.5
 MIN_DIRECT_BYTES = 200
-"""In a look; dials that nobody answers are fewer."""
+"""The least bytes in one look. Dials that nobody answers send fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,8 @@ class Shares:
 
 
 class PairMeter:
-    """Counts from its making on. All bytes of packets count: records and greetings, headers and acknowledgements."""
+    """Count bytes from its creation on. All bytes of packets count, with records, greetings, headers and
+    acknowledgements."""
 
     def __init__(self, lab: Lab, one: str, other: str, *, seed: str = "seed") -> None:
         self._lab = lab
@@ -34,13 +35,13 @@ class PairMeter:
         self._since = self._look()
 
     def shares(self) -> Shares:
-        """Return what was sent since the meter was made."""
+        """Return the bytes sent since the meter was made."""
         sent = [now.total - before.total for now, before in zip(self._look(), self._since, strict=True)]
         return Shares(pair_bytes=sent[0] + sent[1], seed_bytes=sent[2])
 
     def wait_direct(self, *, within_s: float) -> float | None:
-        """Return after how many seconds most of what the first host sends goes straight to the second one. None: not in
-        time. Something has to be sent all the time."""
+        """Return the seconds until most bytes of the first host go directly to the second one, or None if that takes
+        too long. Something must be sent all the time."""
         began_at = time.monotonic()
         before = self._lab.sent(self._pair[0])
         while (waited_s := time.monotonic() - began_at) < within_s:

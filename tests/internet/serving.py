@@ -25,7 +25,7 @@ def started_servers(nodes: LabNodes, host: str, model: Path, peers: Sequence[str
 
 
 def await_servers(client: LabNode, model: Path, servers: Sequence[LabNode]) -> None:
-    """Wait until the client sees them all."""
+    """Wait until the client sees all servers."""
     until = time.monotonic() + 30
     while set(client.tell("servers", model=model.name).result()) != {server.peer_id for server in servers}:
         assert time.monotonic() < until, "the client does not see the servers"

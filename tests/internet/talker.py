@@ -38,7 +38,7 @@ Say = Callable[..., None]
 
 @dataclass(slots=True)
 class Times:
-    """When something was done, as a result tells it. `longest_s` is the longest pause between two."""
+    """Record when something was done, as results report it. `longest_s` is the longest pause between two times."""
 
     num: int = 0
     began_at: float = field(default_factory=time.monotonic)
@@ -47,7 +47,7 @@ class Times:
     longest_s: float = 0.0
 
     def note(self) -> None:
-        """Note that one more was done, now."""
+        """Note that another one was done now."""
         now = time.monotonic()
         since = self.last_at or self.began_at
         self.first_s = self.first_s or now - self.began_at
@@ -66,7 +66,7 @@ class TalkerRole(helper.StandbyRole):
 
 
 def begin(namespace: str) -> None:
-    """Become a process in `namespace` in which nodes that stand by are talkers."""
+    """Become a process in `namespace`, in which nodes started with `--take nothing` are talkers."""
     namespaces.enter(namespace)
     helper.StandbyRole = TalkerRole  # type: ignore[misc]
 
@@ -100,7 +100,7 @@ async def _converse(node: Node, reader: asyncio.StreamReader, writer: asyncio.St
     hearing = asyncio.create_task(hear_end())
     try:
         say(done=await COMMANDS[command.pop("command")](node, say, is_over, **command))
-    except Exception as error:  # the test is to fail with it
+    except Exception as error:  # the test fails with this error
         say(error=repr(error))
     finally:
         hearing.cancel()
@@ -112,7 +112,7 @@ async def _converse(node: Node, reader: asyncio.StreamReader, writer: asyncio.St
 async def _call(
     node: Node, _say: Say, is_over: asyncio.Event, *, peer: str, num: int, pause_s: float, num_bytes: int
 ) -> object:
-    """Call a peer up to `num` times. `failures` are those that were not answered within 5 s or at all."""
+    """Call a peer up to `num` times. `failures` are the calls that were not answered within 5 s."""
     times, failures = Times(), list[str]()
     for index in range(num):
         request = index.to_bytes(4, "big") + bytes(num_bytes)
@@ -130,7 +130,7 @@ async def _call(
 async def _talk(
     node: Node, say: Say, is_over: asyncio.Event, *, peer: str, seconds: float, pause_s: float, num_bytes: int
 ) -> object:
-    """Send messages on one stream and compare what comes back, one at a time, for so long."""
+    """Send messages on one stream for `seconds` and compare each with its echo, one at a time."""
     times = Times()
     async with node.network.stream(peer, ECHO, timeout_s=TIMEOUT_S) as stream:
         while time.monotonic() < times.began_at + seconds and not is_over.is_set():
@@ -147,7 +147,7 @@ async def _talk(
 
 
 async def _drink(node: Node, say: Say, _is_over: asyncio.Event, *, peer: str, num: int) -> object:
-    """Take so many messages of 256 KiB that the peer sends as fast as it can."""
+    """Receive `num` messages of 256 KiB that the peer sends as fast as it can."""
     times = Times()
     async with node.network.stream(peer, POUR, timeout_s=TIMEOUT_S) as stream:
         await stream.send(str(num).encode())
@@ -161,8 +161,8 @@ async def _drink(node: Node, say: Say, _is_over: asyncio.Event, *, peer: str, nu
 
 
 class PacedClient(AsyncClient):
-    """Asks for each token once the one before has been taken: servers that draw ahead would have finished the answer
-    before anything can happen to it."""
+    """Request each token once the last one was taken. Servers that draw ahead could otherwise finish the answer before
+    the test causes a fault."""
 
     async def draw(self, model: str, prompt: Sequence[int], num_tokens: int, trace: Trace) -> AsyncIterator[int]:
         chosen = await self._catalog.to_use(model)
@@ -186,7 +186,7 @@ class PacedClient(AsyncClient):
 async def _ask(
     node: Node, say: Say, is_over: asyncio.Event, *, model: str, prompt: list[int], num_tokens: int, pause_s: float
 ) -> object:
-    """Generate an answer, greedily, and pause after each token. Each is told, with the servers that were in use."""
+    """Generate a greedy answer with a pause after each token. Each token is reported with the servers in use."""
     times, tokens, trace = Times(), list[int](), Trace(model=model)
     client = PacedClient(network=node.network, membership=node.membership)
     try:

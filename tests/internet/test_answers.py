@@ -1,4 +1,5 @@
-"""An answer across every pair of hosts: the first one asks, two nodes of the second one serve, and one of them dies."""
+"""Tests an answer across every pair of hosts: the first host asks, two nodes of the second one serve, and one of these
+dies."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ pytestmark = [pytest.mark.internet, pytest.mark.timeout(240)]
 
 NUM_TOKENS = 240
 PAUSE_S = 0.1
-"""After each token, so that the answer lasts until its paths have been looked at."""
+"""The pause after each token, so that the answer lasts until its paths have been measured."""
 GOES_ON_S = 2.0
 MAX_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`direct_s`: from the question until most bytes went directly; `again_s`: likewise from the server's death on.
-    `went_on_s`: from there until the last token."""
+    """Hold the times of one answer. `direct_s` is the time from the question until most bytes went directly, `again_s`
+    the same from the server's death, and `went_on_s` the time from the death to the last token."""
 
     pair: Pair
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Calls and streams of every pair of hosts, from their first contact on."""
+"""Tests calls and streams between every pair of hosts, from their first contact on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ QUICK = ("public+NAT", "NAT+NAT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What two hosts measured. `direct_s`: from the first call until most bytes went directly; None: they never did.
-    `seed_share`: of the long stream, which came after that."""
+    """Hold the figures of two hosts. `direct_s` is the time from the first call until most bytes went directly, or None
+    if they never did. `seed_share` is that of the long stream after that."""
 
     pair: Pair
     failures: list[str]
@@ -76,7 +76,7 @@ def test_calls_are_answered_and_streams_lose_nothing(conversation: Conversation)
 
 
 @each_pair("conversation", with_path=True, more=OTHERS, quick=QUICK)
-def test_path_is_direct_soon_and_a_long_stream_takes_it(conversation: Conversation) -> None:
+def test_path_becomes_direct_soon_and_carries_a_long_stream(conversation: Conversation) -> None:
     assert conversation.direct_s is not None
     assert conversation.direct_s <= MAX_DIRECT_S
     assert conversation.seed_share <= MAX_SEED_SHARE

@@ -1,4 +1,5 @@
-"""The lab itself: its hosts and routers behave as docs/guides/small-internet.md says, and nothing of it stays."""
+"""Tests that the lab's hosts and routers behave as docs/guides/small-internet.md says, and that nothing of a lab is
+left behind."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def dial(lab: Lab, host: str, address: str, *, port: int = PORT, own_port: int =
 
 
 def seen_from(lab: Lab, host: str, public: str) -> tuple[str, int]:
-    """Dial a public host from PORT, and return who that was there."""
+    """Dial a public host from PORT, and return the address that the host sees."""
     with listening(lab, public) as server, dial(lab, host, lab.address(public), own_port=PORT):
         connection, seen = server.accept()
         connection.close()
@@ -64,7 +65,7 @@ def test_carriers_customer_is_seen_at_the_carriers_address(lab: Lab) -> None:
     assert seen_from(lab, "cgn1", "open1")[0] == f"{BACKBONE}.25"
 
 
-def test_routers_drop_what_nobody_asked_for_unless_they_forward_it(lab: Lab) -> None:
+def test_routers_drop_unsolicited_packets_unless_they_forward_them(lab: Lab) -> None:
     with listening(lab, "home1"), pytest.raises(TimeoutError):
         dial(lab, "open1", lab.address("home1"))
     with listening(lab, "fwd1") as server, dial(lab, "home1", lab.address("fwd1")):
@@ -75,7 +76,7 @@ def test_routers_drop_what_nobody_asked_for_unless_they_forward_it(lab: Lab) -> 
         server.accept()[0].close()
 
 
-def test_homes_of_ip6_have_public_addresses_and_drop_what_nobody_asked_for(lab: Lab) -> None:
+def test_ip6_homes_have_public_addresses_and_drop_unsolicited_packets(lab: Lab) -> None:
     assert [host for host in HOSTS if not address6(host)] == ["home2", "sym2", "fwd1"]
     for host in ("home1", "sym1", "cgn1"):
         with listening(lab, "open1", family=socket.AF_INET6) as server, dial(lab, host, address6("open1")):
@@ -106,7 +107,7 @@ CHANGES: dict[str, Callable[[Lab], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_connection_is_dead_once_its_router_has_rebooted_or_moved_and_others_work(lab: Lab, change: str) -> None:
+def test_connection_is_dead_after_its_router_rebooted_or_moved_and_new_ones_work(lab: Lab, change: str) -> None:
     before = lab.address("home1")
     with listening(lab, "open1") as server, dial(lab, "home1", lab.address("open1")) as ours:
         theirs, _ = server.accept()
@@ -127,7 +128,7 @@ def test_router_forgets_a_silent_connection_after_its_time(lab: Lab) -> None:
             assert exchange(ours, theirs)
             time.sleep(0.5)
             assert exchange(theirs, ours)
-            time.sleep(2.5)  # the kernel's clock for connections ticks coarsely
+            time.sleep(2.5)  # the kernel's clock for connections is coarse
             assert not exchange(theirs, ours)
 
 
@@ -157,7 +158,7 @@ def test_limited_line_carries_its_rate_each_way(lab: Lab) -> None:
                 assert seconds == pytest.approx(8 * num_bytes / mbit / 1e6, rel=0.3)
 
 
-def test_lab_is_gone_after_it_is_removed_and_so_are_those_of_dead_processes(lab: Lab) -> None:
+def test_removed_labs_and_labs_of_dead_processes_are_gone(lab: Lab) -> None:
     alive = [lab.namespace(host) for host in HOSTS]
     dead = f"swarm-lab-{2**22 + 1}-seed"  # beyond what the kernel gives as process ids
     namespaces.add(dead)
@@ -168,7 +169,7 @@ def test_lab_is_gone_after_it_is_removed_and_so_are_those_of_dead_processes(lab:
     assert namespaces.named(rf"swarm-lab-{os.getpid()}-\w+") == []
 
 
-def test_meter_tells_direct_bytes_from_relayed_ones(nodes: LabNodes) -> None:
+def test_meter_separates_direct_from_relayed_bytes(nodes: LabNodes) -> None:
     """Two public nodes that announce their addresses reach each other without the seed's relay."""
     seed = nodes.seed()
     one, other = (

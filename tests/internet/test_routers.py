@@ -1,4 +1,4 @@
-"""Routers that change in the midst of things: one that maps ports when asked, and a way between homes that opens."""
+"""Tests routers that change during use: one that maps ports on request, and a direct path between homes that opens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def mapping_router(lab: Lab, host: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def separated(lab: Lab, one: str, other: str) -> Iterator[None]:
-    """Let no packet pass between two homes, other than through somebody else."""
+    """Drop all packets between two homes that do not go through another host."""
     rules = [
         (lab.namespace(HOME_ROUTER[here]), direction, lab.address(there))
         for here, there in ((one, other), (other, one))
@@ -101,16 +101,16 @@ def test_node_whose_router_maps_ports_is_reached_directly(nodes: LabNodes, figur
         def is_direct() -> bool:
             before = nodes.lab.sent("seed").total
             called = caller.tell("call", peer=home.peer_id, num=20, pause_s=0.05, num_bytes=20_000).result()
-            # one that is under way when the path is replaced may fail, and is not among those that show it is direct
+            # a call may fail while the path is replaced, and is then not among the calls that show a direct path
             return called["failures"] == [] and nodes.lab.sent("seed").total - before < 20 * 20_000 / 5
 
-        # what began over a relay moves once the address is known
+        # connections that began over a relay move once the address is known
         wait_until(is_direct, "a symmetric NAT reaches it through the relay alone", timeout_s=MAPPED_S)
         figures.row("router maps a port", direct_after_s=time.monotonic() - began_at)
 
 
 def impatient(namespace: str) -> None:
-    """Become a talker whose relayed connections are looked at every few seconds: a minute is long for a test."""
+    """Become a talker that looks at relayed connections every few seconds, since a minute is long for a test."""
     direct_paths.FIRST_S = introductions.RETRY_S = 5.0
     direct_paths.TURN_S = 3.0
     talker.begin(namespace)

@@ -1,4 +1,4 @@
-"""What nodes behind several kinds of routers are told of their paths: by `join`, `doctor` and `status`."""
+"""Tests what `join`, `doctor` and `status` tell nodes behind several kinds of routers about their paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_YET = ("through relays; nobody has confirmed yet", "nobody has confirmed tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What `join` said of each host's reachability, what `doctor` did, and the peers of home1 by host."""
+    """Hold what `join` and `doctor` said of each host's reachability, and the peers of home1 by host."""
 
     joined: dict[str, str]
     examined: dict[str, str]
@@ -71,7 +71,7 @@ def _reachability(doctor: LabNode) -> str:
     return f"{finding['message']}; {finding['remedy']}"
 
 
-def test_nodes_that_are_told_only_their_peers_find_a_direct_path_through_their_nats(nodes: LabNodes) -> None:
+def test_nodes_given_only_their_peers_find_a_direct_path_through_their_nats(nodes: LabNodes) -> None:
     here, other = nodes.talkers("home1", "home2", peers=nodes.seed().public, listen=())
     call = here.tell("call", peer=other.peer_id, num=NUM_CALLS, pause_s=0.05, num_bytes=CALL_BYTES)
     assert call.result()["failures"] == []
@@ -83,17 +83,17 @@ def test_nodes_that_are_told_only_their_peers_find_a_direct_path_through_their_n
 
 
 @pytest.mark.parametrize("host", MEANINGS)
-def test_join_and_doctor_say_what_is_in_the_way(shown: Shown, host: str) -> None:
+def test_join_and_doctor_name_the_obstacle_to_reachability(shown: Shown, host: str) -> None:
     said = shown.examined[host]
     assert said.startswith(MEANINGS[host])
     assert ("UPnP" in said) == (host != "open1")
     assert shown.joined[host].startswith((MEANINGS[host], *NOT_YET)), "a node that starts waits for 3 s only"
 
 
-def test_status_tells_the_path_round_trip_and_bytes_of_each_peer(shown: Shown) -> None:
+def test_status_shows_path_round_trip_and_bytes_of_each_peer(shown: Shown) -> None:
     assert shown.peers["home2"].path == "punched"
     assert shown.peers["sym1"].path == "relayed"
-    assert shown.peers["open1"].path in {"direct", "dialled back"}, "who has dialled first is a matter of chance"
+    assert shown.peers["open1"].path in {"direct", "dialled back"}, "either side may have dialled first"
     for peer in shown.peers.values():
         assert peer.rtt_ms is not None
         assert peer.sent_bytes >= NUM_CALLS * CALL_BYTES

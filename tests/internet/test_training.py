@@ -24,8 +24,8 @@ END_S = 200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the seed carried of a whole run, its greetings and records included. `direct_s`: from the moment on at which
-    both members were ready."""
+    """Hold the figures of a run. The seed's bytes are those of the whole run with its greetings and records. `direct_s`
+    counts from when both members were ready."""
 
     pair: Pair
     digests: set[object]
@@ -35,7 +35,7 @@ class Training:
 
 
 def written_run(folder: Path) -> Path:
-    """The default run, of short intervals: what counts is how much the members send."""
+    """Write the default run with short intervals, since only the members' traffic matters."""
     inner = InnerConfig(batch_windows=1)
     run = RunConfig(name="lab", outer_steps=OUTER_STEPS, interval_steps=5, validation_interval=0, inner=inner)
     write_run(folder / "run.toml", run, Identity.generate())
@@ -80,7 +80,7 @@ def training(
 
 @each_pair("training", with_path=False)
 def test_pair_trains_a_run_to_its_end(training: Training) -> None:
-    assert len(training.digests) == 1, "replicas are bit-identical"
+    assert len(training.digests) == 1, "replicas must be bit-identical"
     assert min(training.steps) > OUTER_STEPS / 2, "a member took part in few of its rounds"
 
 

@@ -1,4 +1,4 @@
-"""What happens to homes, routers, relays and seeds in the midst of a conversation: it goes on, and loses nothing."""
+"""Tests that conversations survive faults of homes, routers, relays and seeds without losing anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.network.paths.introductions import RETRY_S
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
 MAX_PAUSE_S = 5.0
-"""For a change of address, and for a lost relay."""
+"""The longest pause for a change of address or a lost relay."""
 DOWN_S = 1.0
 SETTLE_S = 2.0
 """Time for a conversation to get under way, and again to show that it goes on."""
@@ -40,11 +40,11 @@ def pair_of_talkers(nodes: LabNodes, host: str, other: str = "open1") -> tuple[L
 def longest_pause_s(
     nodes: LabNodes, host: str, change: Callable[[Lab], None], *, other: str = "open1", after_s: float = SETTLE_S
 ) -> float:
-    """Return the longest pause of two streams, one opened from either side, in whose midst something changes."""
+    """Return the longest pause of two streams, one opened from each side, while something changes."""
     ours, theirs = pair_of_talkers(nodes, host, other)
     talks = [talk(ours, theirs), talk(theirs, ours)]
     for each in talks:
-        each.next()  # its first message is back
+        each.next()  # the first message has come back
     time.sleep(after_s)
     change(nodes.lab)
     changed_at = time.monotonic()
@@ -187,7 +187,7 @@ def remembers(node: LabNode, other: LabNode) -> bool:
     return path.is_file() and other.peer_id in path.read_text()
 
 
-def test_network_lives_on_when_its_only_seed_has_vanished(nodes: LabNodes) -> None:
+def test_network_survives_the_loss_of_its_only_seed(nodes: LabNodes) -> None:
     seed = nodes.seed()
     open1, open2, home1 = nodes.talkers("open1", "open2", "home1", peers=seed.public)
     talks = [talk(open1, open2), talk(home1, open1)]

@@ -1,4 +1,5 @@
-"""Hosts with IPv6 beside IPv4. They need no NAT there, but their routers drop what nobody behind them has asked for."""
+"""Tests hosts with IPv6 beside IPv4. They need no NAT for IPv6, but their routers drop packets that nobody behind them
+has asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
 BY_DEFAULT: Sequence[str] = ()
 PAIRS = [
-    # one version has a path: IPv6 where the NATs of IPv4 allow none, IPv4 where one of the two has nothing else
+    # only one version has a direct path: IPv6 if the NATs of IPv4 allow none, IPv4 if one of the hosts has nothing else
     pytest.param("sym1", "cgn1", BY_DEFAULT, id="symmetric+carrier", marks=pytest.mark.quick),
     pytest.param("sym1", "home1", BY_DEFAULT, id="symmetric+NAT"),
     pytest.param("home1", "home2", LISTEN_BOTH, id="two versions+IPv4", marks=pytest.mark.quick),
@@ -53,7 +54,7 @@ def test_pair_finds_the_version_that_has_a_direct_path(
 
 
 @pytest.mark.parametrize(("lacking", "other", "is_direct"), [("home1", "sym1", True), ("open2", "home2", False)])
-def test_host_without_ip4_reaches_hosts_with_both_directly_and_those_with_ip4_alone_over_a_relay(
+def test_host_without_ip4_reaches_dual_hosts_directly_and_ip4_only_hosts_over_a_relay(
     nodes: LabNodes, figures: Report, lacking: str, other: str, is_direct: bool
 ) -> None:
     namespaces.run(*f"ip -4 -n {nodes.lab.namespace(lacking)} addr flush dev eth0".split())

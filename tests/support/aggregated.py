@@ -1,4 +1,4 @@
-"""The aggregation of a part whose frames are all at hand."""
+"""Aggregates a part whose frames are all in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def aggregate(
     weights: Sequence[int],
     beacon: bytes = b"",
 ) -> tuple[Floats, AggregationReport]:
-    """Return the result [N] for a part whose frames are at hand, and the report. Each call of `frames()` yields them
-    from the first on. Raises as Aggregation does."""
+    """Return the result [N] for a part whose frames are in memory, and the report. Each call of `frames()` yields all
+    frames again. Raises as Aggregation does."""
     aggregation = Aggregation(aggregator, weights, [beacon])
     if aggregation.has_survey:
         for rows in frames():

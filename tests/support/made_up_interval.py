@@ -1,4 +1,5 @@
-"""An accusation of an interval in a group of three, which its makers may have made up around a genuine commitment."""
+"""Makes an accusation of an interval in a group of three, which its makers may have made up around a genuine
+commitment."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def accusation(
     validator: Identity | None = None,
     times: int = 1,
 ) -> WrongInterval:
-    """Return the accusation of VICTIM, whose outcome was tried again and again until it drew `validator`, the first of
-    `finders` where it is None. Each finder signs `times` findings."""
+    """Return the accusation of VICTIM. Outcomes are tried until one draws `validator`, by default the first of
+    `finders`. Each finder signs `times` findings."""
     case, people = reduced(), IDENTITIES[:3]
     new = {each.peer_id for each in on_probation}
     members = tuple(

@@ -1,4 +1,4 @@
-"""The inner optimizer's state as a checkpoint gives it back."""
+"""Reads the inner optimizer's state as a checkpoint returns it."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from torch import Tensor
 
 
 def whole(state: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Return copies of what `InnerLoop.state` returned, each in one piece."""
+    """Return copies of the tensors that `InnerLoop.state` returned, each in one piece."""
     return {key: torch.cat(list(pieces)) for key, pieces in state.items()}

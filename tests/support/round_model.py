@@ -36,7 +36,7 @@ DIGEST = bytes(32)
 
 
 class Held(NamedTuple):
-    """A lock, or nothing: then `attempt` is -1."""
+    """Hold a lock, or none if `attempt` is -1."""
 
     attempt: int = -1
     value: int = -1
@@ -46,8 +46,8 @@ ABSENT = Held(-2)
 
 
 class Signed(NamedTuple):
-    """What an honest member has signed in one attempt. -1: it has not voted; a `claim` of ABSENT: it has not
-    reported."""
+    """Hold what an honest member has signed in one attempt. A vote of -1 means that it has not voted, and a `claim` of
+    ABSENT that it has not reported."""
 
     claim: Held = ABSENT
     prepare: int = -1
@@ -66,9 +66,9 @@ State = tuple[Honest, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How members decide. `phases` is 1 for the rule before there were locks: one vote decides, and what reports
-    say of earlier votes is anybody's word. `proves` is False if a group may resume what it likes, and `remembers` if a
-    restarted member has forgotten its lock."""
+    """Define how members decide. `phases` is 1 for the rule before there were locks: one vote decides, and reports of
+    earlier votes are unproven. `proves` is False if a group may resume any outcome. `remembers` is False if a restarted
+    member has forgotten its lock."""
 
     succession: Succession = TWO_THIRDS
     phases: int = 2
@@ -78,7 +78,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One step of a run with `num_members`, of whom the first lies if `lies`, in `num_attempts`."""
+    """Define one step of a run with `num_members` in `num_attempts`. With `lies`, the first member is a liar."""
 
     rule: Rule
     num_members: int = 4
@@ -95,7 +95,7 @@ class Model:
         return (nothing,) * len(self.honest)
 
     def steps(self, state: State) -> Iterator[State]:
-        """Yield each state that may come next."""
+        """Yield each state that may follow."""
         for index, member in enumerate(state):
             for after in self._moves(state, member, index):
                 yield (*state[:index], after, *state[index + 1 :])
@@ -150,7 +150,7 @@ class Model:
         me, attempt = self.honest[index], state[index].attempt
         new = {2 * attempt, 2 * attempt + 1}  # a coordinator that signs two groups
         if self.rule.phases == 1:
-            # what reports say is not signed: the coordinator makes up what is resumed
+            # reports are not signed here: the coordinator chooses which outcome is resumed
             return new | {value for member in state for each in member.signed if (value := each.prepare) >= 0}
         provable = self._provable(state, attempt)
         reports = {
@@ -188,8 +188,8 @@ class Model:
 
 
 class Explored(NamedTuple):
-    """`num_states` differ by more than the names of honest members and of an attempt's two new outcomes. `violation` is
-    a state with two certificates; None if none can be reached."""
+    """Hold the result of a search. The `num_states` states differ by more than the names of honest members and of an
+    attempt's two new outcomes. `violation` is a state with two certificates, or None if none can be reached."""
 
     num_states: int
     violation: State | None
@@ -270,7 +270,7 @@ def _with(signed: tuple[Signed, ...], attempt: int, entry: Signed) -> tuple[Sign
     return (*signed[:attempt], entry, *signed[attempt + 1 :])
 
 
-# --- the decisions of the program, each asked once for each question --------------------------------------------------
+# --- the decisions of the program, cached by their arguments ----------------------------------------------------------
 
 
 @cache
@@ -282,8 +282,8 @@ def is_enough(succession: Succession, num_members: int, voters: frozenset[str]) 
 def acceptable_locks(
     attempt: int, claims: tuple[Held, ...], provable: tuple[Held, ...], *, proves: bool
 ) -> tuple[Held, ...]:
-    """Return the locks with which a group whose reports make these claims is accepted; an empty one: it makes something
-    new. A lock that cannot be proven never is."""
+    """Return the locks with which members accept a group whose reports make these claims. An empty lock stands for a
+    new outcome. A lock that cannot be proven is never accepted."""
     return tuple(
         held for held in (Held(), *provable) if not (proves and lock_complaint(group_with(attempt, claims, held)))
     )
@@ -318,7 +318,8 @@ def lock_of(held: Held) -> Lock | None:
 
 @cache
 def after_restart(attempt: int, lock: Held) -> tuple[int, Held]:
-    """Return the attempt and the lock with which a member goes on that promised `attempt` and held `lock`."""
+    """Return the attempt and the lock with which a restarted member continues that had promised `attempt` and held
+    `lock`."""
     held = lock_of(lock)
     report = Ready(
         run=RUN, step=STEP, attempt=attempt, state_digest=DIGEST, lock=held, origin=b"origin" if held else b""

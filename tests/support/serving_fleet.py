@@ -1,4 +1,4 @@
-"""Real `swarm-node` processes that serve one model on loopback, and an SDK client of them in this process."""
+"""Starts real `swarm-node` processes that serve one model on loopback, and an SDK client of them in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_S = 120.0
 
 
 class ServingFleet:
-    """Servers can be added, killed and asked to leave while the client asks."""
+    """Add servers, kill them or ask them to leave while the client sends requests."""
 
     def __init__(self, fleet: Fleet, client: AsyncClient, seed: str, model: Path, options: Sequence[str]) -> None:
         self.fleet = fleet
@@ -26,13 +26,13 @@ class ServingFleet:
         self._numbers = count(1)
 
     async def add(self, start: int, end: int) -> NodeState:
-        """Start a server of blocks `[start, end)`; it serves some seconds later."""
+        """Start a server of blocks `[start, end)`, which serves some seconds later."""
         name = f"node-{next(self._numbers)}"
         await self.fleet.spawn(name, *self._join, "--blocks", f"{start}:{end}")
         return self.state.node(name)
 
     async def until_serving(self, *nodes: NodeState) -> None:
-        """Wait until each says so and the client sees it."""
+        """Wait until each server reports that it serves, and the client sees it."""
         await self.fleet.until(
             lambda: all(node.state == "serving" for node in nodes), within_s=START_S, what="starting servers"
         )
@@ -42,11 +42,11 @@ class ServingFleet:
                 await asyncio.sleep(0.05)
 
     def kill(self, node: NodeState) -> None:
-        """Pull its plug."""
+        """Kill the server at once."""
         self.fleet.kill(node.name)
 
     def drain(self, node: NodeState) -> None:
-        """Ask it to leave in order."""
+        """Ask the server to drain."""
         leaving = self.fleet.processes[node.name]
         leaving.killed = True
         if not leaving.ended:
@@ -58,7 +58,7 @@ class ServingFleet:
         return node
 
     def starting(self) -> list[NodeState]:
-        """Those that were added and do not serve yet."""
+        """Return the servers that were added and do not serve yet."""
         return [node for node in self.state.trainers if node.state in ("starting", "ready", "loading")]
 
     def alive(self, start: int, end: int) -> list[NodeState]:
@@ -69,7 +69,7 @@ class ServingFleet:
 async def serving_fleet(
     root: Path, model: Path, spans: Sequence[tuple[int, int]], *options: str
 ) -> AsyncIterator[ServingFleet]:
-    """A seed, a server for each of `spans`, and a client that sees them all."""
+    """Yield a seed, a server for each of `spans`, and a client that sees them all."""
     state = DemoState(num_nodes=len(spans))
     async with Fleet(root, state, _unheard) as fleet:
         await fleet.spawn("seed", "seed")
@@ -82,4 +82,4 @@ async def serving_fleet(
 
 
 def _unheard(_name: str, _event: EventFields) -> None:
-    """Take what nobody listens to."""
+    """Ignore an event that no test reads."""

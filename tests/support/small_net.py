@@ -1,4 +1,5 @@
-"""A language model that imports fast, so that worker processes start fast. Theirs is this module's, not a test's."""
+"""Defines a language model that imports fast, so that worker processes start fast. Workers import this module, not a
+test's."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ VOCABULARY = 32
 
 
 class SmallNet(nn.Module):
-    """Two residual layers between an embedding and a head. `calls` counts how often a layer was computed."""
+    """Compute two residual layers between an embedding and a head. `calls` counts how often a layer was computed."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -53,5 +54,5 @@ def loss_that_fails_on_the_last_token(model: nn.Module, x_BT: Tensor) -> Tensor:
 
 
 def windows(num_windows: int, seed: int = 0) -> Tensor:
-    """int64 [B, T+1], without the last token."""
+    """Return int64 windows [B, T+1] that lack the last token of the vocabulary."""
     return torch.randint(0, VOCABULARY - 1, (num_windows, 13), generator=torch.Generator().manual_seed(seed))

@@ -8,7 +8,7 @@ from swarm_node.events.event_spec import EventSpec, event_spec, run_event
 
 DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "starting": event_spec(
-        "The first output of `join` with work that needs torch: it loads torch and, at the first start, measures the "
+        "The first event of `join` with work that needs torch: it loads torch and, at the first start, measures the "
         "machine. That can take half a minute on a busy machine.",
         "starting: loading torch and, at the first start, measuring this machine",
     ),

@@ -164,6 +164,7 @@ def test_seeds_are_asked_from_a_free_port_when_the_node_s_own_is_taken(
             assert [(each.check, each.message) for each in found if each.result != "ok"] == [
                 ("seeds", "nobody answers")
             ]
+            assert [each.result for each in found if each.check == "clock"] == ["ok"], "it has a verdict without seeds"
     assert asked == [("/ip4/127.0.0.1/tcp/0",) * 2, ("/ip4/127.0.0.1/tcp/0",)]
 
 

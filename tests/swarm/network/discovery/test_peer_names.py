@@ -149,10 +149,14 @@ def test_loops_and_trees_of_names_end(tmp_path: Path) -> None:
     ],
 )
 def test_silent_name_server_is_reported_in_time(faults: dict[str, list[str]], said: str, tmp_path: Path) -> None:
-    since = time.monotonic()
-    resolved, _ = found_at(["swarm.test"], {}, tmp_path, timeout_s=0.5, **faults)
-    assert said in reason(resolved)
-    assert time.monotonic() - since < 30
+    def took_s() -> float:
+        since = time.monotonic()
+        resolved, _ = found_at(["swarm.test"], {}, tmp_path, timeout_s=0.5, **faults)
+        assert said in reason(resolved)
+        return time.monotonic() - since
+
+    # a busy machine only takes longer; the DNS library's own limit would be 5 s
+    assert any(took_s() < 3 for _ in range(5))
 
 
 def test_name_without_an_address_is_reported_and_delays_no_other(tmp_path: Path) -> None:
